@@ -1,0 +1,1 @@
+"""Advice: which variant, at what cost."""

@@ -1,0 +1,1 @@
+"""Data sets, one a file; `load(name, ...)` finds them by file name."""

@@ -1,0 +1,1 @@
+"""The measures: parameters, FLOPs, latency, peak memory, energy, quality, and the record of a figure."""

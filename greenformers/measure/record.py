@@ -1,0 +1,140 @@
+"""One measured figure, as one line of JSON. Rule 9 of the house: measured, not claimed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Metric(NamedTuple):
+    """What a figure means: a label for people, its unit, and whether less of it is better."""
+
+    label: str
+    unit: str
+    less_is_better: bool = True
+
+
+METRICS: dict[str, Metric] = {
+    "parameters": Metric("Parameters", "", True),
+    "train_accuracy": Metric("Train accuracy", "%", False),
+    "test_accuracy": Metric("Test accuracy", "%", False),
+    "train_loss": Metric("Training loss", "nats"),
+    "train_time": Metric("Training time", "s"),
+    "train_step": Metric("Training step", "ms"),
+    "latency": Metric("Inference latency", "ms"),
+    "peak_memory_training": Metric("Peak memory, training", "MiB"),
+    "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
+    "flops": Metric("FLOPs", "GFLOP"),
+    "energy": Metric("Energy", "Wh"),
+    "co2": Metric("CO2", "g"),
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One figure of one variant in one setting.
+
+    Attributes:
+        benchmark: what was run ("compare", "layer_speed").
+        variant: what it was run on ("transformer", "lrt+linformer").
+        setting: what tells this figure from its siblings ({"length": 4096, "batch": 1}).
+        metric: a key of `METRICS`.
+        value: the figure, in `unit`.
+        unit: its unit.
+        spread: interquartile range of repeated measurements, in `unit`.
+        ratio: how many times better than variant `to` in the same setting (2.0: half the cost, or twice the score).
+        to: the variant `ratio` compares with.
+        source: "measured", "counted" (parameters, FLOPs) or "estimated" (energy without a power meter).
+        context: versions, machine, seed, command and time.
+    """
+
+    benchmark: str
+    variant: str
+    setting: dict[str, Any]
+    metric: str
+    value: float
+    unit: str
+    spread: float | None = None
+    ratio: float | None = None
+    to: str | None = None
+    source: str = "measured"
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+def context(command: str, seed: int) -> dict[str, Any]:
+    """Versions, machine, seed, command and time that a figure depends on. Names no host and no path."""
+    names = ("greenformers", "torch", "transformers", "codecarbon")
+    return {
+        "command": command,
+        "seed": seed,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def with_ratios(records: Sequence[Record], to: str) -> list[Record]:
+    """The same records, each with its ratio to variant `to` in the same setting, where that was measured."""
+    key = lambda record: (record.benchmark, json.dumps(record.setting, sort_keys=True), record.metric)  # noqa: E731
+    base = {key(record): record.value for record in records if record.variant == to}
+    rated = []
+    for record in records:
+        ratio = None
+        reference = base.get(key(record))
+        if reference and record.value:
+            less = METRICS[record.metric].less_is_better
+            ratio = reference / record.value if less else record.value / reference
+        rated.append(replace(record, ratio=ratio, to=to if ratio is not None else None))
+    return rated
+
+
+def append(path: str | Path, records: Iterable[Record]) -> None:
+    """Add records to a JSONL file. If the disk fills, the file is left as it was.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
+    with path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+        except OSError:
+            os.truncate(path, before)
+            raise
+
+
+def read(path: str | Path) -> list[Record]:
+    """All records of a JSONL file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not a record; the message names the line.
+    """
+    records = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
+        try:
+            records.append(Record(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not a record ({error})") from error
+    return records

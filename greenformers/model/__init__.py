@@ -1,0 +1,1 @@
+"""The network of the house: one configuration, its slots, the encoder and its heads."""

@@ -1,0 +1,1 @@
+"""Records in, tables, pictures and pages out. Nothing here runs a model."""

@@ -1,0 +1,1 @@
+"""Training: the glue between our models and the Hugging Face Trainer."""
