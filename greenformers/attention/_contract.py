@@ -1,0 +1,134 @@
+"""The contract of the attention slot: one shape, one signature, and capabilities the block may ask for."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a mechanism needs to know of the network around it.
+
+    Attributes:
+        heads: number of heads H.
+        head_dim: width of one head D.
+        max_len: longest sequence of keys the mechanism will see.
+        causal: position i sees only positions up to i.
+        cross: queries and keys come from different sequences.
+        layer: index of the layer the mechanism stands in, from 0.
+        layers: number of layers of the network.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    heads: int
+    head_dim: int
+    max_len: int
+    causal: bool = False
+    cross: bool = False
+    layer: int = 0
+    layers: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "max_len", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.layer < self.layers:
+            raise ValueError(f"layer must be in 0..{self.layers - 1}, got {self.layer}")
+
+
+class Attention(nn.Module):
+    """Base of every mechanism: `forward` is the one signature of the slot; the rest are capabilities.
+
+    A capability is asked for by the block, never looked up by the mechanism's name. Those a mechanism
+    lacks keep the answers given here.
+    """
+
+    projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    """Which projections of its input the block owns for this mechanism."""
+
+    shared_parameters: tuple[str, ...] = ()
+    """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        """Mix the values `v` for every query.
+
+        Args:
+            q: queries (B, H, N, D).
+            k: keys (B, H, M, D).
+            v: values (B, H, M, D).
+            key_mask: True = keep (B, M). A query that may see no key gets 0.
+            query_mask: True = keep (B, N); defaults to `key_mask` where N = M. Outputs of masked queries
+                are finite and mean nothing.
+
+        Returns:
+            One mixture of values a query (B, H, N, D).
+        """
+        raise NotImplementedError
+
+    @property
+    def can_reduce(self) -> bool:
+        """True if `reduce` and `attend` are exact for this instance."""
+        return False
+
+    def reduce(
+        self,
+        x: Float[Tensor, "B M C"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        role: Literal["k", "v"],
+    ) -> Float[Tensor, "B L C"]:
+        """Shorten a sequence of keys or values by a map that is linear over positions.
+
+        The block may apply it before the (second factor of the) key or value projection, where it is
+        cheaper: reduce(x) W = reduce(x W).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no linear reduction over positions")
+
+    def attend(
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H L D"], v: Float[Tensor, "B H L D"]
+    ) -> Float[Tensor, "B H N D"]:
+        """Mix values whose keys and values were already reduced."""
+        raise NotImplementedError(f"{type(self).__name__} has no linear reduction over positions")
+
+    def shared(self, first: "Attention") -> None:
+        """Take from `first`, the same mechanism in layer 0, the parameters all layers share (none here)."""
+
+    def reset_parameters(self) -> None:
+        """Draw the mechanism's own parameters anew (none here)."""
+
+
+def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
+    """Raise ValueError where q, k, v and the mask do not fit each other or the shape."""
+    batch, heads, _, dim = q.shape
+    keys = k.shape[2]
+    if (heads, dim) != (shape.heads, shape.head_dim):
+        raise ValueError(f"q must have {shape.heads} heads of {shape.head_dim}, got {heads} of {dim}")
+    if k.shape != (batch, heads, keys, dim) or v.shape != k.shape:
+        raise ValueError(
+            f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if keys > shape.max_len:
+        raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {keys}")
+    if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
+        raise ValueError(
+            f"key_mask must be a bool tensor ({batch}, {keys}), got {key_mask.dtype} {tuple(key_mask.shape)}"
+        )
+    if shape.causal and keys < q.shape[2]:
+        raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {q.shape[2]}")

@@ -1,0 +1,58 @@
+"""Dense attention. Vaswani 2017, arXiv:1706.03762, eq. 1: softmax(Q K^T / sqrt(D)) V.
+
+Time O(N M D). Memory O(N), but O(N M) for the mask where `causal` meets a key mask or M > N.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from greenformers.attention._contract import Attention, Shape, check_lengths
+
+
+class Full(Attention):
+    """Dense softmax attention through torch's scaled_dot_product_attention.
+
+    Args:
+        shape: heads, width and length.
+        dropout: probability of dropping an attention weight in training. On the CPU torch then builds
+            the whole N x M matrix.
+
+    Raises:
+        ValueError: `dropout` is not in [0, 1).
+    """
+
+    def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
+        super().__init__(shape)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.dropout = dropout
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,  # noqa: ARG002 - no output depends on another query
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        dropout = self.dropout if self.training else 0.0
+        queries, keys = q.shape[2], k.shape[2]
+        if key_mask is None and (not self.shape.causal or queries == keys):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.shape.causal)
+        if key_mask is None and queries == 1:  # the last position sees every key
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+        visible = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=q.device)
+        if key_mask is not None:
+            visible = key_mask[:, None, None, :]  # (B, 1, 1, M)
+        if self.shape.causal:
+            # The queries are the last N of M positions.
+            visible = visible & torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        # A row without visible keys would be 0/0: let it see all, then set it to 0.
+        seen = visible.any(-1, keepdim=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~seen, dropout_p=dropout)
+        return out.masked_fill(~seen, 0.0)

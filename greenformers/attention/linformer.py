@@ -1,0 +1,187 @@
+"""Linformer. Wang 2020, arXiv:2006.04768, eq. 7: softmax(Q (E K)^T / sqrt(D)) F V, with E, F (k x M).
+
+Time O(N k D), memory O(N k). Bidirectional only. Shorter inputs use the first columns of E and F.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Attention, Shape, check_lengths
+
+Sharing = Literal["none", "headwise", "key_value", "layerwise"]
+Projection = Literal["linear", "mean", "max", "convolution"]
+
+
+class Linformer(Attention):
+    """Attention over k projected keys and values instead of M.
+
+    Args:
+        shape: heads, width and the length M that E and F are made for.
+        k: projected length; a number, one per layer, or one per layer and head (section 4: higher layers
+            need less). At most `max_len`. By default 128, or `max_len` where that is shorter.
+        sharing: who shares E and F (section 4). "none": each head has its own E and F. "headwise": one E and
+            one F a layer. "key_value": one E = F a layer. "layerwise": one E = F for the whole network.
+        projection: "linear" (the paper's E and F), or one step per window of ceil(max_len / k) positions:
+            "mean", "max", or "convolution" (depthwise, kernel = stride = the window).
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: causal, or an option out of range.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        k: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        sharing: Sharing = "headwise",
+        projection: Projection = "linear",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(shape)
+        if shape.causal:
+            raise ValueError("linformer has no causal form: E and F mix all positions")
+        if sharing not in get_args(Sharing):
+            raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}; got {sharing!r}")
+        if projection not in get_args(Projection):
+            raise ValueError(f"projection must be one of {', '.join(get_args(Projection))}; got {projection!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.sharing, self.projection, self.dropout = sharing, projection, dropout
+        k = min(128, shape.max_len) if k is None else k
+        per_layer = [k] * shape.layers if isinstance(k, int) else list(k)
+        if len(per_layer) != shape.layers:
+            raise ValueError(f"k must have one entry a layer, {shape.layers}, got {len(per_layer)}")
+        grid = [_per_head(entry, shape) for entry in per_layer]
+        self.k_per_head = grid[shape.layer]
+        self.k = max(self.k_per_head)
+        # One matrix for all layers must have rows enough for the layer that uses most.
+        rows = max(map(max, grid)) if sharing == "layerwise" else self.k
+        if len(set(self.k_per_head)) > 1 and projection != "linear":
+            raise ValueError(f"k per head needs projection 'linear', got {projection!r}")
+        self._make_parameters(rows)
+
+    def _make_parameters(self, rows: int) -> None:
+        shape = self.shape
+        heads = shape.heads if self.sharing == "none" else 1
+        if self.projection == "linear":
+            size: tuple[int, ...] = (heads, rows, shape.max_len)
+        elif self.projection == "convolution":
+            size = (heads, shape.head_dim, self.window)
+        else:
+            return
+        self.E = nn.Parameter(torch.empty(size))
+        if self.sharing in ("none", "headwise"):
+            self.F = nn.Parameter(torch.empty(size))
+        self.reset_parameters()
+
+    @property
+    def window(self) -> int:
+        """Positions behind one projected key of the mean, max and convolution projections."""
+        return -(-self.shape.max_len // self.k)
+
+    def reset_parameters(self) -> None:
+        """Linear: N(0, 1 / max_len), so that E K varies as K does. Convolution: near the mean."""
+        for parameter in self.parameters(recurse=False):
+            scale = self.shape.max_len**-0.5 if self.projection == "linear" else 0.1 / self.window
+            mean = 0.0 if self.projection == "linear" else 1.0 / self.window
+            nn.init.normal_(parameter, mean, scale)
+
+    def shared(self, first: Attention) -> None:
+        """Layerwise sharing: use the E of layer 0."""
+        if self.sharing == "layerwise" and "E" in self._parameters:
+            self.E = first.E
+            self.shared_parameters = ("E",)
+
+    @property
+    def can_reduce(self) -> bool:
+        """True where one matrix serves all heads and channels, and no window is hidden by padding."""
+        return self.projection == "linear" and self.sharing != "none"
+
+    def reduce(  # noqa: D102
+        self,
+        x: Float[Tensor, "B M C"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        role: Literal["k", "v"],
+    ) -> Float[Tensor, "B L C"]:
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask[:, :, None], 0.0)
+        return self._matrix(role, x.shape[1])[0] @ x  # (k, M) (B, M, C) -> (B, k, C)
+
+    def attend(  # noqa: D102
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H L D"], v: Float[Tensor, "B H L D"]
+    ) -> Float[Tensor, "B H N D"]:
+        return self._softmax(q, k, v, self._used(q))
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,  # noqa: ARG002 - no output depends on another query
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        if self.projection != "linear":
+            return self._attend_windows(q, k, v, key_mask)
+        if key_mask is not None:
+            # Padding must be 0 before the projection: E mixes it into every projected key.
+            padding = ~key_mask[:, None, :, None]
+            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+        length = k.shape[2]
+        return self._softmax(q, self._matrix("k", length) @ k, self._matrix("v", length) @ v, self._used(q))
+
+    def _matrix(self, role: Literal["k", "v"], length: int) -> Tensor:
+        """E or F for this layer's k and this input's length: (H or 1, k, length)."""
+        matrix = self.F if role == "v" and self.sharing in ("none", "headwise") else self.E
+        return matrix[:, : self.k, :length]
+
+    def _used(self, q: Tensor) -> Tensor | None:
+        """(1, H, 1, k): heads with a smaller k than their neighbours do not see the last projected positions."""
+        if len(set(self.k_per_head)) == 1:
+            return None
+        per_head = torch.tensor(self.k_per_head, device=q.device)
+        return (torch.arange(self.k, device=q.device) < per_head[:, None])[None, :, None, :]
+
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
+
+    def _attend_windows(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Mean, max or convolution over windows; a window without any kept position is not seen."""
+        keep = q.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+        short = -k.shape[2] % self.window
+        keep = F.pad(keep, (0, short)).unflatten(1, (-1, self.window))  # (B, k, window)
+        k, v = (F.pad(x, (0, 0, 0, short)).unflatten(2, (-1, self.window)) for x in (k, v))
+        visible = keep.any(-1)[:, None, None, :]  # (B, 1, 1, k)
+        some = visible.any(-1, keepdim=True)  # rows without any key: see all, then become 0
+        out = self._softmax(q, self._pool(k, keep, "k"), self._pool(v, keep, "v"), visible | ~some)
+        return out.masked_fill(~some, 0.0)
+
+    def _pool(self, x: Tensor, keep: Tensor, role: Literal["k", "v"]) -> Tensor:
+        """(B, H, k, window, D) to (B, H, k, D) over the kept positions."""
+        keep = keep[:, None, :, :, None]
+        if self.projection == "max":
+            return x.masked_fill(~keep, -torch.inf).amax(-2).masked_fill(~keep.any(-2), 0.0)
+        x = x.masked_fill(~keep, 0.0)
+        if self.projection == "mean":
+            return x.sum(-2) / keep.sum(-2).clamp(min=1)
+        kernel = self.F if role == "v" and self.sharing in ("none", "headwise") else self.E  # (H or 1, D, window)
+        return torch.einsum("bhkwd,hdw->bhkd", x, kernel.expand(x.shape[1], -1, -1))
+
+
+def _per_head(entry: int | Sequence[int], shape: Shape) -> list[int]:
+    per_head = [entry] * shape.heads if isinstance(entry, int) else list(entry)
+    if len(per_head) != shape.heads:
+        raise ValueError(f"k of a layer must have one entry a head, {shape.heads}, got {len(per_head)}")
+    for k in per_head:
+        if not 1 <= k <= shape.max_len:
+            raise ValueError(f"k must be in 1..{shape.max_len} (the longest sequence), got {k}")
+    return per_head

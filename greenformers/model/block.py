@@ -1,0 +1,114 @@
+"""One encoder layer: attention, then feed-forward, each with its residual. Vaswani 2017; thesis 3.1.1."""
+
+from itertools import repeat
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from greenformers.attention import Shape, build
+from greenformers.lowrank.feed_forward import SLICE, low_rank_feed_forward
+from greenformers.lowrank.linear import LED, decode, encode, linear_map
+from greenformers.model.config import GreenformerConfig
+
+
+class SelfAttention(nn.Module):
+    """The projections around a mechanism of the attention slot."""
+
+    def __init__(self, config: GreenformerConfig, layer: int) -> None:
+        super().__init__()
+        d, heads = config.hidden_size, config.num_attention_heads
+        shape = Shape(
+            heads, d // heads, config.max_position_embeddings, layer=layer, layers=config.num_hidden_layers
+        )
+        options = config.per_layer("attention_options")[layer] or {}
+        self.mechanism = build(config.per_layer("attention")[layer], shape, **options)
+        self.maps = nn.ModuleDict(
+            {name: linear_map(d, d, config.rank_of(layer, name)) for name in self.mechanism.projections}
+        )
+        self.output = linear_map(d, d, config.rank_of(layer, "output"))
+
+    def forward(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N d"]:
+        """Attention of a sequence to itself (B, N, d)."""
+        maps = dict(self.maps.items())
+        codes = dict(zip(maps, encode(list(maps.values()), x), strict=True))
+        if self.mechanism.can_reduce:
+            q = self._heads(decode(maps["q"], codes["q"]))
+            k, v = (self._heads(self._reduced(name, codes[name], key_mask)) for name in ("k", "v"))
+            out = self.mechanism.attend(q, k, v)
+        else:
+            projected = {name: self._heads(decode(maps[name], code)) for name, code in codes.items()}
+            out = self.mechanism(**projected, key_mask=key_mask)
+        return self.output(out.transpose(1, 2).flatten(2))
+
+    def _reduced(self, name: str, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Keys or values of a mechanism that shortens them, shortened before the last factor: (B, k, d)."""
+        ones = code.new_ones(code.shape[0], code.shape[1], 1)
+        short = self.mechanism.reduce(code, key_mask, role=name)
+        return decode(self.maps[name], short, kept=self.mechanism.reduce(ones, key_mask, role=name))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, d) to (B, H, N, D)."""
+        return x.unflatten(2, (self.mechanism.shape.heads, -1)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), dense or low-rank."""
+
+    def __init__(self, config: GreenformerConfig, layer: int) -> None:
+        super().__init__()
+        d, f = config.hidden_size, config.intermediate_size
+        self.up = linear_map(d, f, config.rank_of(layer, "up"))
+        self.activation = ACT2FN[config.hidden_act]
+        self.down = linear_map(f, d, config.rank_of(layer, "down"))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
+        """Position by position (B, N, d)."""
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+            return self._plain(x)
+        if isinstance(self.up, LED) and isinstance(self.down, LED):
+            return low_rank_feed_forward(x, self.up, self.down, self.activation)
+        if not _slices_pay(x):
+            return self._plain(x)
+        return torch.cat([self._plain(tokens) for tokens in x.flatten(0, 1).split(SLICE)]).view_as(x)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    """Attention and feed-forward with residual and layer norm, after ("post") or before ("pre") each block."""
+
+    def __init__(self, config: GreenformerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, layer)
+        self.feed_forward = FeedForward(config, layer)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.pre_norm = config.residual == "pre"
+
+    def forward(
+        self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None = None
+    ) -> Float[Tensor, "B N d"]:
+        """One layer (B, N, d). Without gradients on the CPU, in slices of the batch that fit the cache."""
+        rows = max(1, SLICE // x.shape[1])
+        if x.shape[0] <= rows or not _slices_pay(x):
+            return self._layer(x, key_mask)
+        masks = repeat(None) if key_mask is None else key_mask.split(rows)
+        return torch.cat([self._layer(*part) for part in zip(x.split(rows), masks, strict=False)])
+
+    def _layer(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        if self.pre_norm:
+            x = x + self.dropout(self.attention(self.attention_norm(x), key_mask))
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, key_mask)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+def _slices_pay(x: Tensor) -> bool:
+    """On the CPU without gradients, intermediate tensors that fit the cache beat large ones fetched from memory."""
+    return x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+

@@ -1,0 +1,144 @@
+"""One configuration for every variant: the sizes of the network and what stands in each of its slots."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from greenformers.attention import names
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "feed_forward": ("dense",),
+    "residual": ("post", "pre"),
+    "depth": ("stacked",),
+    "position": ("learned", "sinusoidal", "none"),
+    "block": ("standard",),
+    "pooling": ("cls", "mean"),
+}
+"""What each slot takes, its default first. `attention` takes any of `greenformers.names()`, `rank` any LED rank."""
+
+PROJECTIONS = ("q", "k", "v", "output", "up", "down")
+"""The linear maps of a layer: four of the attention block, two of the feed-forward block."""
+
+Rank = int | dict[str, int | None] | None
+
+# What transformers itself adds to a config.json, or passes along, without a field of its own.
+_FOREIGN = {"transformers_version", "model_type", "torch_dtype", "name_or_path", "_name_or_path", "num_labels"}
+_FOREIGN |= {"attn_implementation", "_attn_implementation", "_commit_hash", "auto_map", "quantization_config"}
+
+
+class GreenformerConfig(PreTrainedConfig):
+    """Sizes and slots of a Greenformers network; the defaults are BERT-base's.
+
+    Args:
+        vocab_size: size of the vocabulary; None for networks that are fed values.
+        input_features: numbers per position for networks that are fed values (`input_values`, with a learned
+            [CLS] in front); None for tokens.
+        max_position_embeddings: longest sequence, [CLS] included.
+        hidden_size: d.
+        num_hidden_layers: layers.
+        num_attention_heads: H, a divisor of d.
+        intermediate_size: f.
+        hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN.
+        hidden_dropout_prob: dropout after the embedding and each block.
+        initializer_range: standard deviation of initial weights.
+        layer_norm_eps: epsilon of layer norm.
+        attention: slot; a name, or one per layer.
+        attention_options: options of the mechanism; a dictionary, or one per layer.
+        rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from q, k, v, output, up, down
+            to ranks (those not named stay dense), or a list of these, one per layer.
+        feed_forward: slot; "dense".
+        residual: slot; "post" or "pre" norm.
+        depth: slot; "stacked".
+        position: slot; "learned", "sinusoidal" or "none".
+        block: slot; "standard".
+        pooling: slot; "cls" or "mean".
+
+    Raises:
+        ValueError: a value out of range, or a slot that does not take it.
+        TypeError: an option there is not.
+    """
+
+    model_type = "greenformer"
+
+    vocab_size: int | None = 30522
+    input_features: int | None = None
+    max_position_embeddings: int = 512
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    attention: str | list[str] = "full"
+    attention_options: dict[str, Any] | list[dict[str, Any]] | None = None
+    rank: Rank | list[Rank] = None
+    feed_forward: str = "dense"
+    residual: str = "post"
+    depth: str = "stacked"
+    position: str = "learned"
+    block: str = "standard"
+    pooling: str = "cls"
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        unknown = [name for name in kwargs if name not in _FOREIGN]
+        if unknown:
+            close = get_close_matches(unknown[0], self.__dataclass_fields__, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"GreenformerConfig takes no option {unknown[0]!r}{hint}")
+        super().__post_init__(**kwargs)
+        self._check_sizes()
+        self._check_slots()
+
+    def _check_sizes(self) -> None:
+        for name in (
+            "max_position_embeddings",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads must divide hidden_size {self.hidden_size}, got {self.num_attention_heads}"
+            )
+        if (self.vocab_size is None) == (self.input_features is None):
+            raise ValueError(
+                "exactly one of vocab_size (tokens) and input_features (values) must be set, "
+                f"got {self.vocab_size} and {self.input_features}"
+            )
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}; got {self.hidden_act!r}")
+
+    def _check_slots(self) -> None:
+        for slot, values in SLOTS.items():
+            if getattr(self, slot) not in values:
+                raise ValueError(f"{slot} must be one of {', '.join(values)}; got {getattr(self, slot)!r}")
+        for name in self.per_layer("attention"):
+            if name not in names():
+                raise ValueError(f"attention must be one of {', '.join(names())}; got {name!r}")
+        self.per_layer("attention_options")
+        for rank in self.per_layer("rank"):
+            if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
+                raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
+
+    def per_layer(self, slot: str) -> list[Any]:
+        """The value of `attention`, `attention_options` or `rank` in every layer."""
+        value = getattr(self, slot)
+        if not isinstance(value, list):
+            return [value] * self.num_hidden_layers
+        if len(value) != self.num_hidden_layers:
+            raise ValueError(f"{slot} must have one entry a layer, {self.num_hidden_layers}, got {len(value)}")
+        return value
+
+    def rank_of(self, layer: int, projection: str) -> int | None:
+        """The LED rank of one linear map; None where it is dense."""
+        rank = self.per_layer("rank")[layer]
+        return rank.get(projection) if isinstance(rank, dict) else rank

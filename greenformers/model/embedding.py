@@ -1,0 +1,61 @@
+"""Input to the encoder: tokens or values, plus positions. Vaswani 2017, arXiv:1706.03762, 3.4-3.5."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from greenformers.model.config import GreenformerConfig
+
+
+class Embedding(nn.Module):
+    """Tokens (or values behind a learned [CLS]) and positions, to vectors of width d."""
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.hidden_size
+        if config.vocab_size is not None:
+            self.word = nn.Embedding(config.vocab_size, d, padding_idx=config.pad_token_id)
+        else:
+            self.value = nn.Linear(config.input_features or 1, d)
+            self.cls = nn.Parameter(torch.zeros(d))
+        if config.position == "learned":
+            self.position = nn.Embedding(config.max_position_embeddings, d)
+        self.norm = nn.LayerNorm(d, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"] | None = None,
+        input_values: Float[Tensor, "B n C"] | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """Embed tokens (B, N), or values (B, n, C) to (B, n + 1, d).
+
+        Raises:
+            ValueError: the input is not of the kind the network is made for, or too long.
+        """
+        wanted = "input_ids" if self.config.vocab_size is not None else "input_values"
+        given = [name for name, x in (("input_ids", input_ids), ("input_values", input_values)) if x is not None]
+        if given != [wanted]:
+            raise ValueError(f"this network takes {wanted}, got {' and '.join(given) or 'nothing'}")
+        if input_ids is not None:
+            x = self.word(input_ids)
+        else:
+            values = self.value(input_values)
+            x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
+        length = x.shape[1]
+        if length > self.config.max_position_embeddings:
+            raise ValueError(f"length must be in 1..{self.config.max_position_embeddings}, got {length}")
+        if self.config.position == "learned":
+            x = x + self.position.weight[:length]
+        elif self.config.position == "sinusoidal":
+            x = x + sinusoidal(length, x.shape[2], x.device).to(x.dtype)
+        return self.dropout(self.norm(x))
+
+
+def sinusoidal(length: int, width: int, device: torch.device) -> Float[Tensor, "N d"]:
+    """Sine in even columns, cosine in odd ones, wavelengths from 2 pi to 10000 x 2 pi. Vaswani 2017, 3.5."""
+    column = torch.arange(width, device=device)
+    rate = 10000.0 ** (-(column // 2 * 2) / width)
+    angle = torch.arange(length, device=device)[:, None] * rate
+    return torch.where(column % 2 == 0, angle.sin(), angle.cos())

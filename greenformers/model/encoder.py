@@ -1,0 +1,129 @@
+"""The encoder: embedding, layers, and the pooled vector the heads read."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from greenformers.attention import Attention
+from greenformers.lowrank.linear import LED
+from greenformers.model.block import EncoderLayer
+from greenformers.model.config import GreenformerConfig
+from greenformers.model.embedding import Embedding
+
+
+class GreenformerPreTrainedModel(PreTrainedModel):
+    """What every Greenformers model shares: configuration, initialisation, saving and loading."""
+
+    config_class = GreenformerConfig
+    base_model_prefix = "encoder"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("EncoderLayer",)
+    _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - the name and type transformers wants
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
+        if isinstance(module, LED):
+            module.reset_parameters(self.config.initializer_range)
+        elif isinstance(module, Attention):
+            module.reset_parameters()
+        elif isinstance(module, Embedding):
+            if hasattr(module, "cls"):
+                nn.init.normal_(module.cls, std=self.config.initializer_range)
+        else:
+            super()._init_weights(module)
+
+
+class GreenformerModel(GreenformerPreTrainedModel):
+    """Encoder without a head. Its slots are those of the configuration.
+
+    >>> config = GreenformerConfig(attention="linformer", attention_options={"k": 128}, rank=64)
+    >>> hidden = GreenformerModel(config)(input_ids, attention_mask).last_hidden_state  # (B, N, d)
+    """
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.final_norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.residual == "pre" else nn.Identity()
+        )
+        self._share()
+        self.post_init()
+
+    def _share(self) -> None:
+        """Let mechanisms that share parameters over layers take layer 0's, and list them as tied."""
+        first = self.layers[0].attention.mechanism
+        tied = {}
+        for index, layer in enumerate(self.layers):
+            mechanism = layer.attention.mechanism
+            if index and type(mechanism) is type(first):
+                mechanism.shared(first)
+            for name in mechanism.shared_parameters:
+                place = "attention.mechanism"
+                tied[f"layers.{index}.{place}.{name}"] = f"layers.0.{place}.{name}"
+        self._tied_weights_keys = tied or None
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The map from tokens or values to vectors."""
+        return self.embedding.word if self.config.vocab_size is not None else self.embedding.value
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the map from tokens or values to vectors."""
+        if self.config.vocab_size is not None:
+            self.embedding.word = value
+        else:
+            self.embedding.value = value
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"] | None = None,
+        attention_mask: Tensor | None = None,
+        input_values: Float[Tensor, "B n C"] | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch.
+
+        Args:
+            input_ids: tokens (B, N), for networks with a vocabulary.
+            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept).
+            input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
+            **_: what transformers passes along to every model (return_dict, output_hidden_states).
+
+        Returns:
+            last_hidden_state (B, N, d) and pooler_output (B, d).
+
+        Raises:
+            ValueError: the input or the mask does not fit the network.
+        """
+        x = self.embedding(input_ids, input_values)
+        key_mask = self._key_mask(attention_mask, x, has_cls=input_values is not None)
+        for layer in self.layers:
+            x = layer(x, key_mask)
+        x = self.final_norm(x)
+        return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=self._pool(x, key_mask))
+
+    def _key_mask(self, mask: Tensor | None, x: Tensor, has_cls: bool) -> Bool[Tensor, "B N"] | None:
+        if mask is None:
+            return None
+        wanted = (x.shape[0], x.shape[1] - has_cls)
+        if mask.shape != wanted:
+            raise ValueError(f"attention_mask must be {wanted}, got {tuple(mask.shape)}")
+        return F.pad(mask.bool(), (1, 0), value=True) if has_cls else mask.bool()
+
+    def _pool(self, x: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B d"]:
+        if self.config.pooling == "cls":
+            return x[:, 0]
+        if key_mask is None:
+            return x.mean(1)
+        return (x * key_mask[:, :, None]).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
