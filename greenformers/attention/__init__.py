@@ -1,16 +1,16 @@
 """Attention mechanisms, one a file. The folder is the registry.
 
-    >>> attention = build("linformer", Shape(heads=12, head_dim=64, max_len=4096), k=128)
-    >>> out = attention(q, k, v, key_mask)
+>>> attention = build("linformer", Shape(heads=12, head_dim=64, max_len=4096), k=128)
+>>> out = attention(q, k, v, key_mask)
 """
 
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from greenformers.attention._contract import Attention, Shape
+from greenformers.attention._contract import Attention, Role, Shape
 
-__all__ = ["Attention", "Shape", "build", "names"]
+__all__ = ["Attention", "Role", "Shape", "build", "names"]
 
 
 def names() -> list[str]:

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+Role = Literal["k", "v"]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -92,7 +94,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "B M C"],
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
-        role: Literal["k", "v"],
+        role: Role,
     ) -> Float[Tensor, "B L C"]:
         """Shorten a sequence of keys or values by a map that is linear over positions.
 
@@ -121,9 +123,7 @@ def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shap
     if (heads, dim) != (shape.heads, shape.head_dim):
         raise ValueError(f"q must have {shape.heads} heads of {shape.head_dim}, got {heads} of {dim}")
     if k.shape != (batch, heads, keys, dim) or v.shape != k.shape:
-        raise ValueError(
-            f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}"
-        )
+        raise ValueError(f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}")
     if keys > shape.max_len:
         raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {keys}")
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):

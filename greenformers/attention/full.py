@@ -36,7 +36,7 @@ class Full(Attention):
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
-        query_mask: Bool[Tensor, "B N"] | None = None,  # noqa: ARG002 - no output depends on another query
+        query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
         dropout = self.dropout if self.training else 0.0

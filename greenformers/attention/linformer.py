@@ -4,14 +4,14 @@ Time O(N k D), memory O(N k). Bidirectional only. Shorter inputs use the first c
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Attention, Shape, check_lengths
+from greenformers.attention._contract import Attention, Role, Shape, check_lengths
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear", "mean", "max", "convolution"]
@@ -54,7 +54,7 @@ class Linformer(Attention):
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.sharing, self.projection, self.dropout = sharing, projection, dropout
         k = min(128, shape.max_len) if k is None else k
-        per_layer = [k] * shape.layers if isinstance(k, int) else list(k)
+        per_layer: list[int | Sequence[int]] = [k] * shape.layers if isinstance(k, int) else list(k)
         if len(per_layer) != shape.layers:
             raise ValueError(f"k must have one entry a layer, {shape.layers}, got {len(per_layer)}")
         grid = [_per_head(entry, shape) for entry in per_layer]
@@ -95,7 +95,7 @@ class Linformer(Attention):
     def shared(self, first: Attention) -> None:
         """Layerwise sharing: use the E of layer 0."""
         if self.sharing == "layerwise" and "E" in self._parameters:
-            self.E = first.E
+            self.E = cast(nn.Parameter, first.E)
             self.shared_parameters = ("E",)
 
     @property
@@ -108,7 +108,7 @@ class Linformer(Attention):
         x: Float[Tensor, "B M C"],
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
-        role: Literal["k", "v"],
+        role: Role,
     ) -> Float[Tensor, "B L C"]:
         if key_mask is not None:
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
@@ -126,7 +126,7 @@ class Linformer(Attention):
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
-        query_mask: Bool[Tensor, "B N"] | None = None,  # noqa: ARG002 - no output depends on another query
+        query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
         if self.projection != "linear":
@@ -138,7 +138,7 @@ class Linformer(Attention):
         length = k.shape[2]
         return self._softmax(q, self._matrix("k", length) @ k, self._matrix("v", length) @ v, self._used(q))
 
-    def _matrix(self, role: Literal["k", "v"], length: int) -> Tensor:
+    def _matrix(self, role: Role, length: int) -> Tensor:
         """E or F for this layer's k and this input's length: (H or 1, k, length)."""
         matrix = self.F if role == "v" and self.sharing in ("none", "headwise") else self.E
         return matrix[:, : self.k, :length]
@@ -165,7 +165,7 @@ class Linformer(Attention):
         out = self._softmax(q, self._pool(k, keep, "k"), self._pool(v, keep, "v"), visible | ~some)
         return out.masked_fill(~some, 0.0)
 
-    def _pool(self, x: Tensor, keep: Tensor, role: Literal["k", "v"]) -> Tensor:
+    def _pool(self, x: Tensor, keep: Tensor, role: Role) -> Tensor:
         """(B, H, k, window, D) to (B, H, k, D) over the kept positions."""
         keep = keep[:, None, :, :, None]
         if self.projection == "max":

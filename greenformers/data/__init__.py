@@ -83,9 +83,7 @@ def names() -> list[str]:
     return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
-def load(
-    name: str, folder: str | Path | None = None, limit: int | None = None, pool: int = 1, seed: int = 0
-) -> Splits:
+def load(name: str, folder: str | Path | None = None, limit: int | None = None, pool: int = 1, seed: int = 0) -> Splits:
     """Load a data set, from `folder` unless it comes with a library.
 
     Args:
@@ -111,9 +109,7 @@ def load(
     side = math.isqrt(splits.length)
     divisors = [d for d in range(1, side + 1) if side % d == 0]
     if pool not in divisors:
-        raise ValueError(
-            f"pool must be one of {', '.join(map(str, divisors))} for {side}x{side} images, got {pool}"
-        )
+        raise ValueError(f"pool must be one of {', '.join(map(str, divisors))} for {side}x{side} images, got {pool}")
     train, test = (_pooled(_drawn(split, limit, seed), side, pool) for split in (splits.train, splits.test))
     return replace(splits, train=train, test=test)
 
@@ -125,9 +121,7 @@ def _drawn(split: Split, limit: int | None, seed: int) -> Split:
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     order = order[split.labels[order].argsort(stable=True)]  # (n,), by class, shuffled within
     sizes = split.labels.bincount()  # (classes,)
-    rank = torch.cat(
-        [torch.arange(size, dtype=torch.float64) for size in sizes.tolist()]
-    )  # (n,), within its class
+    rank = torch.cat([torch.arange(size, dtype=torch.float64) for size in sizes.tolist()])  # (n,), within its class
     turn = torch.where(rank == 0, 0, (rank + 0.5) / sizes.repeat_interleave(sizes))
     chosen = order[turn.argsort(stable=True)[:limit]].sort().values
     return replace(split, pixels=split.pixels[chosen], labels=split.labels[chosen])

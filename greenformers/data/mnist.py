@@ -40,9 +40,7 @@ def load(folder: str | Path | None) -> Splits:
         raise ValueError("mnist needs the folder that holds its idx files, got none")
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"mnist needs the folder that holds its idx files, {str(folder)!r} is not a folder"
-        )
+        raise FileNotFoundError(f"mnist needs the folder that holds its idx files, {str(folder)!r} is not a folder")
     return Splits("mnist", CLASSES, _split(folder, "train"), _split(folder, "t10k"))
 
 
@@ -52,9 +50,7 @@ def _split(folder: Path, part: str) -> Split:
     images = _read(image_file, (SIDE, SIDE))
     labels = _read(label_file, ())
     if len(labels) != len(images):
-        raise ValueError(
-            f"{label_file.name} must have {len(images)} labels as {image_file.name}, got {len(labels)}"
-        )
+        raise ValueError(f"{label_file.name} must have {len(images)} labels as {image_file.name}, got {len(labels)}")
     if labels.max() >= CLASSES:
         raise ValueError(f"{label_file.name}: labels must be in 0..{CLASSES - 1}, got {labels.max()}")
     return Split(images.flatten(1), labels.long(), PEAK)
@@ -93,9 +89,7 @@ def _count(name: str, header: bytes, shape: tuple[int, ...]) -> int:
         raise ValueError(f"{name}: expected magic number 0x{magic.hex()}, found 0x{header[:4].hex()}")
     count, *found = struct.unpack(f">{1 + len(shape)}I", header[4:])
     if tuple(found) != shape:
-        raise ValueError(
-            f"{name}: expected images of {'x'.join(map(str, shape))}, found {'x'.join(map(str, found))}"
-        )
+        raise ValueError(f"{name}: expected images of {'x'.join(map(str, shape))}, found {'x'.join(map(str, found))}")
     if not 1 <= count <= LARGEST:
         raise ValueError(f"{name}: number of items must be in 1..{LARGEST}, found {count}")
     return count

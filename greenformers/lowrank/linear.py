@@ -1,6 +1,7 @@
 """LED, the linear encoder-decoder unit. Winata 2020, arXiv:1910.13923; thesis 3.1.1: x W ~ (x E) D.
 
-With E (n x r) and D (r x m): parameters and FLOPs per position r (m + n) instead of m n. Worth it for r < m n / (m + n).
+With E (n x r) and D (r x m), parameters and multiply-adds a position are r (m + n) instead of m n: fewer for
+r < m n / (m + n).
 """
 
 from collections.abc import Sequence

@@ -27,13 +27,13 @@ METRICS: dict[str, Metric] = {
     "test_accuracy": Metric("Test accuracy", "%", False),
     "train_loss": Metric("Training loss", "nats"),
     "train_time": Metric("Training time", "s"),
-    "train_step": Metric("Training step", "ms"),
+    "train_step": Metric("Forward and backward", "ms"),
     "latency": Metric("Inference latency", "ms"),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
-    "flops": Metric("FLOPs", "GFLOP"),
-    "energy": Metric("Energy", "Wh"),
-    "co2": Metric("CO2", "g"),
+    "flops": Metric("FLOPs, inference", "GFLOP"),
+    "energy": Metric("Energy, training", "Wh"),
+    "co2": Metric("CO2, training", "g"),
 }
 
 
@@ -51,6 +51,8 @@ class Record:
         spread: interquartile range of repeated measurements, in `unit`.
         ratio: how many times better than variant `to` in the same setting (2.0: half the cost, or twice the score).
         to: the variant `ratio` compares with.
+        interval: where a paired test was made, the low and high end of the 95 % confidence interval of `value` minus
+            the value of `to`, in `unit`; a difference with 0 between them is within noise.
         source: "measured", "counted" (parameters, FLOPs) or "estimated" (energy without a power meter).
         context: versions, machine, seed, command and time.
     """
@@ -64,6 +66,7 @@ class Record:
     spread: float | None = None
     ratio: float | None = None
     to: str | None = None
+    interval: list[float] | None = None
     source: str = "measured"
     context: dict[str, Any] = field(default_factory=dict)
 
@@ -114,11 +117,13 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
-    with path.open("ab") as file:
+    # Unbuffered: a buffer would be written again when the file closes, after the truncation.
+    with path.open("ab", buffering=0) as file:
         before = file.tell()
+        rest = memoryview(text.encode())
         try:
-            file.write(text.encode())
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError:
             os.truncate(path, before)
             raise
@@ -138,3 +143,9 @@ def read(path: str | Path) -> list[Record]:
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a record ({error})") from error
     return records
+
+
+def newest(records: Sequence[Record]) -> list[Record]:
+    """Of each benchmark, the records of its last run: those that share the time of its last record."""
+    last = {record.benchmark: record.context.get("time") for record in records}
+    return [record for record in records if record.context.get("time") == last[record.benchmark]]

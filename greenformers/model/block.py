@@ -1,6 +1,7 @@
 """One encoder layer: attention, then feed-forward, each with its residual. Vaswani 2017; thesis 3.1.1."""
 
 from itertools import repeat
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,9 +9,9 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from greenformers.attention import Shape, build
+from greenformers.attention import Role, Shape, build
 from greenformers.lowrank.feed_forward import SLICE, low_rank_feed_forward
-from greenformers.lowrank.linear import LED, decode, encode, linear_map
+from greenformers.lowrank.linear import LED, LinearMap, decode, encode, linear_map
 from greenformers.model.config import GreenformerConfig
 
 
@@ -20,9 +21,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: GreenformerConfig, layer: int) -> None:
         super().__init__()
         d, heads = config.hidden_size, config.num_attention_heads
-        shape = Shape(
-            heads, d // heads, config.max_position_embeddings, layer=layer, layers=config.num_hidden_layers
-        )
+        shape = Shape(heads, d // heads, config.max_position_embeddings, layer=layer, layers=config.num_hidden_layers)
         options = config.per_layer("attention_options")[layer] or {}
         self.mechanism = build(config.per_layer("attention")[layer], shape, **options)
         self.maps = nn.ModuleDict(
@@ -32,22 +31,23 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N d"]:
         """Attention of a sequence to itself (B, N, d)."""
-        maps = dict(self.maps.items())
+        maps = cast(dict[str, LinearMap], dict(self.maps.items()))
         codes = dict(zip(maps, encode(list(maps.values()), x), strict=True))
         if self.mechanism.can_reduce:
             q = self._heads(decode(maps["q"], codes["q"]))
-            k, v = (self._heads(self._reduced(name, codes[name], key_mask)) for name in ("k", "v"))
+            k = self._heads(self._reduced(maps["k"], codes["k"], key_mask, "k"))
+            v = self._heads(self._reduced(maps["v"], codes["v"], key_mask, "v"))
             out = self.mechanism.attend(q, k, v)
         else:
             projected = {name: self._heads(decode(maps[name], code)) for name, code in codes.items()}
             out = self.mechanism(**projected, key_mask=key_mask)
         return self.output(out.transpose(1, 2).flatten(2))
 
-    def _reduced(self, name: str, code: Tensor, key_mask: Tensor | None) -> Tensor:
+    def _reduced(self, item: LinearMap, code: Tensor, key_mask: Tensor | None, role: Role) -> Tensor:
         """Keys or values of a mechanism that shortens them, shortened before the last factor: (B, k, d)."""
         ones = code.new_ones(code.shape[0], code.shape[1], 1)
-        short = self.mechanism.reduce(code, key_mask, role=name)
-        return decode(self.maps[name], short, kept=self.mechanism.reduce(ones, key_mask, role=name))
+        short = self.mechanism.reduce(code, key_mask, role=role)
+        return decode(item, short, kept=self.mechanism.reduce(ones, key_mask, role=role))
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, N, d) to (B, H, N, D)."""
@@ -69,7 +69,8 @@ class FeedForward(nn.Module):
         if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
             return self._plain(x)
         if isinstance(self.up, LED) and isinstance(self.down, LED):
-            return low_rank_feed_forward(x, self.up, self.down, self.activation)
+            # Its forward, not the module: hooks on it, as a FLOP counter's, cannot follow a recomputation.
+            return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
         if not _slices_pay(x):
             return self._plain(x)
         return torch.cat([self._plain(tokens) for tokens in x.flatten(0, 1).split(SLICE)]).view_as(x)
@@ -90,9 +91,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.pre_norm = config.residual == "pre"
 
-    def forward(
-        self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None = None
-    ) -> Float[Tensor, "B N d"]:
+    def forward(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N d"]:
         """One layer (B, N, d). Without gradients on the CPU, in slices of the batch that fit the cache."""
         rows = max(1, SLICE // x.shape[1])
         if x.shape[0] <= rows or not _slices_pay(x):
@@ -111,4 +110,3 @@ class EncoderLayer(GradientCheckpointingLayer):
 def _slices_pay(x: Tensor) -> bool:
     """On the CPU without gradients, intermediate tensors that fit the cache beat large ones fetched from memory."""
     return x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-

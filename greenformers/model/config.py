@@ -24,7 +24,14 @@ PROJECTIONS = ("q", "k", "v", "output", "up", "down")
 Rank = int | dict[str, int | None] | None
 
 # What transformers itself adds to a config.json, or passes along, without a field of its own.
-_FOREIGN = {"transformers_version", "model_type", "torch_dtype", "name_or_path", "_name_or_path", "num_labels"}
+_FOREIGN = {
+    "transformers_version",
+    "model_type",
+    "torch_dtype",
+    "name_or_path",
+    "_name_or_path",
+    "num_labels",
+}
 _FOREIGN |= {"attn_implementation", "_attn_implementation", "_commit_hash", "auto_map", "quantization_config"}
 
 

@@ -1,6 +1,6 @@
 """The encoder: embedding, layers, and the pooled vector the heads read."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,8 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     config_class = GreenformerConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("EncoderLayer",)
-    _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - the name and type transformers wants
+    _no_split_modules = ["EncoderLayer"]  # noqa: RUF012 - the name and type transformers wants
+    _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - as above
     _supports_sdpa = True
 
     @torch.no_grad()
@@ -61,22 +61,22 @@ class GreenformerModel(GreenformerPreTrainedModel):
 
     def _share(self) -> None:
         """Let mechanisms that share parameters over layers take layer 0's, and list them as tied."""
-        first = self.layers[0].attention.mechanism
+        mechanisms = [cast(EncoderLayer, layer).attention.mechanism for layer in self.layers]
         tied = {}
-        for index, layer in enumerate(self.layers):
-            mechanism = layer.attention.mechanism
+        for index, mechanism in enumerate(mechanisms):
+            first = mechanisms[0]
             if index and type(mechanism) is type(first):
                 mechanism.shared(first)
             for name in mechanism.shared_parameters:
                 place = "attention.mechanism"
                 tied[f"layers.{index}.{place}.{name}"] = f"layers.0.{place}.{name}"
-        self._tied_weights_keys = tied or None
+        self._tied_weights_keys = tied
 
     def get_input_embeddings(self) -> nn.Module:
         """The map from tokens or values to vectors."""
         return self.embedding.word if self.config.vocab_size is not None else self.embedding.value
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         """Replace the map from tokens or values to vectors."""
         if self.config.vocab_size is not None:
             self.embedding.word = value

@@ -33,7 +33,7 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
         """The map from vectors to scores of tokens."""
         return self.decoder
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
         """Replace the map from vectors to scores of tokens."""
         self.decoder = new_embeddings
 
@@ -69,7 +69,7 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         super().__init__(config)
         self.encoder = GreenformerModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 1)
         self.post_init()
 
     @can_return_tuple

@@ -1,0 +1,155 @@
+"""One encoder layer at full size (d 768, f 3072, 12 heads): low rank, Linformer and both against dense with SDPA.
+
+The arithmetic limit of each speed-up is its FLOP ratio, printed beside it. Peers: transformers' BertLayer with
+eager attention and with SDPA, and torch.nn.TransformerEncoderLayer.
+
+    python benchmarks/layer_speed.py [--quick] [--json results/layer_speed.jsonl]
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertLayer
+
+from greenformers.measure.flops import flops
+from greenformers.measure.latency import Timing, interleaved
+from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.model import GreenformerConfig
+from greenformers.model.block import EncoderLayer
+from greenformers.model.variant import slots
+
+D, HEADS, F, RANK, K = 768, 12, 3072, 64, 128
+BASELINE = "transformer"
+SETTINGS = [("inference", 128, 32), ("training", 128, 32), ("inference", 4096, 1), ("inference", 8192, 1)]
+# The speed-up each variant is held to: (mode, length, variant) -> times the dense layer.
+BARS = {
+    ("inference", 128, "lrt"): 4.0,
+    ("inference", 4096, "lrt+linformer"): 8.0,
+    ("inference", 8192, "lrt+linformer"): 13.5,
+    ("training", 128, "lrt"): 2.5,
+}
+
+
+def ours(variant: str, length: int) -> nn.Module:
+    """One layer of the house."""
+    config = GreenformerConfig(
+        hidden_size=D,
+        num_attention_heads=HEADS,
+        intermediate_size=F,
+        num_hidden_layers=1,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        **slots(variant, rank=RANK, options={"linformer": {"k": K}}),
+    )
+    return EncoderLayer(config, 0)
+
+
+def bert(attention: str) -> nn.Module:
+    """One layer of transformers' BERT."""
+    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config._attn_implementation = attention
+    return BertLayer(config)
+
+
+def layers(length: int) -> dict[str, nn.Module]:
+    """Every layer of the comparison; eager attention at 8192 would need 6 GiB and is left out there."""
+    found = {variant: ours(variant, length) for variant in (BASELINE, "lrt", "linformer", "lrt+linformer")}
+    if length <= 4096:
+        found["transformers BERT, eager"] = bert("eager")
+    found["transformers BERT, SDPA"] = bert("sdpa")
+    found["torch.nn layer"] = nn.TransformerEncoderLayer(D, HEADS, F, 0.0, "gelu", batch_first=True)
+    return found
+
+
+def call(layer: nn.Module, x: Tensor, training: bool) -> Callable[[], object]:
+    """A forward pass, or a forward and backward pass."""
+    if not training:
+        return lambda: layer(x)
+
+    def step() -> None:
+        layer.zero_grad(set_to_none=True)
+        out = layer(x)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+
+    return step
+
+
+def measure(mode: str, length: int, batch: int, repeats: int) -> tuple[dict[str, Timing], dict[str, int]]:
+    """Time and count every layer in one interleaved run."""
+    torch.manual_seed(0)
+    x = torch.randn(batch, length, D)
+    training = mode == "training"
+    modules = {name: layer.train(training) for name, layer in layers(length).items()}
+    calls = {name: call(layer, x.requires_grad_(training), training) for name, layer in modules.items()}
+    with torch.inference_mode(not training), torch.set_grad_enabled(training):
+        timings = interleaved(calls, repeats=repeats, warmup=2)
+    with torch.set_grad_enabled(training):
+        counts = {name: flops(item) for name, item in calls.items()}
+    return timings, counts
+
+
+def records(mode: str, length: int, batch: int, repeats: int) -> list[Record]:
+    """Latency and FLOPs of every layer in one setting."""
+    timings, counts = measure(mode, length, batch, repeats)
+    setting = {"mode": mode, "length": length, "batch": batch, "hidden": D, "rank": RANK, "k": K}
+    metric = "train_step" if mode == "training" else "latency"
+    about = context("python benchmarks/layer_speed.py", seed=0)
+    found = []
+    for name, timing in timings.items():
+        spread = 1e3 * (timing.q3 - timing.q1)
+        found.append(
+            Record("layer_speed", name, setting, metric, 1e3 * timing.median, "ms", spread=spread, context=about)
+        )
+        found.append(
+            Record("layer_speed", name, setting, "flops", counts[name] / 1e9, "GFLOP", source="counted", context=about)
+        )
+    return with_ratios(found, to=BASELINE)
+
+
+def show(console: Console, found: list[Record]) -> bool:
+    """Print one setting; True if every bar in it is met."""
+    setting = found[0].setting
+    title = f"{setting['mode']}, N {setting['length']}, batch {setting['batch']}"
+    table = Table("layer", "time, ms", "IQR", "speed-up", "limit (FLOP ratio)", "bar", title=title)
+    times = [record for record in found if record.metric != "flops"]
+    ratios = {record.variant: record.ratio for record in found if record.metric == "flops"}
+    met = True
+    for record in times:
+        bar = BARS.get((setting["mode"], setting["length"], record.variant))
+        met = met and (bar is None or (record.ratio or 0) >= bar)
+        table.add_row(
+            record.variant,
+            f"{record.value:.1f}",
+            f"{record.spread:.1f}",
+            f"{record.ratio:.2f}x",
+            f"{ratios[record.variant]:.2f}x",
+            f"{bar}x" if bar else "",
+        )
+    console.print(table)
+    return met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats; under two minutes on two cores")
+    parser.add_argument("--json", type=Path, help="append the records to this JSONL file")
+    arguments = parser.parse_args()
+    met = True
+    for setting in SETTINGS:
+        found = records(*setting, repeats=5 if arguments.quick else 15)
+        met = show(Console(), found) and met
+        if arguments.json:
+            append(arguments.json, found)
+    print("every bar met" if met else "a bar was missed")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""`python -m greenformers`."""
+
+from greenformers.cli import main
+
+main()

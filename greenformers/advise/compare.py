@@ -1,0 +1,205 @@
+"""Variants side by side: trained alike on real images, then measured at that size and as one full-size layer."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import set_seed
+
+from greenformers.data import Splits
+from greenformers.measure.costs import INFERENCE, TRAINING, Subject, costs
+from greenformers.measure.energy import EnergyMeter
+from greenformers.measure.quality import correct, paired_difference, predict
+from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
+from greenformers.model.block import EncoderLayer
+from greenformers.model.variant import slots
+from greenformers.train.fit import History, Schedule, fit
+
+BASELINE = "transformer"
+EAGER = "transformer (eager)"
+# One layer of BERT-base, the thesis' size (3.2): where sequences are short, and where they are long.
+FULL_SIZE: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+FULL_SIZE_RANK, FULL_SIZE_K = 64, 128
+FULL_SIZE_INPUTS = ((128, 32), (4096, 1))  # (length, batch): 4096 tokens each
+
+
+@dataclass(frozen=True)
+class Network:
+    """Size of the networks that are trained.
+
+    Attributes:
+        hidden: d.
+        layers: number of layers.
+        heads: number of heads, a divisor of d.
+        feed_forward: f.
+        rank: LED rank of "lrt".
+        k: projected length of "linformer".
+    """
+
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    feed_forward: int = 256
+    rank: int = 16
+    k: int = 16
+
+    def config(self, variant: str, data: Splits) -> GreenformerConfig:
+        """The configuration of one variant for a data set of images.
+
+        Raises:
+            ValueError: no such variant, or a size out of range.
+        """
+        if self.hidden < 1:
+            raise ValueError(f"hidden must be at least 1, got {self.hidden}")
+        return GreenformerConfig(
+            vocab_size=None,
+            input_features=1,
+            max_position_embeddings=data.length + 1,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=self.feed_forward,
+            # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
+            initializer_range=self.hidden**-0.5,
+            num_labels=data.classes,
+            **slots(variant, rank=self.rank, options={"linformer": {"k": self.k}}),
+        )
+
+    def build(self, variant: str, data: Splits, seed: int) -> GreenformerForSequenceClassification:
+        """A fresh model of one variant."""
+        set_seed(seed)
+        return GreenformerForSequenceClassification(self.config(variant, data))
+
+
+def compare(
+    data: Splits,
+    variants: Iterable[str],
+    network: Network,
+    schedule: Schedule,
+    *,
+    country: str = "USA",
+    full_size: bool = True,
+    about: dict[str, Any],
+    console: Console,
+) -> list[Record]:
+    """Train every variant with the same seed, schedule and data, and measure all of them.
+
+    Args:
+        data: labelled images.
+        variants: names, see `greenformers.model.variant`; "transformer" is added if it is not among them.
+        network: size of the networks.
+        schedule: of training.
+        country: whose electricity the CO2 is that of, a 3-letter ISO code.
+        full_size: also measure one layer of d 768.
+        about: context of the records, see `greenformers.measure.record.context`.
+        console: for progress.
+
+    Returns:
+        The figures, each with its ratio to the Transformer.
+
+    Raises:
+        ValueError: an option out of range; nothing has been trained then.
+    """
+    names = list(dict.fromkeys([BASELINE, *variants]))
+    setting = {
+        "at": "demo",
+        "data": data.name,
+        "length": data.length + 1,
+        "batch": schedule.batch_size,
+        "hidden": network.hidden,
+        "layers": network.layers,
+    }
+    EnergyMeter(country)
+    models = {name: network.build(name, data, schedule.seed) for name in names}
+    blank = Record("compare", "", setting, "", 0.0, "", context=about)
+    found: list[Record] = []
+    right: dict[str, Tensor] = {}
+    for name, model in models.items():
+        set_seed(schedule.seed)
+        with EnergyMeter(country) as meter:
+            history = fit(model, data.train, data.test, schedule, label=f"{name:<16}", console=console)
+        right[name] = correct(*predict(model, data.test, batch_size=256))
+        found += _trained(replace(blank, variant=name), model, data, right, meter, history)
+    console.print("measuring the trained models")
+    found += _at_demo_size(models, data, setting, about)
+    if full_size:
+        for length, batch in FULL_SIZE_INPUTS:
+            console.print(f"measuring one layer of d {FULL_SIZE['hidden_size']} at N {length}")
+            found += _at_full_size(names, length, batch, schedule.seed, about)
+    return with_ratios(found, to=BASELINE)
+
+
+def _trained(
+    blank: Record,
+    model: GreenformerForSequenceClassification,
+    data: Splits,
+    right: dict[str, Tensor],
+    meter: EnergyMeter,
+    history: History,
+) -> list[Record]:
+    def record(metric: str, value: float, **fields: Any) -> Record:
+        return replace(blank, metric=metric, value=value, unit=METRICS[metric].unit, **fields)
+
+    train = correct(*predict(model, data.train, batch_size=256))
+    test = right[blank.variant]
+    interval = None
+    if blank.variant != BASELINE:
+        _, low, high = paired_difference(test, right[BASELINE])
+        interval = [low, high]
+    return [
+        record("train_accuracy", 100 * train.double().mean().item()),
+        record("test_accuracy", 100 * test.double().mean().item(), interval=interval),
+        record("train_time", history.seconds),
+        record("energy", meter.energy_wh, source=meter.source),
+        record("co2", meter.co2_g, source=meter.source),
+        *(record("train_loss", loss, setting=blank.setting | {"step": step}) for step, loss in history.loss),
+        *(record("test_accuracy", score, setting=blank.setting | {"epoch": e}) for e, score in history.accuracy),
+    ]
+
+
+def _at_demo_size(
+    models: dict[str, GreenformerForSequenceClassification],
+    data: Splits,
+    setting: dict[str, Any],
+    about: dict[str, Any],
+) -> list[Record]:
+    """Costs of the trained models for one batch of real images."""
+    batch = [data.train[index % len(data.train)] for index in range(setting["batch"])]
+    values, labels = (torch.stack([item[key] for item in batch]) for key in ("input_values", "labels"))
+
+    def forward(model: GreenformerForSequenceClassification) -> Callable[[], Tensor]:
+        return lambda: model(input_values=values.to(model.device), labels=labels.to(model.device)).loss
+
+    subjects = {name: Subject(model, forward(model)) for name, model in models.items()}
+    return costs(subjects, benchmark="compare", setting=setting, repeats=15, about=about)
+
+
+def _at_full_size(variants: Iterable[str], length: int, batch: int, seed: int, about: dict[str, Any]) -> list[Record]:
+    """Costs of one layer of each variant, and of the Transformer with eager attention (in inference)."""
+    setting = {"at": "layer", "length": length, "batch": batch, "hidden": FULL_SIZE["hidden_size"], "layers": 1}
+    set_seed(seed)
+    x = torch.randn(batch, length, FULL_SIZE["hidden_size"])
+
+    def forward(layer: EncoderLayer) -> Callable[[], Tensor]:
+        return lambda: layer(x).sum()
+
+    subjects = {}
+    for name in variants:
+        slot = slots(name, rank=FULL_SIZE_RANK, options={"linformer": {"k": FULL_SIZE_K}})
+        config = GreenformerConfig(num_hidden_layers=1, max_position_embeddings=length, **FULL_SIZE, **slot)
+        layer = EncoderLayer(config, 0)
+        subjects[name] = Subject(layer, forward(layer))
+    plain = subjects[BASELINE]
+
+    def eager() -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return plain.forward()
+
+    about_all: dict[str, Any] = {"benchmark": "compare", "setting": setting, "about": about, "repeats": 5}
+    both = costs({**subjects, EAGER: Subject(plain.module, eager)}, INFERENCE, **about_all)
+    return both + costs(subjects, TRAINING, **about_all)

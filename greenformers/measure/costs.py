@@ -1,0 +1,96 @@
+"""The costs of several modules side by side: parameters, FLOPs, latency, peak memory, in inference and training."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.measure.flops import flops
+from greenformers.measure.latency import Timing, interleaved
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import METRICS, Record
+
+MIB = 2**20
+INFERENCE = ("parameters", "latency", "peak_memory_inference", "flops")
+TRAINING = ("train_step", "peak_memory_training")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module, and a call that runs it forward to a number that can be differentiated (a loss, or a sum)."""
+
+    module: nn.Module
+    forward: Callable[[], Tensor]
+
+    def step(self) -> None:
+        """Forward and backward pass; gradients are dropped at the end, as `peak_memory` asks."""
+        self.forward().backward()
+        self.module.zero_grad(set_to_none=True)
+
+
+def costs(
+    subjects: Mapping[str, Subject],
+    metrics: Collection[str] = INFERENCE + TRAINING,
+    *,
+    benchmark: str,
+    setting: dict[str, Any],
+    repeats: int,
+    about: dict[str, Any],
+) -> list[Record]:
+    """Measure every subject, the timed figures in one interleaved run.
+
+    Args:
+        subjects: what to measure, by variant.
+        metrics: which of `INFERENCE` and `TRAINING`.
+        benchmark: of the records.
+        setting: of the records.
+        repeats: timed runs of each subject.
+        about: context of the records.
+
+    Raises:
+        ValueError: another metric than those.
+    """
+    unknown = set(metrics) - set(INFERENCE + TRAINING)
+    if unknown:
+        raise ValueError(f"metrics must be of {', '.join(INFERENCE + TRAINING)}; got {', '.join(sorted(unknown))}")
+    found: dict[str, dict[str, float | Timing]] = {name: {} for name in subjects}
+    for subject in subjects.values():
+        subject.module.eval()
+    with torch.inference_mode():
+        for name, subject in subjects.items():
+            if "parameters" in metrics:
+                found[name]["parameters"] = parameters(subject.module)
+            if "flops" in metrics:
+                found[name]["flops"] = flops(subject.forward) / 1e9
+            if "peak_memory_inference" in metrics:
+                found[name]["peak_memory_inference"] = peak_memory(subject.forward) / MIB
+        if "latency" in metrics:
+            timings = interleaved({name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=1)
+            for name, timing in timings.items():
+                found[name]["latency"] = timing
+    for name, subject in subjects.items():
+        subject.module.train()
+        if "peak_memory_training" in metrics:
+            found[name]["peak_memory_training"] = peak_memory(subject.step) / MIB
+    if "train_step" in metrics:
+        timings = interleaved({name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=1)
+        for name, timing in timings.items():
+            found[name]["train_step"] = timing
+    return [
+        _record(Record(benchmark, name, setting, metric, 0.0, METRICS[metric].unit, context=about), value)
+        for name, values in found.items()
+        for metric, value in values.items()
+    ]
+
+
+def _record(blank: Record, value: float | Timing) -> Record:
+    fields = {**vars(blank)}
+    if isinstance(value, Timing):
+        fields |= {"value": 1e3 * value.median, "spread": 1e3 * (value.q3 - value.q1)}
+    else:
+        counted = blank.metric in ("parameters", "flops")
+        fields |= {"value": float(value), "source": "counted" if counted else "measured"}
+    return Record(**fields)

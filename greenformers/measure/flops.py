@@ -1,0 +1,89 @@
+"""Floating-point operations of a call, counted by torch's FlopCounterMode. A multiply-add is 2 FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+aten = torch.ops.aten
+
+
+def flops(call: Callable[[], object]) -> int:
+    """Count the FLOPs of the matrix products, convolutions and attention that `call` runs, backward included.
+
+    The call runs once, under any gradient mode. Counted from shapes: a masked or causal attention counts in
+    full, 2 B H N M (D + Dv), whether or not its kernel skips what is masked. The backward of fused attention
+    counts the scores it recomputes (5 products for the forward's 2, FlashAttention, Dao 2022,
+    arXiv:2205.14135, algorithm 4; plain attention has kept them and counts 4). Elementwise work, softmax,
+    normalisation, look-ups and Fourier transforms count 0. What torch.compile has fused is not seen: count
+    the uncompiled call.
+
+    Raises:
+        ValueError: the call uses an operator whose products cannot be counted (fused recurrent layers, int8).
+    """
+    with _no_fused_encoder(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+Size = tuple[int, ...]
+
+
+# What FlopCounterMode leaves out or counts as 0. It hands over shapes in place of tensors.
+
+
+def _sdpa(q: Size, k: Size, v: Size, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(q, k, v)
+
+
+def _sdpa_backward(grad_out: Size, q: Size, k: Size, v: Size, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(grad_out, q, k, v)
+
+
+def _mv(matrix: Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(matrix)
+
+
+def _addmv(_vector: Size, matrix: Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(matrix)
+
+
+def _uncounted(operator: Any) -> Callable[..., NoReturn]:
+    def formula(*_: Any, **__: Any) -> NoReturn:
+        raise ValueError(f"the FLOPs of {operator} cannot be counted")
+
+    return formula
+
+
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
+    aten.mv: _mv,
+    aten.addmv: _addmv,
+    aten.dot: _mv,
+} | {
+    operator: _uncounted(operator)
+    for operator in (
+        aten.mkldnn_rnn_layer,
+        aten._cudnn_rnn,
+        aten._int_mm,
+        torch.ops.quantized.linear,
+        torch.ops.quantized.linear_dynamic,
+    )
+}
+
+
+@contextmanager
+def _no_fused_encoder() -> Iterator[None]:
+    """Switch off the one opaque operator that torch's own encoder layer and attention are in inference."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)

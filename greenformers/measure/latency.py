@@ -1,0 +1,124 @@
+"""How long calls take, compared fairly: interleaved, so that heat and other load fall on all alike."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one call, in seconds.
+
+    Attributes:
+        median: median of the samples.
+        q1: lower quartile of the samples.
+        q3: upper quartile of the samples; the spread of a figure is q3 - q1.
+        samples: one time a round, in the order of the rounds.
+    """
+
+    median: float
+    q1: float
+    q3: float
+    samples: tuple[float, ...]
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int = 30,
+    warmup: int = 3,
+    min_time: float = 0.0,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Timing]:
+    """Time each call once a round, for many rounds, in an order drawn anew each round.
+
+    Each call is first run `warmup` times untimed. Gradients are recorded as the caller has it: wrap this in
+    `torch.inference_mode()` for inference, or pass whole training steps. Releasing what a call returns is not
+    timed, and Python's garbage collection is off during the rounds.
+
+    Args:
+        calls: what to time, by name.
+        repeats: rounds, and so samples a call, at least.
+        warmup: untimed runs of each call beforehand.
+        min_time: more rounds are added until the rounds have taken this many seconds together.
+        device: where the calls compute, "cpu" or a CUDA device. A CUDA device is waited for around each call.
+        seed: of the order within the rounds, so that no call always follows the same one.
+
+    Returns:
+        The timing of each call, by name, in the order of `calls`.
+
+    Raises:
+        ValueError: no calls, repeats < 1, warmup < 0, min_time < 0, or a device other than CPU and CUDA.
+    """
+    if not calls:
+        raise ValueError("calls must name at least one call, got none")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    if warmup < 0:
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
+    if min_time < 0:
+        raise ValueError(f"min_time must be at least 0 seconds, got {min_time}")
+    wait = _waiter(torch.device(device))
+
+    for call in calls.values():
+        for _ in range(warmup):
+            call()
+
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    shuffle = random.Random(seed).shuffle
+    rounds = 0
+    with _no_garbage_collection():
+        start = time.perf_counter()
+        while rounds < repeats or time.perf_counter() - start < min_time:
+            shuffle(order)
+            for name in order:
+                samples[name].append(_seconds(calls[name], wait))
+            rounds += 1
+    return {name: _timing(times) for name, times in samples.items()}
+
+
+def _seconds(call: Callable[[], object], wait: Callable[[], None]) -> float:
+    wait()
+    start = time.perf_counter()
+    result = call()
+    wait()
+    seconds = time.perf_counter() - start
+    del result  # kept until here: returning its memory is not the call's time
+    return seconds
+
+
+def _timing(samples: list[float]) -> Timing:
+    q1, median, q3 = (float(value) for value in np.percentile(samples, [25, 50, 75]))
+    return Timing(median, q1, q3, tuple(samples))
+
+
+def _waiter(device: torch.device) -> Callable[[], None]:
+    """Return what waits until the device has finished. A CPU call has finished when it returns."""
+    if device.type == "cpu":
+        return lambda: None
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    raise ValueError(f"device must be a CPU or CUDA device, got {device}")
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep collections out: one would be charged to whichever call it happens to interrupt."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,272 @@
+"""Records as one page: what was found, the table, the pictures, and how it was measured. Needs no other file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from greenformers.measure.record import METRICS, Record
+from greenformers.report.plot import Picture, pictures, png
+from greenformers.report.table import Cell, Section, change, legend, reference, rows, sections, times, variants
+
+# What a headline says of a ratio, better and worse. The first metric that was improved makes the headline.
+_GAINS = {
+    "latency": ("runs {} faster", "runs {} slower"),
+    "train_step": ("trains {} faster", "trains {} slower"),
+    "train_time": ("trains {} faster", "trains {} slower"),
+    "flops": ("needs {} fewer FLOPs", "needs {} more FLOPs"),
+    "parameters": ("has {} fewer parameters", "has {} more parameters"),
+}
+_MEMORY = {
+    "peak_memory_inference": ("needs {} less memory at inference", "needs {} more memory at inference"),
+    "peak_memory_training": ("needs {} less memory in training", "needs {} more memory in training"),
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f23; --soft: #57606a; --line: #d4d9de; --paper: #fff; --band: #f4f6f8;
+  --better: #00694a; --worse: #a63c06; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #a3abb3; --line: #3a4149; --paper: #14171a;
+  --band: #1e2328; --better: #56d3a6; --worse: #ff9c66; } }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif; }
+main { max-width: 68rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 1rem; }
+h2 { font-size: 1.2rem; margin: 3rem 0 1rem; }
+.lead { font-size: 1.2rem; max-width: 46rem; margin: 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+caption { text-align: left; color: var(--soft); padding-bottom: .6rem; }
+th, td { padding: .3rem .9rem .3rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+tbody th, thead th:first-child { text-align: left; }
+tbody th[scope=row] { font-weight: normal; padding-left: .5rem; }
+tbody th[scope=rowgroup] { background: var(--band); padding: .5rem; white-space: normal; }
+th small { font-weight: normal; color: var(--soft); margin-left: .5rem; }
+td span { display: inline-block; min-width: 3.3rem; color: var(--soft); }
+td .better { color: var(--better); }
+td .worse { color: var(--worse); }
+.notes { color: var(--soft); font-size: .9rem; padding-left: 1.1rem; }
+figure { margin: 0 0 2.5rem; }
+figure img { display: block; max-width: max(100%, 36rem); height: auto; background: #fff; }
+figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.2rem; margin: 0 0 1.5rem; }
+dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { tbody th[scope=row], thead th:first-child { position: sticky; left: 0; min-width: 6.5rem;
+  background: var(--paper); white-space: normal; padding: .3rem .6rem .3rem 0; } }
+""".strip()
+
+
+def write(records: Iterable[Record], folder: str | Path, title: str = "Greenformers: measured, not claimed") -> Path:
+    """Write `index.html`, with its pictures inside, and the same pictures beside it as PNG. Returns the page's path.
+
+    The same records give the same bytes. All files are first written in full under other names, so that a failure
+    leaves an earlier page as it was.
+
+    Raises:
+        ValueError: there are no records, or a record's metric is not in `METRICS`.
+        OSError: the folder cannot be written.
+    """
+    records = list(records)
+    if not records:
+        raise ValueError("no records to write a page of")
+    drawn = [(picture, png(picture.figure)) for picture in pictures(records)]
+    page = _page(records, title, drawn)
+    folder = Path(folder)
+    _put(folder, {**{f"{picture.name}.png": image for picture, image in drawn}, "index.html": page.encode()})
+    return folder / "index.html"
+
+
+def headline(records: Iterable[Record]) -> str:
+    """What was found, in a few sentences: the largest gain in speed, and what the same variant did besides.
+
+    Raises:
+        ValueError: a record's metric is not in `METRICS`.
+    """
+    found = sections(records)
+    compared = [
+        (section, record)
+        for section in found
+        for record in section.cells.values()
+        if record.to == section.baseline and change(section, record).change
+    ]
+    if not compared:
+        return f"Measured: {_count(len(variants(found)), 'variant')} in {_count(len(found), 'setting')}."
+    for metric in _GAINS:
+        gains = [pair for pair in compared if pair[1].metric == metric and change(*pair).verdict == "better"]
+        if gains:
+            section, record = max(gains, key=lambda pair: pair[1].ratio or 0)
+            same = [pair for pair in compared if pair[1].variant == record.variant]
+            return " ".join([_gain(section, record), *_elsewhere(section, record, same), *_accuracies(same)])
+    return f"No variant improves on {compared[0][0].baseline} in speed or size."
+
+
+def _gain(section: Section, record: Record) -> str:
+    text = f"{section.title}: {record.variant} {_phrase(_GAINS, record)} than {record.to}"
+    for metric in _MEMORY:
+        other = section.cells.get((metric, record.variant))
+        verdict = change(section, other).verdict if other else "same"
+        if other and verdict != "same":
+            return f"{text} {'and' if verdict == 'better' else 'but'} {_phrase(_MEMORY, other)}."
+    return f"{text}."
+
+
+def _phrase(words: dict[str, tuple[str, str]], record: Record) -> str:
+    better, worse = words[record.metric]
+    ratio = record.ratio or 1
+    return better.format(times(ratio)) if ratio > 1 else worse.format(times(1 / ratio))
+
+
+def _elsewhere(section: Section, record: Record, same: Sequence[tuple[Section, Record]]) -> list[str]:
+    """The range of the same ratio in the other settings, so that the best does not stand for all."""
+    others = sorted(pair[1].ratio or 1 for pair in same if pair[1].metric == record.metric and pair[0] is not section)
+    if not others:
+        return []
+    ends = " to ".join(dict.fromkeys(times(ratio) for ratio in (others[0], others[-1])))
+    measure = METRICS[record.metric].label.lower()
+    worse = " (below 1x: worse)" if others[0] < 1 else ""
+    where = "In the other setting" if len(others) == 1 else f"In the other {len(others)} settings"
+    return [f"{where}, {measure} is {ends} better{worse}."]
+
+
+def _accuracies(same: Sequence[tuple[Section, Record]]) -> list[str]:
+    sentences = []
+    for section, record in same:
+        if record.metric == "test_accuracy":
+            points = record.value - reference(record)
+            side = "above" if points > 0 else "below"
+            noise = ", within the spread of the repeats" if change(section, record).verdict == "same" else ""
+            words = f"{abs(points):.1f} points {side} {record.to}{noise}"
+            sentences.append(f"{section.title}: its test accuracy is {record.value:.1f} %, {words}.")
+    return sentences
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _page(records: Sequence[Record], title: str, drawn: Sequence[tuple[Picture, bytes]]) -> str:
+    found = sections(records)
+    tabulated = [section for section in found if section.cells]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{escape(title)}</title>
+<style>
+{_STYLE}
+</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+<p class="lead">{escape(headline(records))}</p>
+{_table(tabulated) if tabulated else ""}
+{"<h2>Pictures</h2>" if drawn else ""}
+{"".join(_figure(picture, image) for picture, image in drawn)}
+<h2>How it was measured</h2>
+{_sources(records)}{_contexts(records)}</main>
+</body>
+</html>
+"""
+
+
+def _table(found: Sequence[Section]) -> str:
+    names = variants(found)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    body = "".join(_body(section, names) for section in found)
+    notes = "".join(f"<li>{escape(note)}</li>\n" for note in legend(found))
+    return f"""<h2>Table</h2>
+<div class="scroll" role="region" aria-label="Table" tabindex="0">
+<table>
+<caption>Each measure of each variant, setting by setting.</caption>
+<thead>
+<tr><th scope="col">Measure</th>{head}</tr>
+</thead>
+{body}</table>
+</div>
+<ul class="notes">
+{notes}</ul>"""
+
+
+def _body(section: Section, names: Sequence[str]) -> str:
+    detail = f" <small>{escape(section.detail)}</small>" if section.detail else ""
+    title = f'<th scope="rowgroup" colspan="{len(names) + 1}">{escape(section.title)}{detail}</th>'
+    lines = [
+        f'<th scope="row">{escape(row.label)}</th>{"".join(map(_cell, row.cells))}' for row in rows(section, names)
+    ]
+    return "<tbody>\n" + "".join(f"<tr>{line}</tr>\n" for line in [title, *lines]) + "</tbody>\n"
+
+
+def _cell(cell: Cell) -> str:
+    against = f' <span class="{cell.verdict}">({escape(cell.change)})</span>' if cell.change else ""
+    return f"<td>{escape(cell.value)}{against}</td>"
+
+
+def _figure(picture: Picture, image: bytes) -> str:
+    data = base64.b64encode(image).decode()
+    width, height = (round(100 * inches) for inches in picture.figure.get_size_inches())
+    return f"""<figure>
+<div class="scroll" role="region" aria-label="{escape(picture.caption)}" tabindex="0">
+<img width="{width}" height="{height}" alt="{escape(picture.alt)}" src="data:image/png;base64,{data}">
+</div>
+<figcaption>{escape(picture.caption)}</figcaption>
+</figure>
+"""
+
+
+def _sources(records: Sequence[Record]) -> str:
+    """Which figures were measured, which counted and which estimated."""
+    kinds = {record.source: "" for record in records}
+    for kind in kinds:
+        metrics = {record.metric for record in records if record.source == kind}
+        kinds[kind] = "; ".join(METRICS[metric].label for metric in METRICS if metric in metrics)
+    return _list({kind.capitalize(): labels for kind, labels in kinds.items()})
+
+
+def _contexts(records: Sequence[Record]) -> str:
+    """Command, seed, versions and machine of each run; runs that differ in time alone are one."""
+    runs: dict[str, dict[str, Any]] = {}
+    hours: dict[str, set[str]] = {}
+    for record in records:
+        settled = {key: value for key, value in record.context.items() if key != "time"}
+        key = json.dumps(settled, sort_keys=True, default=str)
+        runs[key] = settled
+        hours.setdefault(key, set()).add(str(record.context.get("time", "")))
+    lists = []
+    for key, settled in runs.items():
+        ends = dict.fromkeys((min(hours[key]), max(hours[key])))
+        lists.append(_list({**{_name(name): value for name, value in settled.items()}, "Time": " to ".join(ends)}))
+    return "".join(lists)
+
+
+def _name(key: str) -> str:
+    text = key.replace("_", " ")
+    return text[:1].upper() + text[1:]
+
+
+def _list(items: dict[str, Any]) -> str:
+    lines = [
+        f"<dt>{escape(name)}</dt><dd>{escape(_words(value))}</dd>\n" for name, value in items.items() if value != ""
+    ]
+    return f"<dl>\n{''.join(lines)}</dl>\n" if lines else ""
+
+
+def _words(value: Any) -> str:
+    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _put(folder: Path, files: dict[str, bytes]) -> None:
+    """Replace files of a folder, none before all are written; the last, the page, when its pictures are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".page-") as staging:
+        for name, data in files.items():
+            Path(staging, name).write_bytes(data)
+        for name in files:
+            os.replace(Path(staging, name), folder / name)

@@ -1,0 +1,424 @@
+"""Records as pictures: accuracy against cost, each measure against the baseline, and training curves.
+
+Colours are those of Okabe and Ito (Color Universal Design, 2008), told apart under any colour blindness; markers,
+hatches and line styles repeat what they say. Figures are drawn without pyplot, so none stays open, and under
+matplotlib's default style, so that the same records give the same bytes whatever the user's settings.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation, Text
+from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
+
+from greenformers.measure.record import METRICS, Record
+from greenformers.report.table import Section, change, label, number, reference, scale, sections, variants
+
+DPI = 150
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "|||", "+++")
+LINES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+
+# Costs to draw accuracy against, where they were measured.
+COSTS = ("latency", "energy")
+PLACES = {"step": "Step (optimiser updates)", "epoch": "Epoch (passes over the data)"}
+
+_GREY = "#595959"
+_LETTERS = 9  # of a title, in an inch
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": _GREY,
+    "axes.labelcolor": _GREY,
+    "axes.grid": True,
+    "axes.unicode_minus": False,
+    "grid.color": "#e4e4e4",
+    "xtick.color": _GREY,
+    "ytick.color": _GREY,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+}
+# Offsets in points from a marker, with alignment: where its name may stand, nearest first.
+_AROUND = tuple(
+    (radius * x, radius * y, horizontal, vertical)
+    for radius in (9, 16, 26, 40, 60)
+    for x, y, horizontal, vertical in (
+        (1, 0, "left", "center"),
+        (-1, 0, "right", "center"),
+        (0, 1, "center", "bottom"),
+        (0, -1, "center", "top"),
+        (0.7, 0.7, "left", "bottom"),
+        (0.7, -0.7, "left", "top"),
+        (-0.7, 0.7, "right", "bottom"),
+        (-0.7, -0.7, "right", "top"),
+    )
+)
+_house = style.context(["default", _STYLE])
+
+
+class Look(NamedTuple):
+    """How one variant is drawn, in every picture."""
+
+    colour: str
+    marker: str
+    hatch: str
+    line: Literal["-", "--", ":", "-."]
+
+
+class Picture(NamedTuple):
+    """A figure with its file name (without ending), a caption, and what it shows in words, for who cannot see it."""
+
+    name: str
+    figure: Figure
+    caption: str
+    alt: str
+
+
+class _Spot(NamedTuple):
+    """A point with half its interquartile ranges."""
+
+    x: float
+    y: float
+    dx: float
+    dy: float
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each variant, no two alike: black for the first, the baseline."""
+    return {
+        name: Look(
+            COLOURS[place % len(COLOURS)],
+            MARKERS[place % len(MARKERS)],
+            HATCHES[place % len(HATCHES)],
+            LINES[place % len(LINES)],
+        )
+        for place, name in enumerate(names)
+    }
+
+
+def pictures(records: Iterable[Record]) -> list[Picture]:
+    """Every picture that these records allow, section by section, each with a name of its own."""
+    found = sections(records)
+    dress = looks(variants(found))
+    drawn: dict[str, Picture] = {}
+    for section in found:
+        for kind, draw in (("accuracy", accuracy), ("ratios", ratios), ("curves", curves)):
+            if figure := draw(section, dress):
+                name = _free(f"{kind}-{section.title}", drawn)
+                drawn[name] = Picture(name, figure, *_words(kind, section))
+    return list(drawn.values())
+
+
+@_house
+def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
+    """Test accuracy against each of `COSTS`, a marker a variant; None where fewer than two variants have both."""
+    panels = {cost: points for cost in COSTS if len(points := _points(section, cost)) > 1}
+    if not panels:
+        return None
+    title = f"{section.title}: accuracy against cost (up and to the left is better)"
+    figure = _figure(4.4 * len(panels) + 0.6, 3.9, title)
+    drawn: list[tuple[Axes, dict[str, _Spot]]] = []
+    for axes, (cost, points) in zip(_grid(figure, 1, len(panels), sharey=True), panels.items(), strict=True):
+        unit, factor = scale([x.value for x, _ in points.values()], METRICS[cost].unit)
+        spots = {
+            name: _Spot(x.value / factor, y.value, (x.spread or 0) / factor / 2, (y.spread or 0) / 2)
+            for name, (x, y) in points.items()
+        }
+        for name, (x, y, dx, dy) in spots.items():
+            look = dress[name]
+            axes.errorbar(x, y, dy, dx, color=look.colour, marker=look.marker, markersize=8, elinewidth=1)
+        axes.margins(0.3, 0.2)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, min(high, 100 + 0.05 * (100 - low)))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.set_xlabel(label(cost, unit) + _estimated(x for x, _ in points.values()))
+        axes.set_ylabel(label("test_accuracy", METRICS["test_accuracy"].unit))
+        axes.label_outer()
+        drawn.append((axes, spots))
+    _settle(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for axes, spots in drawn:
+        _name_points(axes, spots, renderer)
+    return figure
+
+
+@_house
+def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
+    """How many times better than the baseline: a panel a metric, a bar a variant; None where nothing is compared.
+
+    The scale is logarithmic and bars start at the baseline, so that twice as good and half as good look alike.
+    Percentages are compared in points, on a scale of their own.
+    """
+    rated = {key: record for key, record in section.cells.items() if _rated(section, record)}
+    metrics = [metric for metric in section.metrics if any(metric == key[0] for key in rated)]
+    names = [name for name in dress if any(name == key[1] for key in rated)]
+    if not rated:
+        return None
+    down = math.ceil(len(metrics) / 4)
+    across = math.ceil(len(metrics) / down)
+    title = f"{section.title}: times better than {section.baseline}"
+    width = 2.1 * across + 0.3 + 0.075 * max(map(len, names))
+    figure = _figure(width, down * (1.05 + 0.24 * len(names)) + 0.4, title)
+    panels = _grid(figure, down, across, sharey=True)
+    for axes in panels[len(metrics) :]:
+        axes.remove()
+    values = [record.ratio or 1 for record in rated.values() if METRICS[record.metric].unit != "%"]
+    for axes, metric in zip(panels, metrics, strict=False):
+        percent = METRICS[metric].unit == "%"
+        if percent:
+            _scale_points(axes, [record for key, record in rated.items() if key[0] == metric])
+        else:
+            _scale_times(axes, values)
+        for place, name in enumerate(names):
+            _bar(axes, place, section, rated.get((metric, name)), dress[name], percent)
+        axes.set_yticks(range(len(names)), map(_plain, names), color="black")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        _head(axes, section, metric)
+    _settle(figure)
+    return figure
+
+
+@_house
+def curves(section: Section, dress: Mapping[str, Look]) -> Figure | None:
+    """Each metric that was recorded by step or epoch, a line a variant; None where none was."""
+    panels = list(dict.fromkeys((metric, place) for metric, place, _ in section.points))
+    if not panels:
+        return None
+    names = [name for name in dress if any(name == key[2] for key in section.points)]
+    width = 4.4 * len(panels) + 0.6
+    columns = max(1, min(len(names), int(width / (0.9 + max(map(len, names)) / 12))))
+    figure = _figure(width, 3.8 + 0.2 * math.ceil(len(names) / columns), f"{section.title}: training")
+    for axes, (metric, place) in zip(_grid(figure, 1, len(panels), sharey=False), panels, strict=True):
+        for name in names:
+            axes.add_line(_line(section.points.get((metric, place, name), {}), name, dress[name]))
+        axes.autoscale_view()
+        axes.set_xlabel(PLACES[place])
+        axes.set_ylabel(label(metric, METRICS[metric].unit))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles = [_line({}, name, dress[name]) for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=4)
+    _settle(figure)
+    return figure
+
+
+@_house
+def png(figure: Figure) -> bytes:
+    """The figure as PNG, the same bytes each time: no date, no version of the software."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the figure as PNG.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    Path(path).write_bytes(png(figure))
+
+
+def _figure(width: float, height: float, title: str) -> Figure:
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
+    wrapped = textwrap.fill(_plain(title), int(_LETTERS * width))
+    figure.suptitle(wrapped, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def _settle(figure: Figure) -> None:
+    """Lay the figure out, once: laid out again at each saving, it would move by a pixel."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def _grid(figure: Figure, down: int, across: int, sharey: bool) -> list[Axes]:
+    return list(figure.subplots(down, across, sharey=sharey, squeeze=False).flat)
+
+
+def _plain(text: str) -> str:
+    """The text with nothing in it that matplotlib would read as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def _points(section: Section, cost: str) -> dict[str, tuple[Record, Record]]:
+    pairs = {
+        name: (record, section.cells[("test_accuracy", name)])
+        for (metric, name), record in section.cells.items()
+        if metric == cost and ("test_accuracy", name) in section.cells
+    }
+    return {name: pair for name, pair in pairs.items() if all(math.isfinite(record.value) for record in pair)}
+
+
+def _estimated(records: Iterable[Record]) -> str:
+    return ", estimated" if any(record.source == "estimated" for record in records) else ""
+
+
+def _name_points(axes: Axes, spots: Mapping[str, _Spot], renderer: RendererBase) -> None:
+    """Write each variant's name where it hides no marker, bar or name: the nearest of the places around it."""
+    taken = [box for spot in spots.values() for box in _boxes(axes, spot)]
+    for name, spot in sorted(spots.items(), key=lambda item: -len(item[0])):  # the longest has the fewest places
+        text = axes.annotate(
+            _plain(name),
+            spot[:2],
+            (0, 0),
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": _GREY, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 6},
+        )
+        extent = partial(_extent, text, renderer)
+        room = axes.get_window_extent(renderer)
+        best = min(_AROUND, key=lambda place: _crowding(extent(place), room, taken))
+        taken.append(extent(best))
+        if text.arrow_patch and math.hypot(*best[:2]) < 20:
+            text.arrow_patch.set_visible(False)
+
+
+def _boxes(axes: Axes, spot: _Spot) -> list[Bbox]:
+    """What a spot covers, in pixels: its marker and its bars."""
+    x, y, dx, dy = spot
+    ends = axes.transData.transform([(x, y), (x - dx, y), (x + dx, y), (x, y - dy), (x, y + dy)])
+    return [Bbox([ends[0], ends[0]]).padded(10), Bbox(ends[1:3]).padded(2), Bbox(ends[3:]).padded(2)]
+
+
+def _extent(text: Annotation, renderer: RendererBase, place: tuple[float, float, str, str]) -> Bbox:
+    """What the text covers, in pixels, once moved to this place."""
+    text.set(position=place[:2], horizontalalignment=place[2], verticalalignment=place[3])
+    text.update_positions(renderer)
+    return Text.get_window_extent(text, renderer)
+
+
+def _crowding(box: Bbox, room: Bbox, taken: Sequence[Bbox]) -> int:
+    """How many things this box hides; leaving the room counts more than all of them."""
+    box = box.padded(3)
+    outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
+    return box.count_overlaps(taken) + outside * (len(taken) + 1)
+
+
+def _rated(section: Section, record: Record) -> bool:
+    """Whether the record can be drawn as a bar: compared with the baseline of its section, in finite figures."""
+    finite = math.isfinite(record.value) and (record.ratio or 0) > 0
+    return finite and record.to == section.baseline and change(section, record).change != ""
+
+
+def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: Look, percent: bool) -> None:
+    """A bar from the baseline, with its figure to the right of both."""
+    start = 0.0 if percent else 1.0
+    if record is None or record.ratio is None:
+        end, text, colour = start, "not measured", _GREY
+    else:
+        end = record.value - reference(record) if percent else record.ratio
+        text, colour = change(section, record).change, "black"
+    axes.barh(place, end - start, 0.7, left=start, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0)
+    at = (max(start, end), place)
+    blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    axes.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=8, color=colour, bbox=blank)
+
+
+def _scale_times(axes: Axes, values: Sequence[float]) -> None:
+    """The same logarithmic scale for every panel of a figure, with room for the figures beside the bars."""
+    low, high = math.log2(min(1, *values)), math.log2(max(2, *values))
+    span = (high - low) / 0.62
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(2 ** (low - 0.04 * span), 2 ** (high + 0.34 * span))
+    step = max(1, math.ceil(span / 5))
+    powers = range(step * math.ceil(low / step), math.floor(high + 0.34 * span) + 1, step)
+    axes.set_xticks([2.0**power for power in powers], [f"{2.0**power:g}x" for power in powers])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("times better (x)", fontsize=8)
+
+
+def _scale_points(axes: Axes, records: Iterable[Record]) -> None:
+    ends = [record.value - reference(record) for record in records]
+    low, high = min(-1, *ends), max(1, *ends)
+    span = (high - low) / 0.62
+    axes.set_xlim(low - 0.04 * span, high + 0.34 * span)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.axvline(0, color="black", linewidth=1)
+    axes.set_xlabel("difference (points)", fontsize=8)
+
+
+def _head(axes: Axes, section: Section, metric: str) -> None:
+    """The metric, and below it what the baseline scored."""
+    base = section.cells.get((metric, section.baseline or ""))
+    cells = [record for (name, _), record in section.cells.items() if name == metric]
+    axes.set_title(METRICS[metric].label + _estimated(cells), loc="left", pad=16, fontsize=9.5, fontweight="bold")
+    if base:
+        unit, factor = scale([record.value for record in cells], METRICS[metric].unit)
+        text = f"baseline {number(base.value / factor)} {unit}"
+        axes.annotate(text, (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8, color=_GREY)
+
+
+def _line(points: Mapping[float, float], name: str, look: Look) -> Line2D:
+    every = max(1, len(points) // 10)
+    return Line2D(
+        list(points),
+        list(points.values()),
+        label=_plain(name),
+        color=look.colour,
+        linestyle=look.line,
+        marker=look.marker,
+        markersize=5,
+        # Apart from the markers of other variants where there are steps enough.
+        markevery=(MARKERS.index(look.marker) % every, every),
+    )
+
+
+def _words(kind: str, section: Section) -> tuple[str, str]:
+    """Caption of a picture, and what it shows."""
+    values: dict[str, list[str]] = {}
+    if kind == "accuracy":
+        for cost in COSTS:
+            for name, (x, y) in _points(section, cost).items():
+                text = f"{name} {y.value:.1f} % for {number(x.value)} {x.unit}"
+                values.setdefault(METRICS[cost].label, []).append(text)
+        caption = "Test accuracy against what it costs. Lines through a marker: interquartile range of the repeats."
+        return f"{section.title}. {caption}", f"Scatter plot of test accuracy against cost. {_listed(values)}"
+    if kind == "ratios":
+        for (metric, name), record in section.cells.items():
+            if _rated(section, record):
+                text = f"{name} {change(section, record).change}"
+                values.setdefault(METRICS[metric].label, []).append(text)
+        caption = (
+            f"Each measure against {section.baseline}: bars to the right are better. Ratios on a logarithmic scale."
+        )
+        if any(" ~" in text for texts in values.values() for text in texts):
+            caption += " ~: within the spread of the repeats."
+        return f"{section.title}. {caption}", f"Bar chart of the change against {section.baseline}. {_listed(values)}"
+    for (metric, _, name), points in section.points.items():
+        values.setdefault(METRICS[metric].label, []).append(f"{name} {number(list(points.values())[-1])}")
+    return f"{section.title}. The course of training.", f"Line chart of training. At the end: {_listed(values)}"
+
+
+def _listed(values: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{name}: {', '.join(texts)}" for name, texts in values.items()) + "."
+
+
+def _free(text: str, taken: Iterable[str]) -> str:
+    """The text as a file name that is not yet taken."""
+    stem = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80]
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(name for name in names if name not in taken)

@@ -1,0 +1,35 @@
+"""Saving a trained model, whole or not at all."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+
+def check_new(folder: Path) -> None:
+    """Raise before the work if `folder` cannot be made.
+
+    Raises:
+        ValueError: it exists and is not empty.
+        OSError: its parent cannot be written to.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"out must be a new or empty folder, got {str(folder)!r}, which holds something")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent):
+        pass
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write configuration and safetensors; if that fails, `folder` is as it was.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        whole = Path(temporary) / "model"
+        model.save_pretrained(whole)
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(whole, folder)
