@@ -8,7 +8,6 @@ eager attention and with SDPA, and torch.nn.TransformerEncoderLayer.
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLayer
 
-from greenformers.measure.flops import flops
-from greenformers.measure.latency import Timing, interleaved
+from greenformers.measure.costs import Subject, costs
 from greenformers.measure.record import Record, append, context, with_ratios
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import EncoderLayer
@@ -27,6 +25,10 @@ from greenformers.model.variant import slots
 
 D, HEADS, F, RANK, K = 768, 12, 3072, 64, 128
 BASELINE = "transformer"
+METRICS = {
+    "inference": ("latency", "peak_memory_inference"),
+    "training": ("train_step", "peak_memory_training"),
+}
 SETTINGS = [("inference", 128, 32), ("training", 128, 32), ("inference", 4096, 1), ("inference", 8192, 1)]
 # The speed-up each variant is held to: (mode, length, variant) -> times the dense layer.
 BARS = {
@@ -68,69 +70,52 @@ def layers(length: int) -> dict[str, nn.Module]:
     return found
 
 
-def call(layer: nn.Module, x: Tensor, training: bool) -> Callable[[], object]:
-    """A forward pass, or a forward and backward pass."""
-    if not training:
-        return lambda: layer(x)
+def subject(layer: nn.Module, x: Tensor) -> Subject:
+    """A layer, and its forward pass to a number."""
 
-    def step() -> None:
-        layer.zero_grad(set_to_none=True)
+    def forward() -> Tensor:
         out = layer(x)
-        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        return (out[0] if isinstance(out, tuple) else out).sum()
 
-    return step
-
-
-def measure(mode: str, length: int, batch: int, repeats: int) -> tuple[dict[str, Timing], dict[str, int]]:
-    """Time and count every layer in one interleaved run."""
-    torch.manual_seed(0)
-    x = torch.randn(batch, length, D)
-    training = mode == "training"
-    modules = {name: layer.train(training) for name, layer in layers(length).items()}
-    calls = {name: call(layer, x.requires_grad_(training), training) for name, layer in modules.items()}
-    with torch.inference_mode(not training), torch.set_grad_enabled(training):
-        timings = interleaved(calls, repeats=repeats, warmup=2)
-    with torch.set_grad_enabled(training):
-        counts = {name: flops(item) for name, item in calls.items()}
-    return timings, counts
+    return Subject(layer, forward)
 
 
 def records(mode: str, length: int, batch: int, repeats: int) -> list[Record]:
-    """Latency and FLOPs of every layer in one setting."""
-    timings, counts = measure(mode, length, batch, repeats)
+    """Time, memory and FLOPs of every layer in one setting, the times in one interleaved run."""
+    torch.manual_seed(0)
+    x = torch.randn(batch, length, D, requires_grad=mode == "training")
     setting = {"mode": mode, "length": length, "batch": batch, "hidden": D, "rank": RANK, "k": K}
-    metric = "train_step" if mode == "training" else "latency"
-    about = context("python benchmarks/layer_speed.py", seed=0)
-    found = []
-    for name, timing in timings.items():
-        spread = 1e3 * (timing.q3 - timing.q1)
-        found.append(
-            Record("layer_speed", name, setting, metric, 1e3 * timing.median, "ms", spread=spread, context=about)
-        )
-        found.append(
-            Record("layer_speed", name, setting, "flops", counts[name] / 1e9, "GFLOP", source="counted", context=about)
-        )
+    found = costs(
+        {name: subject(layer, x) for name, layer in layers(length).items()},
+        ("flops", *METRICS[mode]),
+        benchmark="layer_speed",
+        setting=setting,
+        repeats=repeats,
+        about=context("python benchmarks/layer_speed.py", seed=0),
+    )
     return with_ratios(found, to=BASELINE)
 
 
 def show(console: Console, found: list[Record]) -> bool:
     """Print one setting; True if every bar in it is met."""
     setting = found[0].setting
+    time, memory = METRICS[setting["mode"]]
     title = f"{setting['mode']}, N {setting['length']}, batch {setting['batch']}"
-    table = Table("layer", "time, ms", "IQR", "speed-up", "limit (FLOP ratio)", "bar", title=title)
-    times = [record for record in found if record.metric != "flops"]
-    ratios = {record.variant: record.ratio for record in found if record.metric == "flops"}
+    table = Table("layer", "time, ms", "IQR", "speed-up", "limit (FLOP ratio)", "bar", "peak MiB", title=title)
+    figure = {(record.variant, record.metric): record for record in found}
     met = True
-    for record in times:
-        bar = BARS.get((setting["mode"], setting["length"], record.variant))
-        met = met and (bar is None or (record.ratio or 0) >= bar)
+    for name in dict.fromkeys(record.variant for record in found):
+        bar = BARS.get((setting["mode"], setting["length"], name))
+        timed = figure[name, time]
+        met = met and (bar is None or (timed.ratio or 0) >= bar)
         table.add_row(
-            record.variant,
-            f"{record.value:.1f}",
-            f"{record.spread:.1f}",
-            f"{record.ratio:.2f}x",
-            f"{ratios[record.variant]:.2f}x",
+            name,
+            f"{timed.value:.1f}",
+            f"{timed.spread:.1f}",
+            f"{timed.ratio:.2f}x",
+            f"{figure[name, 'flops'].ratio:.2f}x",
             f"{bar}x" if bar else "",
+            f"{figure[name, memory].value:.0f}",
         )
     console.print(table)
     return met
@@ -143,8 +128,8 @@ def main() -> int:
     arguments = parser.parse_args()
     met = True
     for setting in SETTINGS:
-        found = records(*setting, repeats=5 if arguments.quick else 15)
-        met = show(Console(), found) and met
+        found = records(*setting, repeats=3 if arguments.quick else 15)
+        met = show(Console(width=110), found) and met
         if arguments.json:
             append(arguments.json, found)
     print("every bar met" if met else "a bar was missed")

@@ -56,6 +56,7 @@ class Network:
         """
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
+        slot = slots(variant, rank=self.rank, options={"linformer": {"k": self.k}}) | {"num_labels": data.classes}
         return GreenformerConfig(
             vocab_size=None,
             input_features=1,
@@ -66,8 +67,7 @@ class Network:
             intermediate_size=self.feed_forward,
             # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
             initializer_range=self.hidden**-0.5,
-            num_labels=data.classes,
-            **slots(variant, rank=self.rank, options={"linformer": {"k": self.k}}),
+            **slot,
         )
 
     def build(self, variant: str, data: Splits, seed: int) -> GreenformerForSequenceClassification:

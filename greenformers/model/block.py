@@ -1,6 +1,5 @@
 """One encoder layer: attention, then feed-forward, each with its residual. Vaswani 2017; thesis 3.1.1."""
 
-from itertools import repeat
 from typing import cast
 
 import torch
@@ -29,8 +28,8 @@ class SelfAttention(nn.Module):
         )
         self.output = linear_map(d, d, config.rank_of(layer, "output"))
 
-    def forward(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N d"]:
-        """Attention of a sequence to itself (B, N, d)."""
+    def mix(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N d"]:
+        """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is."""
         maps = cast(dict[str, LinearMap], dict(self.maps.items()))
         codes = dict(zip(maps, encode(list(maps.values()), x), strict=True))
         if self.mechanism.can_reduce:
@@ -41,7 +40,7 @@ class SelfAttention(nn.Module):
         else:
             projected = {name: self._heads(decode(maps[name], code)) for name, code in codes.items()}
             out = self.mechanism(**projected, key_mask=key_mask)
-        return self.output(out.transpose(1, 2).flatten(2))
+        return out.transpose(1, 2).flatten(2)
 
     def _reduced(self, item: LinearMap, code: Tensor, key_mask: Tensor | None, role: Role) -> Tensor:
         """Keys or values of a mechanism that shortens them, shortened before the last factor: (B, k, d)."""
@@ -64,18 +63,13 @@ class FeedForward(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.down = linear_map(f, d, config.rank_of(layer, "down"))
 
-    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
-        """Position by position (B, N, d)."""
-        if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
-            return self._plain(x)
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Position by position (..., d)."""
         if isinstance(self.up, LED) and isinstance(self.down, LED):
-            # Its forward, not the module: hooks on it, as a FLOP counter's, cannot follow a recomputation.
-            return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
-        if not _slices_pay(x):
-            return self._plain(x)
-        return torch.cat([self._plain(tokens) for tokens in x.flatten(0, 1).split(SLICE)]).view_as(x)
-
-    def _plain(self, x: Tensor) -> Tensor:
+            # torch.compile and autocast do not see into it, and have their own ways.
+            if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type):
+                # The activation's forward, not the module: hooks on it cannot follow a recomputation.
+                return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
         return self.down(self.activation(self.up(x)))
 
 
@@ -92,21 +86,31 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.pre_norm = config.residual == "pre"
 
     def forward(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N d"]:
-        """One layer (B, N, d). Without gradients on the CPU, in slices of the batch that fit the cache."""
+        """One layer (B, N, d); in inference on the CPU, in slices of the batch and of positions."""
+        if torch.is_grad_enabled() or not _slices_pay(x):
+            return self._after(x, self.attention.mix(self._before(x), key_mask))
+        out = x.new_empty(x.shape)
         rows = max(1, SLICE // x.shape[1])
-        if x.shape[0] <= rows or not _slices_pay(x):
-            return self._layer(x, key_mask)
-        masks = repeat(None) if key_mask is None else key_mask.split(rows)
-        return torch.cat([self._layer(*part) for part in zip(x.split(rows), masks, strict=False)])
+        for i in range(0, x.shape[0], rows):
+            part = x[i : i + rows]
+            mixed = self.attention.mix(self._before(part), None if key_mask is None else key_mask[i : i + rows])
+            slices = (y.flatten(0, 1).split(SLICE) for y in (part, mixed, out[i : i + rows]))
+            for x_slice, mixed_slice, out_slice in zip(*slices, strict=True):
+                out_slice.copy_(self._after(x_slice, mixed_slice))
+        return out
 
-    def _layer(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    def _before(self, x: Tensor) -> Tensor:
+        return self.attention_norm(x) if self.pre_norm else x
+
+    def _after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """All that follows once positions are mixed, each position by itself."""
+        x = x + self.dropout(self.attention.output(mixed))
         if self.pre_norm:
-            x = x + self.dropout(self.attention(self.attention_norm(x), key_mask))
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, key_mask)))
+        x = self.attention_norm(x)
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
 def _slices_pay(x: Tensor) -> bool:
-    """On the CPU without gradients, intermediate tensors that fit the cache beat large ones fetched from memory."""
-    return x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    """On the CPU, intermediate tensors that stay in the cache beat large ones fetched from memory."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)

@@ -13,12 +13,23 @@ from typing import Any
 
 from greenformers.measure.record import METRICS, Record
 from greenformers.report.plot import Picture, pictures, png
-from greenformers.report.table import Cell, Section, change, legend, reference, rows, sections, times, variants
+from greenformers.report.table import (
+    Cell,
+    Section,
+    change,
+    interval,
+    legend,
+    reference,
+    rows,
+    sections,
+    times,
+    variants,
+)
 
 # What a headline says of a ratio, better and worse. The first metric that was improved makes the headline.
 _GAINS = {
     "latency": ("runs {} faster", "runs {} slower"),
-    "train_step": ("trains {} faster", "trains {} slower"),
+    "train_step": ("runs forward and backward {} faster", "runs forward and backward {} slower"),
     "train_time": ("trains {} faster", "trains {} slower"),
     "flops": ("needs {} fewer FLOPs", "needs {} more FLOPs"),
     "parameters": ("has {} fewer parameters", "has {} more parameters"),
@@ -139,8 +150,11 @@ def _accuracies(same: Sequence[tuple[Section, Record]]) -> list[str]:
         if record.metric == "test_accuracy":
             points = record.value - reference(record)
             side = "above" if points > 0 else "below"
-            noise = ", within the spread of the repeats" if change(section, record).verdict == "same" else ""
-            words = f"{abs(points):.1f} points {side} {record.to}{noise}"
+            words = f"{abs(points):.1f} points {side} {record.to}"
+            if record.interval:
+                words += f" (95 % interval {interval(record)})"
+            if change(section, record).verdict == "same":
+                words += ", which is within noise"
             sentences.append(f"{section.title}: its test accuracy is {record.value:.1f} %, {words}.")
     return sentences
 

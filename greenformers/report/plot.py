@@ -332,7 +332,9 @@ def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: 
         end = record.value - reference(record) if percent else record.ratio
         text, colour = change(section, record).change, "black"
     axes.barh(place, end - start, 0.7, left=start, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0)
-    at = (max(start, end), place)
+    ends = record.interval if record and record.interval and percent else [end]
+    axes.plot(ends, [place] * len(ends), color="black", linewidth=1.2, solid_capstyle="butt")
+    at = (max(start, end, *ends), place)
     blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     axes.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=8, color=colour, bbox=blank)
 
@@ -352,7 +354,7 @@ def _scale_times(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _scale_points(axes: Axes, records: Iterable[Record]) -> None:
-    ends = [record.value - reference(record) for record in records]
+    ends = [end for record in records for end in (record.value - reference(record), *(record.interval or ()))]
     low, high = min(-1, *ends), max(1, *ends)
     span = (high - low) / 0.62
     axes.set_xlim(low - 0.04 * span, high + 0.34 * span)
@@ -365,10 +367,10 @@ def _head(axes: Axes, section: Section, metric: str) -> None:
     """The metric, and below it what the baseline scored."""
     base = section.cells.get((metric, section.baseline or ""))
     cells = [record for (name, _), record in section.cells.items() if name == metric]
-    axes.set_title(METRICS[metric].label + _estimated(cells), loc="left", pad=16, fontsize=9.5, fontweight="bold")
+    axes.set_title(METRICS[metric].label, loc="left", pad=16, fontsize=9.5, fontweight="bold")
     if base:
         unit, factor = scale([record.value for record in cells], METRICS[metric].unit)
-        text = f"baseline {number(base.value / factor)} {unit}"
+        text = f"baseline {number(base.value / factor)} {unit}{_estimated(cells)}"
         axes.annotate(text, (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8, color=_GREY)
 
 
@@ -406,7 +408,9 @@ def _words(kind: str, section: Section) -> tuple[str, str]:
             f"Each measure against {section.baseline}: bars to the right are better. Ratios on a logarithmic scale."
         )
         if any(" ~" in text for texts in values.values() for text in texts):
-            caption += " ~: within the spread of the repeats."
+            caption += " ~: within noise."
+        if any(record.interval for record in section.cells.values()):
+            caption += " Lines through bars: 95 % interval of the difference."
         return f"{section.title}. {caption}", f"Bar chart of the change against {section.baseline}. {_listed(values)}"
     for (metric, _, name), points in section.points.items():
         values.setdefault(METRICS[metric].label, []).append(f"{name} {number(list(points.values())[-1])}")

@@ -29,6 +29,8 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "g": (("mg", 1e-3), ("g", 1), ("kg", 1e3)),
 }
 
+INTERVAL = "Difference, 95 % interval"
+
 _INDENT = 1
 _GAP = 2
 _COLOUR = {"better": "green", "worse": "red", "same": "dim"}
@@ -74,8 +76,9 @@ class Cell:
 
     Attributes:
         value: the figure in the unit of its row, with its spread.
-        change: against the baseline: "4.2x" (times better) or "+0.3" (points); empty where nothing is compared.
-        verdict: "better", "worse" or "same" (equal as shown, or within the spread).
+        change: against the baseline: "4.2x" (times better) or "+0.3" (points), "~" before it where that is within
+            noise; empty where nothing is compared.
+        verdict: "better", "worse" or "same" (equal as shown, or within noise).
     """
 
     value: str
@@ -138,6 +141,10 @@ def rows(section: Section, columns: Sequence[str]) -> list[Row]:
         unit, factor = scale(values, METRICS[metric].unit)
         cells = [_cell(section, record, factor) if record else Cell("–") for record in records.values()]
         result.append(Row(label(metric, unit), cells))
+        if any(record.interval for record in records.values() if record):
+            result.append(
+                Row(INTERVAL, [Cell(interval(record)) if record else Cell("–") for record in records.values()])
+            )
     return result
 
 
@@ -153,7 +160,7 @@ def legend(found: Sequence[Section]) -> list[str]:
     if any(record.spread is not None for record in records):
         notes.append("±: interquartile range of the repeats.")
     if any(change.startswith("~") for change in changes):
-        notes.append("~: the difference is within that range.")
+        notes.append("~: within noise, by the range of the repeats or the 95 % interval of the difference.")
     if any(record.source == "estimated" for record in records):
         notes.append("est.: estimated, not measured.")
     return notes
@@ -229,15 +236,18 @@ def change(section: Section, record: Record) -> Cell:
     """A record against its baseline, as a cell without a value: times better, or points where it is a percentage."""
     if record.ratio is None or record.to == record.variant or not math.isfinite(record.ratio):
         return Cell("")
-    base = section.cells.get((record.metric, record.to or ""))
-    noise = max(record.spread or 0, (base and base.spread) or 0)
     difference = record.value - reference(record)
     text = f"{difference:+.1f}" if METRICS[record.metric].unit == "%" else times(record.ratio)
-    mark = "~" if noise and abs(difference) <= noise else ""
+    mark = "~" if _noise(section, record, difference) else ""
     same = mark or text in ("1.00x", "+0.0", "-0.0")
     other = "" if record.to == section.baseline else f" vs {record.to}"
     verdict = "same" if same else "better" if record.ratio > 1 else "worse"
     return Cell("", mark + text + other, verdict)
+
+
+def interval(record: Record) -> str:
+    """The confidence interval of the difference, as text, in the unit of the record; a dash where there is none."""
+    return f"{record.interval[0]:+.1f} to {record.interval[1]:+.1f}" if record.interval else "–"
 
 
 def reference(record: Record) -> float:
@@ -251,6 +261,15 @@ def times(ratio: float) -> str:
     if ratio < 0.1:
         return f"{ratio:.2g}x"
     return f"{ratio:,.{2 if ratio < 1.095 else 1 if ratio < 9.95 else 0}f}x"
+
+
+def _noise(section: Section, record: Record, difference: float) -> bool:
+    """Whether a difference is within noise: by its confidence interval, or else by the spread of the repeats."""
+    if record.interval:
+        return record.interval[0] <= 0 <= record.interval[1]
+    base = section.cells.get((record.metric, record.to or ""))
+    noise = max(record.spread or 0, (base and base.spread) or 0)
+    return noise > 0 and abs(difference) <= noise
 
 
 def _tabulated(records: Iterable[Record]) -> list[Section]:

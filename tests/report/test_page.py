@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_table import CONTEXT, DEMO, FIGURES, LONG, SHORT, VARIANTS, figure, sample
 
-from greenformers.measure.record import with_ratios
+from greenformers.measure.record import METRICS, with_ratios
 from greenformers.report import page, plot
 
 VOID = {"meta", "img"}
@@ -104,7 +104,7 @@ def test_the_table_is_a_table(parsed):
     scopes = [attributes["scope"] for attributes, _ in parsed.all("th")]
     assert scopes.count("col") == 1 + len(VARIANTS) + 1
     assert scopes.count("rowgroup") == len(parsed.all("tbody")) == 3
-    assert scopes.count("row") == sum(map(len, FIGURES.values()))
+    assert scopes.count("row") == sum(map(len, FIGURES.values())) + 1  # one is of intervals
     assert len(parsed.all("td")) == scopes.count("row") * (len(VARIANTS) + 1)
     cells = [text for _, text in parsed.all("td")]
     assert "266±8 (8.1x)" in cells
@@ -113,8 +113,8 @@ def test_the_table_is_a_table(parsed):
 
 def test_how_it_was_measured_is_said(parsed):
     facts = dict(zip([text for _, text in parsed.all("dt")], [text for _, text in parsed.all("dd")], strict=True))
-    assert facts["Estimated"] == "Energy; CO2"
-    assert facts["Counted"] == "Parameters; FLOPs"
+    assert facts["Estimated"] == f"{METRICS['energy'].label}; {METRICS['co2'].label}"
+    assert facts["Counted"] == f"{METRICS['parameters'].label}; {METRICS['flops'].label}"
     assert facts["Command"] == CONTEXT["command"]
     assert facts["Seed"] == "1"
     assert facts["Torch"] == "2.13.0"
@@ -138,7 +138,8 @@ def test_the_headline_is_computed(parsed):
     assert [text for attributes, text in parsed.all("p") if attributes == {"class": "lead"}] == [
         "Layer, length 4096, batch 1: lrt+linformer runs 8.1x faster than transformer and needs 12x less memory at "
         "inference. In the other 2 settings, inference latency is 1.6x to 2.1x better. "
-        "Demo: its test accuracy is 96.4 %, 1.1 points below transformer."
+        "Demo: its test accuracy is 96.4 %, 1.1 points below transformer "
+        "(95 % interval -2.2 to -0.1)."
     ]
 
 
@@ -150,14 +151,14 @@ def test_the_headline_does_not_hide_what_is_worse():
         (DEMO, "test_accuracy", (97.0, 97.2)),
     )
     records = [
-        figure(variant, setting, metric, value)
+        replace(figure(variant, setting, metric, value), spread=value / 100)
         for setting, metric, pair in values
         for variant, value in zip(("full", "lrt"), pair, strict=True)
     ]
     assert page.headline(with_ratios(records, "full")) == (
         "Layer, length 4096, batch 1: lrt runs 2.0x faster than full but needs 2.0x more memory at inference. "
         "In the other setting, inference latency is 0.80x better (below 1x: worse). "
-        "Demo: its test accuracy is 97.2 %, 0.2 points above full, within the spread of the repeats."
+        "Demo: its test accuracy is 97.2 %, 0.2 points above full, which is within noise."
     )
 
 

@@ -6,11 +6,11 @@ import matplotlib
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation, Text
-from test_table import DEMO, LONG, figure, sample
+from test_table import DEMO, INTERVALS, LONG, figure, sample
 
-from greenformers.measure.record import Record, with_ratios
+from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.report import plot
-from greenformers.report.table import sections, variants
+from greenformers.report.table import label, sections, variants
 
 LONG_NAME = "a_$b^2$ name that goes on for a good while"
 
@@ -94,20 +94,28 @@ def test_every_axis_says_its_unit(drawn):
 def test_a_panel_a_metric_and_a_bar_a_variant(pictures):
     picture = next(picture for picture in pictures if picture.name.endswith("4096-batch-1"))
     titles = [axes.get_title("left") for axes in picture.figure.axes]
-    assert titles[:3] == ["Parameters", "Training step", "Inference latency"]
+    assert titles[:3] == [METRICS[metric].label for metric in ("parameters", "train_step", "latency")]
     panel = picture.figure.axes[2]
     names = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
     assert names == ["lrt", "linformer", "lrt+linformer", "transformer (eager)"]
     assert [round(bar.get_x() + bar.get_width(), 2) for bar in panel.patches] == [1.12, 5.37, 8.12, 0.74]
     assert {"baseline 2,160 ms", "8.1x", "0.74x"} <= {text.get_text() for text in panel.texts}
     assert "not measured" in {text.get_text() for axes in picture.figure.axes for text in axes.texts}
-    assert "Inference latency: lrt 1.1x, linformer 5.4x, lrt+linformer 8.1x" in picture.alt
+    assert f"{METRICS['latency'].label}: lrt 1.1x, linformer 5.4x, lrt+linformer 8.1x" in picture.alt
 
 
 def test_an_estimate_is_called_one(pictures):
     accuracy, ratios, _ = pictures[:3]
-    assert accuracy.figure.axes[1].get_xlabel() == "Energy (mWh), estimated"
-    assert "CO2, estimated" in [axes.get_title("left") for axes in ratios.figure.axes]
+    assert accuracy.figure.axes[1].get_xlabel() == f"{label('energy', 'mWh')}, estimated"
+    notes = {text.get_text() for axes in ratios.figure.axes for text in axes.texts}
+    assert {"baseline 41.2 mg, estimated", "baseline 7.91 ms"} <= notes
+
+
+def test_an_interval_is_a_line_through_its_bar(pictures):
+    panel = pictures[1].figure.axes[2]
+    assert panel.get_title("left") == METRICS["test_accuracy"].label
+    lines = [list(line.get_xdata()) for line in panel.lines[1:]]
+    assert lines == list(INTERVALS.values())
 
 
 def test_looks_differ_in_colour_and_in_shape():

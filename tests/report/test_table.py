@@ -52,7 +52,8 @@ FIGURES = {
         "flops": (109.5, 70.7, 60.9, 22.0),
     },
 }
-NOISY = {"latency": 0.03, "train_step": 0.02, "test_accuracy": 0.004}
+NOISY = {"latency": 0.03, "train_step": 0.02}
+INTERVALS = {"lrt": [-1.12, 0.56], "linformer": [-1.46, 0.35], "lrt+linformer": [-2.16, -0.06]}
 SOURCES = {"parameters": "counted", "flops": "counted", "energy": "estimated", "co2": "estimated"}
 
 
@@ -81,11 +82,17 @@ def sample() -> list[Record]:
     for index, variant in enumerate(VARIANTS):
         for step in range(0, 230, 5):
             loss = 2.3 * math.exp(-step / (60 + 8 * index)) + 0.05 + 0.04 * math.sin(step + index)
-            records.append(replace(figure(variant, {**DEMO, "step": step}, "train_loss", loss), spread=None))
+            records.append(figure(variant, {**DEMO, "step": step}, "train_loss", loss))
         for epoch in range(1, 11):
             accuracy = FIGURES["demo"]["test_accuracy"][index] * (1 - math.exp(-epoch / 1.6))
-            records.append(replace(figure(variant, {**DEMO, "epoch": epoch}, "test_accuracy", accuracy), spread=None))
-    return with_ratios(records, "transformer")
+            records.append(figure(variant, {**DEMO, "epoch": epoch}, "test_accuracy", accuracy))
+    paired = [
+        replace(record, interval=INTERVALS.get(record.variant))
+        if record.metric == "test_accuracy" and record.setting == DEMO
+        else record
+        for record in records
+    ]
+    return with_ratios(paired, "transformer")
 
 
 def plain(records: list[Record], width: int) -> list[str]:
@@ -184,12 +191,13 @@ def test_four_variants_are_one_table_in_100_columns():
     assert max(map(len, lines)) <= 100
     assert lines[0].split() == list(VARIANTS)
     rows = [line for line in lines if line.startswith(" ") and line.strip()][1:]
-    assert len(rows) == sum(map(len, FIGURES.values()))  # no row is wrapped
+    assert len(rows) == sum(map(len, FIGURES.values())) + 1  # no row is wrapped; one is of intervals
     text = "\n".join(lines)
     for title in ("\nDemo", "\nLayer, length 128, batch 32", "\nLayer, length 4096, batch 1"):
         assert text.count(title + "\n") == 1
     assert "266±8 (8.1x)" in text
-    assert "97.2±0.4 (~-0.3)" in text
+    assert "97.2 (~-0.3)" in text
+    assert re.search(r"Difference, 95 % interval +– +-1.1 to \+0.6 +-1.5 to \+0.3 +-2.2 to -0.1\n", text)
     assert "67.5 est. (1.3x)" in text
     assert "times better than transformer" in text
 
@@ -209,11 +217,18 @@ def test_a_colour_says_better_or_worse():
         for row in table.rows(table.sections(sample())[0], VARIANTS)
         for column, cell in zip(VARIANTS, row.cells, strict=True)
     }
-    assert cells["Inference latency (ms)", "lrt"].verdict == "better"
-    assert cells["Parameters (k)", "linformer"].verdict == "worse"
-    assert cells["Test accuracy (%)", "lrt"].verdict == "same"
-    assert cells["Test accuracy (%)", "lrt+linformer"] == table.Cell("96.4±0.4", "-1.1", "worse")
-    assert cells["Parameters (k)", "transformer"] == table.Cell("105")
+    assert cells[table.label("latency", "ms"), "lrt"].verdict == "better"
+    assert cells[table.label("parameters", "k"), "linformer"].verdict == "worse"
+    assert cells[table.label("test_accuracy", "%"), "lrt"] == table.Cell("97.2", "~-0.3", "same")
+    assert cells[table.label("test_accuracy", "%"), "lrt+linformer"] == table.Cell("96.4", "-1.1", "worse")
+    assert cells[table.label("parameters", "k"), "transformer"] == table.Cell("105")
+
+
+def test_a_difference_within_the_spread_is_noise():
+    short = table.sections(sample())[1]
+    assert table.change(short, short.cells["latency", "linformer"]) == table.Cell("", "~1.02x", "same")
+    assert table.change(short, short.cells["latency", "lrt"]) == table.Cell("", "1.9x", "better")
+    assert table.change(short, short.cells["flops", "transformer (eager)"]) == table.Cell("", "1.00x", "same")
 
 
 def test_another_baseline_is_named():
@@ -229,7 +244,7 @@ def test_markdown_is_one_rectangular_table():
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
     assert rows[0] == "|  | transformer | lrt | linformer | lrt+linformer | transformer (eager) |"
     assert rows[2] == "| **Demo** |  |  |  |  |  |"
-    assert "| FLOPs (GFLOP) | 110 | 70.7 (1.5x) | 60.9 (1.8x) | 22.0 (5.0x) | 110 (1.00x) |" in rows
+    assert f"| {table.label('flops', 'GFLOP')} | 110 | 70.7 (1.5x) | 60.9 (1.8x) | 22.0 (5.0x) | 110 (1.00x) |" in rows
     assert lines[-1].endswith("Layer: hidden 768, layers 1.")
 
 
