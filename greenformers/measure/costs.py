@@ -15,7 +15,7 @@ from greenformers.measure.record import METRICS, Record
 
 MIB = 2**20
 INFERENCE = ("parameters", "latency", "peak_memory_inference", "flops")
-TRAINING = ("train_step", "peak_memory_training")
+TRAINING = ("train_step", "peak_memory_training", "flops_training")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def costs(
                 found[name]["latency"] = timing
     for name, subject in subjects.items():
         subject.module.train()
+        if "flops_training" in metrics:
+            found[name]["flops_training"] = flops(subject.step) / 1e9
         if "peak_memory_training" in metrics:
             found[name]["peak_memory_training"] = peak_memory(subject.step) / MIB
     if "train_step" in metrics:
@@ -91,6 +93,6 @@ def _record(blank: Record, value: float | Timing) -> Record:
     if isinstance(value, Timing):
         fields |= {"value": 1e3 * value.median, "spread": 1e3 * (value.q3 - value.q1)}
     else:
-        counted = blank.metric in ("parameters", "flops")
+        counted = blank.metric in ("parameters", "flops", "flops_training")
         fields |= {"value": float(value), "source": "counted" if counted else "measured"}
     return Record(**fields)

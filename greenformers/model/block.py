@@ -65,11 +65,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Position by position (..., d)."""
-        if isinstance(self.up, LED) and isinstance(self.down, LED):
-            # torch.compile and autocast do not see into it, and have their own ways.
-            if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type):
-                # The activation's forward, not the module: hooks on it cannot follow a recomputation.
-                return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
+        if isinstance(self.up, LED) and isinstance(self.down, LED) and not _otherwise_handled(x):
+            # The activation's forward, not the module: hooks on it cannot follow a recomputation.
+            return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
         return self.down(self.activation(self.up(x)))
 
 
@@ -86,8 +84,9 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.pre_norm = config.residual == "pre"
 
     def forward(self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N d"]:
-        """One layer (B, N, d); in inference on the CPU, in slices of the batch and of positions."""
-        if torch.is_grad_enabled() or not _slices_pay(x):
+        """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache."""
+        # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide.
+        if torch.is_grad_enabled() or x.device.type != "cpu" or _otherwise_handled(x):
             return self._after(x, self.attention.mix(self._before(x), key_mask))
         out = x.new_empty(x.shape)
         rows = max(1, SLICE // x.shape[1])
@@ -111,6 +110,6 @@ class EncoderLayer(GradientCheckpointingLayer):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
-def _slices_pay(x: Tensor) -> bool:
-    """On the CPU, intermediate tensors that stay in the cache beat large ones fetched from memory."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+def _otherwise_handled(x: Tensor) -> bool:
+    """Compiled code fuses by itself and cannot see into slices; autocast chooses the types of single operators."""
+    return torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
