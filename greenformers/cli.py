@@ -2,10 +2,15 @@
 
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 app = typer.Typer(
     name="greenformers",
@@ -56,8 +61,6 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
     """Train variants alike on real images, measure them side by side, and write a report."""
-    from rich.console import Console
-
     from greenformers.advise.compare import Network
     from greenformers.advise.compare import compare as run
     from greenformers.data import load
@@ -67,7 +70,7 @@ def compare(
     from greenformers.train.fit import Schedule
 
     _quiet()
-    console = Console()
+    console = _console()
     schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
     network = Network(hidden, layers, heads, feed_forward, rank, k)
     splits = load(data, folder, limit, pool, seed)
@@ -82,11 +85,11 @@ def compare(
         about=context(_command(), seed),
         console=console,
     )
+    # Shown first: should the disk be full, the figures are at least on the screen.
+    _show(console, tables(found, console.width))
     append(results, found)
     page = write(found, out)
-    for table in tables(found):
-        console.print(table)
-    console.print(f"records: {results}\nreport:  {page}")
+    console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)
 
 
 @app.command()
@@ -109,8 +112,6 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Train one variant and save it, for `from_pretrained`."""
-    from rich.console import Console
-
     from greenformers.advise.compare import Network
     from greenformers.data import load
     from greenformers.measure.parameters import parameters
@@ -119,7 +120,7 @@ def train(
     from greenformers.train.save import check_new, save
 
     _quiet()
-    console = Console()
+    console = _console()
     check_new(out)
     splits = load(data, folder, limit, pool, seed)
     schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
@@ -129,7 +130,8 @@ def train(
     save(model, out)
     console.print(
         f"{variant}: {parameters(model):,} parameters, test accuracy {score:.1f} %, "
-        f"{history.seconds:.1f} s of training\nmodel: {out}"
+        f"{history.seconds:.1f} s of training\nmodel: {out}",
+        soft_wrap=True,
     )
 
 
@@ -139,18 +141,27 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
     """Draw the newest run of each benchmark in a file of records."""
-    from rich.console import Console
-
     from greenformers.measure.record import newest, read
     from greenformers.report.page import write
     from greenformers.report.table import tables
 
+    console = _console()
     found = newest(read(records))
     page = write(found, out)
-    console = Console()
-    for table in tables(found):
-        console.print(table)
-    console.print(f"report:  {page}")
+    _show(console, tables(found, console.width))
+    console.print(f"report:  {page}", soft_wrap=True)
+
+
+def _console() -> "Console":
+    """A console as wide as the terminal; wide enough for five variants where the output goes elsewhere."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def _show(console: "Console", parts: "Iterable[Table]") -> None:
+    for part in parts:
+        console.print(part)
 
 
 def _quiet() -> None:
@@ -182,12 +193,15 @@ def main() -> None:
     """Run the command line. What a user can mend is one line and exit code 2."""
     try:
         app()
-    except (ValueError, OSError) as error:
-        print(f"greenformers: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("greenformers: stopped", file=sys.stderr)
-        sys.exit(130)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    print(f"greenformers: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
+    text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -125,9 +125,10 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
         try:
             while rest:
                 rest = rest[file.write(rest) :]
-        except OSError:
-            os.truncate(path, before)
-            raise
+        except OSError as error:
+            if path.is_file():  # a device has nothing to take back
+                os.truncate(path, before)
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read(path: str | Path) -> list[Record]:

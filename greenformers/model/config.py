@@ -23,17 +23,6 @@ PROJECTIONS = ("q", "k", "v", "output", "up", "down")
 
 Rank = int | dict[str, int | None] | None
 
-# What transformers itself adds to a config.json, or passes along, without a field of its own.
-_FOREIGN = {
-    "transformers_version",
-    "model_type",
-    "torch_dtype",
-    "name_or_path",
-    "_name_or_path",
-    "num_labels",
-}
-_FOREIGN |= {"attn_implementation", "_attn_implementation", "_commit_hash", "auto_map", "quantization_config"}
-
 
 class GreenformerConfig(PreTrainedConfig):
     """Sizes and slots of a Greenformers network; the defaults are BERT-base's.
@@ -64,7 +53,7 @@ class GreenformerConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a value out of range, or a slot that does not take it.
-        TypeError: an option there is not.
+        TypeError: an option that is nearly one of these.
     """
 
     model_type = "greenformer"
@@ -93,11 +82,10 @@ class GreenformerConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        unknown = [name for name in kwargs if name not in _FOREIGN]
-        if unknown:
-            close = get_close_matches(unknown[0], self.__dataclass_fields__, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"GreenformerConfig takes no option {unknown[0]!r}{hint}")
+        # transformers and its friends keep things of their own in a configuration; a misspelt slot is not one of them.
+        for name in kwargs:
+            if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
+                raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
         self._check_sizes()
         self._check_slots()
@@ -109,9 +97,12 @@ class GreenformerConfig(PreTrainedConfig):
             "num_hidden_layers",
             "num_attention_heads",
             "intermediate_size",
+            "vocab_size",
+            "input_features",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads must divide hidden_size {self.hidden_size}, got {self.num_attention_heads}"

@@ -196,9 +196,7 @@ def test_gzip_and_plain_read_alike(folder):
 
 def test_mnist_folder_or_file_missing(folder):
     missing = message(FileNotFoundError, "mnist", folder / "nowhere")
-    assert (
-        missing == f"mnist needs the folder that holds its idx files, '{folder / 'nowhere'}' is not a folder"
-    )
+    assert missing == f"mnist needs the folder that holds its idx files, '{folder / 'nowhere'}' is not a folder"
     assert message(FileNotFoundError, "mnist", folder / IMAGES).endswith("is not a folder")
     (folder / LABELS).unlink()
     expected = f"mnist needs {LABELS} or {LABELS}.gz, neither is in folder '{folder}'"

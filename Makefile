@@ -1,0 +1,40 @@
+# make setup   the environment, .venv, with the pinned versions
+# make demo    compare four variants on real images and write report/index.html
+# make test    the whole test suite
+# make bench   every benchmark, quickly; records are added to results/
+# make lint    ruff and mypy
+#
+# A CPU build of torch from another package index: make setup TORCH_INDEX=<its URL>
+# Another Python: make setup PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: setup demo test bench lint
+
+setup: $(VENV)/ready
+
+# torch comes first and by itself: the index that holds its CPU build holds nothing else.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/greenformers compare --data digits
+
+test: setup
+	$(BIN)/python -m pytest
+
+bench: setup
+	set -e; for script in benchmarks/*.py; do \
+		echo "$$script"; $(BIN)/python $$script --quick --json results/$$(basename $$script .py).jsonl; \
+	done
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy

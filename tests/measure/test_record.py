@@ -1,0 +1,101 @@
+"""Records: written whole or not at all, read back equal, and rated against the right baseline."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from greenformers.measure.record import METRICS, Record, append, context, newest, read, with_ratios
+
+
+def record(variant: str, metric: str, value: float, **setting: object) -> Record:
+    return Record("compare", variant, dict(setting), metric, value, METRICS[metric].unit)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "records.jsonl"
+    first = [record("lrt", "latency", 1.5, length=128), record("é", "test_accuracy", 97.0)]
+    append(file, first)
+    append(file, first[:1])
+    assert read(file) == [*first, first[0]]
+    assert list(read(file)[0].setting) == ["length"]
+
+
+def test_a_ratio_says_how_many_times_better() -> None:
+    found = with_ratios(
+        [
+            record("transformer", "latency", 4.0, length=1),
+            record("lrt", "latency", 2.0, length=1),
+            record("transformer", "latency", 9.0, length=2),
+            record("lrt", "latency", 18.0, length=2),
+            record("transformer", "test_accuracy", 50.0),
+            record("lrt", "test_accuracy", 75.0),
+            record("lrt", "flops", 1.0),
+        ],
+        to="transformer",
+    )
+    assert [item.ratio for item in found] == [1.0, 2.0, 1.0, 0.5, 1.0, 1.5, None]
+    assert found[-1].to is None
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    append(file, [record("lrt", "latency", 1.0)])
+    with file.open("a") as handle:
+        handle.write('{"benchmark": "compare"}\n')
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 2: not a record"):
+        read(file)
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "records.jsonl"
+    append(file, [record("lrt", "latency", 1.0)])
+    before = file.read_bytes()
+    opened = Path.open
+
+    class Full:
+        """A file on a disk that fills after 10 bytes."""
+
+        def __init__(self, handle: object) -> None:
+            self.handle, self.room = handle, 10
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.handle.close()
+
+        def tell(self) -> int:
+            return self.handle.seek(0, os.SEEK_END)
+
+        def write(self, data: memoryview) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = self.handle.write(data[: self.room])
+            self.room -= written
+            return written
+
+    monkeypatch.setattr(Path, "open", lambda path, *given, **more: Full(opened(path, *given, **more)))
+    with pytest.raises(OSError, match="No space left") as failure:
+        append(file, [record("lrt", "latency", 2.0)])
+    monkeypatch.undo()
+    assert failure.value.filename == str(file)
+    assert file.read_bytes() == before
+
+
+def test_newest_takes_each_benchmarks_last_run() -> None:
+    runs = [
+        Record(name, "lrt", {}, "latency", value, "ms", context={"time": time})
+        for name, time, value in (("a", "1", 1.0), ("b", "1", 2.0), ("a", "2", 3.0), ("a", "2", 4.0))
+    ]
+    assert [item.value for item in newest(runs)] == [2.0, 3.0, 4.0]
+
+
+def test_the_context_tells_what_a_figure_depends_on() -> None:
+    about = context("greenformers compare", seed=3)
+    assert about["command"] == "greenformers compare"
+    assert about["seed"] == 3
+    assert about["machine"]["cores"] >= 1
+    assert about["machine"]["cpu"]
+    assert {"torch", "transformers", "python", "time"} <= set(about)

@@ -1,0 +1,166 @@
+"""The command line, as a user meets it: what it prints, what it leaves on disk, and how it refuses."""
+
+import gzip
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from greenformers import cli
+from greenformers.measure.record import newest, read
+
+SMALL = ["--epochs", "1", "--limit", "20", "--hidden", "8", "--heads", "2", "--feed-forward", "16", "--rank", "2"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of a command line."""
+    monkeypatch.setattr(sys, "argv", ["greenformers", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line by which a command line is refused."""
+    assert run(monkeypatch, *words) == 2
+    error = capsys.readouterr().err
+    lines = error.strip().splitlines()
+    assert len(lines) == 1, error
+    assert lines[0].startswith("greenformers: ")
+    return lines[0]
+
+
+def test_help_answers_at_once() -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shown = subprocess.run([sys.executable, "-m", "greenformers", "--help"], capture_output=True, text=True)
+        times.append(time.perf_counter() - start)
+    assert shown.returncode == 0
+    assert all(name in shown.stdout for name in ("compare", "train", "report"))
+    assert min(times) < 1.5
+
+
+def test_compare_trains_measures_and_reports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    results, out = tmp_path / "results" / "compare.jsonl", tmp_path / "report"
+    words = ["compare", *SMALL, "--no-full-size", "--results", str(results), "--out", str(out), "--country", "HKG"]
+    assert run(monkeypatch, *words, "--variants", "lrt, linformer", "--k", "5") == 0
+    shown = capsys.readouterr().out
+    assert "Test accuracy (%)" in shown
+    assert str(out / "index.html") in shown
+    found = read(results)
+    assert {record.variant for record in found} == {"transformer", "lrt", "linformer"}
+    metrics = {record.metric for record in found if record.variant == "lrt"}
+    assert metrics >= {
+        "parameters", "train_accuracy", "test_accuracy", "train_time", "latency", "peak_memory_training",
+        "peak_memory_inference", "flops", "energy", "co2", "train_loss",
+    }  # fmt: skip
+    context = found[0].context
+    assert context["command"].startswith("greenformers compare --epochs 1")
+    assert str(tmp_path) not in context["command"]
+    assert context["seed"] == 0
+    assert context["torch"] == "2.13.0" or context["torch"].startswith("2.13.0+")
+
+    page = (out / "index.html").read_text()
+    assert run(monkeypatch, "report", str(results), "--out", str(tmp_path / "again")) == 0
+    assert (tmp_path / "again" / "index.html").read_text() == page
+
+    # Records are added to, and the newest run is what a report shows.
+    assert run(monkeypatch, *words, "--variants", "lrt") == 0
+    assert len(read(results)) > len(found)
+    assert {record.variant for record in newest(read(results))} == {"transformer", "lrt"}
+
+
+def test_train_saves_a_model_that_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from greenformers import GreenformerForSequenceClassification
+
+    out = tmp_path / "runs" / "model"
+    assert run(monkeypatch, "train", "lrt+linformer", "--out", str(out), *SMALL, "--k", "4") == 0
+    assert re.search(r"test accuracy \d+\.\d %", capsys.readouterr().out)
+    model = GreenformerForSequenceClassification.from_pretrained(out)
+    assert model.config.attention == "linformer"
+    assert model.config.rank == 2
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert list(out.parent.iterdir()) == [out]
+    # A second run would lose the first: refused before any work.
+    assert "new or empty folder" in refused(monkeypatch, capsys, "train", "lrt", "--out", str(out), *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("compare --variants lrt,foo", "variant must be one of transformer, lrt, full, linformer"),
+        ("compare --variants lrt+full+linformer", "got 'lrt+full+linformer'"),
+        ("compare --data cifar", "data set must be one of digits, mnist, got 'cifar'"),
+        ("compare --data mnist", "mnist needs the folder"),
+        ("compare --data mnist --folder nowhere", "'nowhere' is not a folder"),
+        ("compare --rank 65", "rank must be in 1..64 for a 64 x 64 map, got 65"),
+        ("compare --rank 0", "rank must be in 1..64"),
+        ("compare --k 66", "k must be in 1..65 (the longest sequence), got 66"),
+        ("compare --hidden 0", "hidden must be at least 1, got 0"),
+        ("compare --hidden 63", "num_attention_heads must divide hidden_size 63, got 4"),
+        ("compare --epochs 0", "epochs must be at least 1, got 0"),
+        ("compare --learning-rate nan", "learning_rate must be above 0, got nan"),
+        ("compare --country ZZZ", "country must be a 3-letter ISO code"),
+        ("compare --limit 9", "limit must be at least 10, the classes of digits, got 9"),
+        ("compare --pool 3", "pool must be one of 1, 2, 4, 8 for 8x8 images, got 3"),
+        ("train foo --out new", "variant must be one of"),
+        ("report nowhere.jsonl", "nowhere.jsonl: No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(monkeypatch, capsys, *words.split())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_misspelt_option_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "compare", "--epoch", "3") == 2
+    assert "--epochs" in capsys.readouterr().err
+
+
+def test_a_truncated_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for part in ("train", "t10k"):
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(100))[:20])
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(b"")
+    line = refused(monkeypatch, capsys, "compare", "--data", "mnist", "--folder", str(tmp_path))
+    assert "train-images-idx3-ubyte.gz" in line
+
+
+def test_a_full_disk_costs_no_earlier_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here to stand for a full disk")
+    out = tmp_path / "report"
+    words = ["compare", *SMALL, "--no-full-size", "--variants", "lrt", "--out", str(out), "--results"]
+    assert run(monkeypatch, *words, str(tmp_path / "first.jsonl")) == 0
+    page = (out / "index.html").read_text()
+    capsys.readouterr()
+    assert run(monkeypatch, *words, "/dev/full") == 2
+    shown = capsys.readouterr()
+    assert shown.err.strip() == "greenformers: /dev/full: No space left on device"
+    assert "Test accuracy" in shown.out  # the figures are not lost with the disk
+    assert (out / "index.html").read_text() == page
+
+
+def test_an_unwritable_place_is_found_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("here first")
+    start = time.perf_counter()
+    line = refused(monkeypatch, capsys, "compare", "--out", str(tmp_path / "file" / "report"))
+    assert "Not a directory" in line
+    assert time.perf_counter() - start < 20  # the demo's training takes minutes
+    assert (tmp_path / "file").read_text() == "here first"
