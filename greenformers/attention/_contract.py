@@ -124,7 +124,7 @@ def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shap
         raise ValueError(f"q must have {shape.heads} heads of {shape.head_dim}, got {heads} of {dim}")
     if k.shape != (batch, heads, keys, dim) or v.shape != k.shape:
         raise ValueError(f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}")
-    if keys > shape.max_len:
+    if not 1 <= keys <= shape.max_len:
         raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {keys}")
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
         raise ValueError(

@@ -93,9 +93,17 @@ class Linformer(Attention):
             nn.init.normal_(parameter, mean, scale)
 
     def shared(self, first: Attention) -> None:
-        """Layerwise sharing: use the E of layer 0."""
+        """Layerwise sharing: use the E of layer 0.
+
+        Raises:
+            ValueError: layer 0 has none of that shape.
+        """
         if self.sharing == "layerwise" and "E" in self._parameters:
-            self.E = cast(nn.Parameter, first.E)
+            E = cast(nn.Parameter | None, getattr(first, "E", None))
+            if E is None or E.shape != self.E.shape:
+                found = "none" if E is None else tuple(E.shape)
+                raise ValueError(f"layerwise sharing needs an E {tuple(self.E.shape)} in layer 0, got {found}")
+            self.E = E
             self.shared_parameters = ("E",)
 
     @property
@@ -110,6 +118,10 @@ class Linformer(Attention):
         *,
         role: Role,
     ) -> Float[Tensor, "B L C"]:
+        if not self.can_reduce:
+            return super().reduce(x, key_mask, role=role)
+        if not 1 <= x.shape[1] <= self.shape.max_len:
+            raise ValueError(f"the number of keys must be in 1..{self.shape.max_len}, got {x.shape[1]}")
         if key_mask is not None:
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
         return self._matrix(role, x.shape[1])[0] @ x  # (k, M) (B, M, C) -> (B, k, C)

@@ -60,9 +60,9 @@ class _SlicedInner(torch.autograd.Function):
             wide = F.linear(c, D, b).requires_grad_()  # (slice, f)
             with torch.enable_grad():
                 active = ctx.activation(wide)
-            grad_E.addmm_(g.mT, active.detach())
+            torch.addmm(grad_E, g.mT, active.detach(), out=grad_E)
             (g_wide,) = torch.autograd.grad(active, wide, g @ E)
-            grad_D.addmm_(g_wide.mT, c)
+            torch.addmm(grad_D, g_wide.mT, c, out=grad_D)
             if grad_b is not None:
                 grad_b += g_wide.sum(0)
             torch.mm(g_wide, D, out=g_c)

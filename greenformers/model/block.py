@@ -1,5 +1,6 @@
 """One encoder layer: attention, then feed-forward, each with its residual. Vaswani 2017; thesis 3.1.1."""
 
+from itertools import repeat
 from typing import cast
 
 import torch
@@ -62,10 +63,13 @@ class FeedForward(nn.Module):
         self.up = linear_map(d, f, config.rank_of(layer, "up"))
         self.activation = ACT2FN[config.hidden_act]
         self.down = linear_map(f, d, config.rank_of(layer, "down"))
+        # A recomputation gives no gradient to what an activation itself learns (prelu, xielu).
+        self.recomputable = not list(self.activation.parameters())
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Position by position (..., d)."""
-        if isinstance(self.up, LED) and isinstance(self.down, LED) and not _otherwise_handled(x):
+        sliced = self.recomputable and not _otherwise_handled(x)
+        if sliced and isinstance(self.up, LED) and isinstance(self.down, LED):
             # The activation's forward, not the module: hooks on it cannot follow a recomputation.
             return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
         return self.down(self.activation(self.up(x)))
@@ -88,15 +92,17 @@ class EncoderLayer(GradientCheckpointingLayer):
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide.
         if torch.is_grad_enabled() or x.device.type != "cpu" or _otherwise_handled(x):
             return self._after(x, self.attention.mix(self._before(x), key_mask))
-        out = x.new_empty(x.shape)
         rows = max(1, SLICE // x.shape[1])
-        for i in range(0, x.shape[0], rows):
-            part = x[i : i + rows]
-            mixed = self.attention.mix(self._before(part), None if key_mask is None else key_mask[i : i + rows])
-            slices = (y.flatten(0, 1).split(SLICE) for y in (part, mixed, out[i : i + rows]))
-            for x_slice, mixed_slice, out_slice in zip(*slices, strict=True):
-                out_slice.copy_(self._after(x_slice, mixed_slice))
-        return out
+        masks = repeat(None) if key_mask is None else key_mask.split(rows)
+        parts = [self._in_slices(*part) for part in zip(x.split(rows), masks, strict=False)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _in_slices(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
+        mixed = self.attention.mix(self._before(x), key_mask).contiguous()
+        for x_slice, slice_ in zip(*(y.flatten(0, 1).split(SLICE) for y in (x, mixed)), strict=True):
+            slice_.copy_(self._after(x_slice, slice_))
+        return mixed
 
     def _before(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.pre_norm else x

@@ -44,7 +44,7 @@ class Embedding(nn.Module):
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
         length = x.shape[1]
-        if length > self.config.max_position_embeddings:
+        if not 1 <= length <= self.config.max_position_embeddings:
             raise ValueError(f"length must be in 1..{self.config.max_position_embeddings}, got {length}")
         if self.config.position == "learned":
             x = x + self.position.weight[:length]

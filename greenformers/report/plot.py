@@ -12,23 +12,20 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox
 
 from greenformers.measure.record import METRICS, Record
+from greenformers.report.names import GREY, Spot, name_points, plain
 from greenformers.report.table import Section, change, label, number, reference, scale, sections, variants
 
 DPI = 150
@@ -41,7 +38,6 @@ LINES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 COSTS = ("latency", "energy")
 PLACES = {"step": "Step (optimiser updates)", "epoch": "Epoch (passes over the data)"}
 
-_GREY = "#595959"
 _LETTERS = 9  # of a title, in an inch
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -49,31 +45,16 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.edgecolor": _GREY,
-    "axes.labelcolor": _GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
     "axes.grid": True,
     "axes.unicode_minus": False,
     "grid.color": "#e4e4e4",
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
 }
-# Offsets in points from a marker, with alignment: where its name may stand, nearest first.
-_AROUND = tuple(
-    (radius * x, radius * y, horizontal, vertical)
-    for radius in (9, 16, 26, 40, 60)
-    for x, y, horizontal, vertical in (
-        (1, 0, "left", "center"),
-        (-1, 0, "right", "center"),
-        (0, 1, "center", "bottom"),
-        (0, -1, "center", "top"),
-        (0.7, 0.7, "left", "bottom"),
-        (0.7, -0.7, "left", "top"),
-        (-0.7, 0.7, "right", "bottom"),
-        (-0.7, -0.7, "right", "top"),
-    )
-)
 _house = style.context(["default", _STYLE])
 
 
@@ -93,15 +74,6 @@ class Picture(NamedTuple):
     figure: Figure
     caption: str
     alt: str
-
-
-class _Spot(NamedTuple):
-    """A point with half its interquartile ranges."""
-
-    x: float
-    y: float
-    dx: float
-    dy: float
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
@@ -138,11 +110,11 @@ def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
         return None
     title = f"{section.title}: accuracy against cost (up and to the left is better)"
     figure = _figure(4.4 * len(panels) + 0.6, 3.9, title)
-    drawn: list[tuple[Axes, dict[str, _Spot]]] = []
+    drawn: list[tuple[Axes, dict[str, Spot]]] = []
     for axes, (cost, points) in zip(_grid(figure, 1, len(panels), sharey=True), panels.items(), strict=True):
         unit, factor = scale([x.value for x, _ in points.values()], METRICS[cost].unit)
         spots = {
-            name: _Spot(x.value / factor, y.value, (x.spread or 0) / factor / 2, (y.spread or 0) / 2)
+            name: Spot(x.value / factor, y.value, (x.spread or 0) / factor / 2, (y.spread or 0) / 2)
             for name, (x, y) in points.items()
         }
         for name, (x, y, dx, dy) in spots.items():
@@ -159,7 +131,7 @@ def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     _settle(figure)
     renderer = FigureCanvasAgg(figure).get_renderer()
     for axes, spots in drawn:
-        _name_points(axes, spots, renderer)
+        name_points(axes, spots, renderer)
     return figure
 
 
@@ -192,7 +164,7 @@ def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
             _scale_times(axes, values)
         for place, name in enumerate(names):
             _bar(axes, place, section, rated.get((metric, name)), dress[name], percent)
-        axes.set_yticks(range(len(names)), map(_plain, names), color="black")
+        axes.set_yticks(range(len(names)), map(plain, names), color="black")
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_ylim(len(names) - 0.5, -0.5)
@@ -244,7 +216,7 @@ def save(figure: Figure, path: str | Path) -> None:
 def _figure(width: float, height: float, title: str) -> Figure:
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
-    wrapped = textwrap.fill(_plain(title), int(_LETTERS * width))
+    wrapped = textwrap.fill(plain(title), int(_LETTERS * width))
     figure.suptitle(wrapped, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
 
@@ -257,11 +229,6 @@ def _settle(figure: Figure) -> None:
 
 def _grid(figure: Figure, down: int, across: int, sharey: bool) -> list[Axes]:
     return list(figure.subplots(down, across, sharey=sharey, squeeze=False).flat)
-
-
-def _plain(text: str) -> str:
-    """The text with nothing in it that matplotlib would read as mathematics."""
-    return text.replace("$", r"\$")
 
 
 def _points(section: Section, cost: str) -> dict[str, tuple[Record, Record]]:
@@ -277,46 +244,6 @@ def _estimated(records: Iterable[Record]) -> str:
     return ", estimated" if any(record.source == "estimated" for record in records) else ""
 
 
-def _name_points(axes: Axes, spots: Mapping[str, _Spot], renderer: RendererBase) -> None:
-    """Write each variant's name where it hides no marker, bar or name: the nearest of the places around it."""
-    taken = [box for spot in spots.values() for box in _boxes(axes, spot)]
-    for name, spot in sorted(spots.items(), key=lambda item: -len(item[0])):  # the longest has the fewest places
-        text = axes.annotate(
-            _plain(name),
-            spot[:2],
-            (0, 0),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": _GREY, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 6},
-        )
-        extent = partial(_extent, text, renderer)
-        room = axes.get_window_extent(renderer)
-        best = min(_AROUND, key=lambda place: _crowding(extent(place), room, taken))
-        taken.append(extent(best))
-        if text.arrow_patch and math.hypot(*best[:2]) < 20:
-            text.arrow_patch.set_visible(False)
-
-
-def _boxes(axes: Axes, spot: _Spot) -> list[Bbox]:
-    """What a spot covers, in pixels: its marker and its bars."""
-    x, y, dx, dy = spot
-    ends = axes.transData.transform([(x, y), (x - dx, y), (x + dx, y), (x, y - dy), (x, y + dy)])
-    return [Bbox([ends[0], ends[0]]).padded(10), Bbox(ends[1:3]).padded(2), Bbox(ends[3:]).padded(2)]
-
-
-def _extent(text: Annotation, renderer: RendererBase, place: tuple[float, float, str, str]) -> Bbox:
-    """What the text covers, in pixels, once moved to this place."""
-    text.set(position=place[:2], horizontalalignment=place[2], verticalalignment=place[3])
-    text.update_positions(renderer)
-    return Text.get_window_extent(text, renderer)
-
-
-def _crowding(box: Bbox, room: Bbox, taken: Sequence[Bbox]) -> int:
-    """How many things this box hides; leaving the room counts more than all of them."""
-    box = box.padded(3)
-    outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
-    return box.count_overlaps(taken) + outside * (len(taken) + 1)
-
-
 def _rated(section: Section, record: Record) -> bool:
     """Whether the record can be drawn as a bar: compared with the baseline of its section, in finite figures."""
     finite = math.isfinite(record.value) and (record.ratio or 0) > 0
@@ -327,7 +254,7 @@ def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: 
     """A bar from the baseline, with its figure to the right of both."""
     start = 0.0 if percent else 1.0
     if record is None or record.ratio is None:
-        end, text, colour = start, "not measured", _GREY
+        end, text, colour = start, "not measured", GREY
     else:
         end = record.value - reference(record) if percent else record.ratio
         text, colour = change(section, record).change, "black"
@@ -371,7 +298,7 @@ def _head(axes: Axes, section: Section, metric: str) -> None:
     if base:
         unit, factor = scale([record.value for record in cells], METRICS[metric].unit)
         text = f"baseline {number(base.value / factor)} {unit}{_estimated(cells)}"
-        axes.annotate(text, (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8, color=_GREY)
+        axes.annotate(text, (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8, color=GREY)
 
 
 def _line(points: Mapping[float, float], name: str, look: Look) -> Line2D:
@@ -379,7 +306,7 @@ def _line(points: Mapping[float, float], name: str, look: Look) -> Line2D:
     return Line2D(
         list(points),
         list(points.values()),
-        label=_plain(name),
+        label=plain(name),
         color=look.colour,
         linestyle=look.line,
         marker=look.marker,

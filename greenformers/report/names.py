@@ -1,0 +1,84 @@
+"""Names beside the points of a plot, where they hide nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
+
+GREY = "#595959"
+# Offsets in points from a marker, with alignment: where its name may stand, nearest first.
+_AROUND = tuple(
+    (radius * x, radius * y, horizontal, vertical)
+    for radius in (9, 16, 26, 40, 60)
+    for x, y, horizontal, vertical in (
+        (1, 0, "left", "center"),
+        (-1, 0, "right", "center"),
+        (0, 1, "center", "bottom"),
+        (0, -1, "center", "top"),
+        (0.7, 0.7, "left", "bottom"),
+        (0.7, -0.7, "left", "top"),
+        (-0.7, 0.7, "right", "bottom"),
+        (-0.7, -0.7, "right", "top"),
+    )
+)
+
+
+class Spot(NamedTuple):
+    """A point with half its interquartile ranges."""
+
+    x: float
+    y: float
+    dx: float
+    dy: float
+
+
+def name_points(axes: Axes, spots: Mapping[str, Spot], renderer: RendererBase) -> None:
+    """Write each variant's name where it hides no marker, bar or name: the nearest of the places around it."""
+    taken = [box for spot in spots.values() for box in _boxes(axes, spot)]
+    for name, spot in sorted(spots.items(), key=lambda item: -len(item[0])):  # the longest has the fewest places
+        text = axes.annotate(
+            plain(name),
+            spot[:2],
+            (0, 0),
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 6},
+        )
+        extent = partial(_extent, text, renderer)
+        room = axes.get_window_extent(renderer)
+        best = min(_AROUND, key=lambda place: _crowding(extent(place), room, taken))
+        taken.append(extent(best))
+        if text.arrow_patch and math.hypot(*best[:2]) < 20:
+            text.arrow_patch.set_visible(False)
+
+
+def _boxes(axes: Axes, spot: Spot) -> list[Bbox]:
+    """What a spot covers, in pixels: its marker and its bars."""
+    x, y, dx, dy = spot
+    ends = axes.transData.transform([(x, y), (x - dx, y), (x + dx, y), (x, y - dy), (x, y + dy)])
+    return [Bbox([ends[0], ends[0]]).padded(10), Bbox(ends[1:3]).padded(2), Bbox(ends[3:]).padded(2)]
+
+
+def _extent(text: Annotation, renderer: RendererBase, place: tuple[float, float, str, str]) -> Bbox:
+    """What the text covers, in pixels, once moved to this place."""
+    text.set(position=place[:2], horizontalalignment=place[2], verticalalignment=place[3])
+    text.update_positions(renderer)
+    return Text.get_window_extent(text, renderer)
+
+
+def _crowding(box: Bbox, room: Bbox, taken: Sequence[Bbox]) -> int:
+    """How many things this box hides; leaving the room counts more than all of them."""
+    box = box.padded(3)
+    outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
+    return box.count_overlaps(taken) + outside * (len(taken) + 1)
+
+
+def plain(text: str) -> str:
+    """The text with nothing in it that matplotlib would read as mathematics."""
+    return text.replace("$", r"\$")
