@@ -1,0 +1,60 @@
+"""What the tests of the attention slot run over: each row, each of its forms, and drawn inputs and masks."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from rows import DIM, HEADS, ROWS
+from torch import Tensor
+
+BATCH = 2
+
+each_row = pytest.mark.parametrize("row", ROWS, ids=str)
+each_form = pytest.mark.parametrize(
+    ("row", "causal"),
+    [pytest.param(row, False, id=str(row)) for row in ROWS]
+    + [pytest.param(row, True, id=f"{row}-causal") for row in ROWS if row.causal],
+)
+
+
+def draw(
+    queries: int, keys: int, *, seed: int = 1, batch: int = BATCH, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, H, N, D), k and v (B, H, M, D), standard normal; the same numbers in every dtype."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(length: int) -> Tensor:
+        return torch.randn(batch, HEADS, length, DIM, generator=generator, dtype=torch.float64).to(dtype)
+
+    return normal(queries), normal(keys), normal(keys)
+
+
+def holes(length: int, batch: int = BATCH) -> Tensor:
+    """A mask (B, length): row 0 lacks the first position and every third one from there, the others their end.
+
+    At length 1 row 0 is hidden altogether.
+    """
+    mask = torch.ones(batch, length, dtype=torch.bool)
+    mask[0, ::3] = False
+    mask[1:, length - length // 3 :] = False
+    return mask
+
+
+def kept(out: Tensor, query_mask: Tensor | None) -> Tensor:
+    """The outputs that mean something: (B, H, N, D) to those of the kept queries, (n, H, D)."""
+    out = out.transpose(1, 2)
+    return out.flatten(0, 1) if query_mask is None else out[query_mask]
+
+
+def filled(x: Tensor, where: Tensor, fill: Callable[[Tensor], Tensor]) -> Tensor:
+    """`x` (B, H, N, D) with other contents at the positions `where` (B, N) or (N,), as a new leaf."""
+    return torch.where(where[..., None, :, None], fill(x), x.detach()).requires_grad_(x.requires_grad)
+
+
+def noise(x: Tensor) -> Tensor:
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype)
+
+
+def huge(x: Tensor) -> Tensor:
+    """Values whose products of two stay finite in float32."""
+    return 1e15 * noise(x)

@@ -1,0 +1,158 @@
+"""One row a mechanism (and variant of it): all that test_contract.py needs to hold it to the contract.
+
+To add a mechanism, write its oracle, a slow plain reading of its formula, and append its rows to ROWS.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from greenformers.attention import Attention, Shape, build
+
+# Sizes of the tests: every dimension has a prime of its own.
+HEADS, DIM, MAX_LEN = 3, 5, 13
+LAYERS = 2
+
+Oracle = Callable[[Any, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mechanism as the tests build it, and what it claims.
+
+    Attributes:
+        name: of the mechanism, the stem of its file.
+        oracle: the formula in plain loops, (module, q, k, v, key_mask) -> out, differentiable. It may read the
+            module's parameters and options, and must not call its methods.
+        options: keyword arguments of the mechanism. Blocks, windows and the like: above 1, below MAX_LEN, and
+            no divisor of it. They fit a network of LAYERS layers.
+        layer: the layer of it, from 0.
+        causal: a causal form exists; otherwise Shape(causal=True) raises.
+        cross: queries and keys may differ in number; otherwise Shape(cross=True) raises.
+        time: the claimed exponent of time (and FLOPs) in N; None claims nothing.
+        memory: the claimed exponent of memory in N; None claims nothing.
+        large: the options at N = 1K to 16K, where the exponents are measured. None: those of `options`.
+        compiles: torch.compile makes one graph of it.
+    """
+
+    name: str
+    oracle: Oracle
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layer: int = 0
+    causal: bool = False
+    cross: bool = True
+    time: float | None = None
+    memory: float | None = None
+    large: Mapping[str, Any] | None = None
+    compiles: bool = True
+
+    def __str__(self) -> str:
+        settings = {**self.options, "layer": self.layer} if self.layer else self.options
+        return "-".join([self.name, *(f"{name}={value}" for name, value in settings.items())])
+
+    def build(self, options: Mapping[str, Any] | None = None, **shape: Any) -> Attention:
+        """The mechanism with parameters drawn from one seed; with other options or another Shape where given."""
+        torch.manual_seed(0)
+        sizes = {"heads": HEADS, "head_dim": DIM, "max_len": MAX_LEN, "layer": self.layer, "layers": LAYERS}
+        return build(self.name, Shape(**sizes | shape), **{**self.options, **(options or {})})
+
+    def build_large(self, max_len: int) -> Attention:
+        """The mechanism at the size at which growth is measured."""
+        shape = Shape(heads=2, head_dim=32, max_len=max_len)
+        return build(self.name, shape, **self.options if self.large is None else self.large)
+
+
+def softmax_mixture(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """sum_j exp(q k_j / sqrt(D)) v_j / sum_j exp(q k_j / sqrt(D)), of vectors of D; 0 without keys."""
+    if not keys:
+        return torch.zeros_like(q)
+    weights = [torch.exp((q * key).sum() / math.sqrt(len(q))) for key in keys]
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def kept_positions(key_mask: Tensor | None, batch: int, keys: int) -> list[int]:
+    return list(range(keys)) if key_mask is None else key_mask[batch].nonzero().flatten().tolist()
+
+
+def full(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Vaswani 2017, eq. 1, one query at a time. Causal: query i stands at key position i + M - N."""
+    queries, keys = q.shape[2], k.shape[2]
+    out = []
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
+        last = i + keys - queries if module.shape.causal else keys
+        seen = [j for j in kept_positions(key_mask, b, keys) if j <= last]
+        out.append(softmax_mixture(q[b, h, i], [k[b, h, j] for j in seen], [v[b, h, j] for j in seen]))
+    return torch.stack(out).view(q.shape)
+
+
+def linformer(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Wang 2020, eq. 7: each head attends its projected keys, each a sum or maximum over kept positions."""
+    out = []
+    for b, h in torch.cartesian_prod(*map(torch.arange, q.shape[:2])).tolist():
+        kept = kept_positions(key_mask, b, k.shape[2])
+        project = (_by_matrix if module.projection == "linear" else _by_windows)(module, h, kept)
+        keys, values = project(k[b, h], "E"), project(v[b, h], "F")
+        out.extend(softmax_mixture(query, keys, values) for query in q[b, h])
+    return torch.stack(out).view(q.shape)
+
+
+def _matrix(module: Any, name: str, head: int) -> Tensor:
+    """E or F of a head: one each a head, one each a layer, or E = F."""
+    if module.sharing in ("key_value", "layerwise"):
+        name = "E"
+    return getattr(module, name)[head if module.sharing == "none" else 0]
+
+
+def _by_matrix(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, str], list[Tensor]]:
+    def project(x: Tensor, name: str) -> list[Tensor]:
+        rows = _matrix(module, name, head)[: module.k_per_head[head]]
+        return [sum((row[j] * x[j] for j in kept), torch.zeros_like(x[0])) for row in rows]
+
+    return project
+
+
+def _by_windows(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, str], list[Tensor]]:
+    width = math.ceil(module.shape.max_len / module.k_per_head[head])
+    windows = [[j for j in kept if j // width == step] for step in range(module.shape.max_len)]
+
+    def project(x: Tensor, name: str) -> list[Tensor]:
+        seen = [window for window in windows if window]
+        if module.projection == "mean":
+            return [sum(x[j] for j in window) / len(window) for window in seen]
+        if module.projection == "max":
+            return [x[window].amax(0) for window in seen]
+        kernel = _matrix(module, name, head)  # (D, width)
+        return [sum(kernel[:, j % width] * x[j] for j in window) for window in seen]
+
+    return project
+
+
+LINEAR: Mapping[str, Any] = {"time": 1.0, "memory": 1.0}
+
+ROWS = (
+    Row("full", full, causal=True),
+    # Who shares E and F.
+    Row("linformer", linformer, {"k": 5}, large={"k": 128}, **LINEAR),
+    Row("linformer", linformer, {"k": 5, "sharing": "none"}, large={"k": 128, "sharing": "none"}, **LINEAR),
+    Row("linformer", linformer, {"k": 5, "sharing": "key_value"}, large={"k": 128, "sharing": "key_value"}, **LINEAR),
+    Row("linformer", linformer, {"k": 5, "sharing": "layerwise"}, large={"k": 128, "sharing": "layerwise"}, **LINEAR),
+    # k a layer, and a layer and head.
+    Row("linformer", linformer, {"k": (7, 3)}, layer=1),
+    Row("linformer", linformer, {"k": (3, 7), "sharing": "layerwise"}),
+    Row("linformer", linformer, {"k": (7, (5, 2, 3))}, layer=1),
+    Row("linformer", linformer, {"k": ((5, 2, 3), 7), "sharing": "none"}),
+    Row("linformer", linformer, {"k": ((5, 2, 3), 7), "sharing": "key_value"}),
+    Row("linformer", linformer, {"k": (7, (2, 5, 3)), "sharing": "layerwise"}, layer=1),
+    # The other projections. Windows of ceil(13 / 5) = 3 positions, or ceil(13 / 2) = 7.
+    Row("linformer", linformer, {"k": 5, "projection": "mean"}, large={"projection": "mean"}, **LINEAR),
+    Row("linformer", linformer, {"k": (5, 2), "projection": "mean"}, layer=1),
+    Row("linformer", linformer, {"k": 5, "projection": "max"}, large={"projection": "max"}, **LINEAR),
+    Row("linformer", linformer, {"k": 5, "projection": "convolution"}, large={"projection": "convolution"}, **LINEAR),
+    Row("linformer", linformer, {"k": 5, "projection": "convolution", "sharing": "none"}),
+    Row("linformer", linformer, {"k": 5, "projection": "convolution", "sharing": "key_value"}),
+    Row("linformer", linformer, {"k": 5, "projection": "convolution", "sharing": "layerwise"}),
+)

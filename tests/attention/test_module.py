@@ -1,0 +1,154 @@
+"""A mechanism is an ordinary module: compiled, copied, saved, shared between layers, trained with dropout."""
+
+import inspect
+from copy import deepcopy
+
+import pytest
+import safetensors.torch
+import torch
+from cases import draw, each_form, each_row, holes, kept
+from rows import LAYERS
+from torch import nn
+
+MASK = holes(11)
+
+
+def inputs():
+    return draw(11, 11, dtype=torch.float32)
+
+
+def redraw(module):
+    """Other parameters than those it was built with."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+
+
+@pytest.fixture
+def compiler():
+    """torch.compile of one whole graph, with room for every row: they share the code of one forward."""
+    torch.compiler.reset()
+    yield lambda module, backend: torch.compile(module, fullgraph=True, dynamic=False, backend=backend)
+    torch.compiler.reset()
+
+
+def compare_compiled(row, causal, compiler, backend):
+    module = row.build(causal=causal)
+    compiled = compiler(module, backend)
+    tensors = [x.requires_grad_() for x in inputs()]
+    everything = [*tensors, *module.parameters()]
+    for mask in (None, MASK):
+        results = []
+        for call in (compiled, module):
+            out = kept(call(*tensors, mask), mask)
+            results.append((out, *torch.autograd.grad(out.square().sum(), everything, materialize_grads=True)))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@each_form
+def test_compiles_to_one_graph(row, causal, compiler):
+    if not row.compiles:
+        pytest.skip("exempt")
+    compare_compiled(row, causal, compiler, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, at inductor's import
+@each_form
+def test_compiles_to_machine_code(row, causal, compiler):
+    if not row.compiles:
+        pytest.skip("exempt")
+    compare_compiled(row, causal, compiler, "inductor")
+
+
+@each_form
+def test_a_deep_copy_is_equal_and_apart(row, causal):
+    module = row.build(causal=causal)
+    copied = deepcopy(module)
+    out = module(*inputs(), MASK)
+    assert torch.equal(copied(*inputs(), MASK), out)
+    redraw(copied)
+    assert torch.equal(module(*inputs(), MASK), out)
+
+
+@each_row
+@pytest.mark.parametrize("form", ["state_dict", "safetensors"])
+def test_a_saved_module_comes_back(row, form, tmp_path):
+    module, other = row.build(), row.build()
+    redraw(module)
+    out = module(*inputs(), MASK)
+    if list(module.parameters()):
+        assert not torch.equal(other(*inputs(), MASK), out)
+    state = module.state_dict()
+    if form == "safetensors":
+        safetensors.torch.save_file(state, tmp_path / "mechanism.safetensors")
+        state = safetensors.torch.load_file(tmp_path / "mechanism.safetensors")
+    other.load_state_dict(state, strict=True)
+    assert torch.equal(other(*inputs(), MASK), out)
+
+
+def two_layers(row):
+    layers = nn.ModuleList(row.build(layer=layer) for layer in range(LAYERS))
+    layers[1].shared(layers[0])
+    return layers
+
+
+@each_row
+def test_what_layers_share_is_one_tensor_named_as_shared_and_saved_once(row, tmp_path):
+    layers = two_layers(row)
+    first, second = (dict(layer.named_parameters()) for layer in layers)
+    assert {name for name in second if second[name] is first.get(name)} == set(layers[1].shared_parameters)
+
+    redraw(layers)
+    safetensors.torch.save_model(layers, str(tmp_path / "layers.safetensors"))
+    other = two_layers(row)
+    safetensors.torch.load_model(other, tmp_path / "layers.safetensors")
+    for layer, loaded in zip(layers, other, strict=True):
+        assert torch.equal(loaded(*inputs(), MASK), layer(*inputs(), MASK))
+
+
+@each_row
+def test_new_parameters_are_drawn_in_place(row):
+    module = row.build()
+    before = {name: (parameter, parameter.detach().clone()) for name, parameter in module.named_parameters()}
+    module.reset_parameters()
+    for name, parameter in module.named_parameters():
+        same, numbers = before[name]
+        assert parameter is same
+        assert parameter.isfinite().all()
+        assert not torch.equal(parameter, numbers)
+
+
+@pytest.fixture
+def with_dropout():
+    """What builds a row with dropout."""
+
+    def build(row, dropout):
+        if "dropout" not in inspect.signature(type(row.build())).parameters:
+            pytest.skip("no dropout")
+        return row.build({"dropout": dropout})
+
+    return build
+
+
+@each_row
+def test_with_dropout_the_mean_over_draws_is_the_output_without(row, with_dropout):
+    q, k, v = (x[:1] for x in inputs())
+    one = (q, k, v + 2)
+    many = [x.expand(4000, -1, -1, -1) for x in one]
+    with torch.no_grad():
+        out = with_dropout(row, 0.3).train()(*many)
+        assert not torch.equal(out[:1], out[1:2])
+        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*one), rtol=0, atol=0.1)
+
+
+@each_row
+def test_no_dropout_in_evaluation(row, with_dropout):
+    assert torch.equal(with_dropout(row, 0.3).eval()(*inputs(), MASK), row.build()(*inputs(), MASK))
+
+
+@each_row
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_dropout_is_a_probability(row, dropout, with_dropout):
+    with pytest.raises(ValueError, match=rf"dropout must be in \[0, 1\), got {dropout}"):
+        with_dropout(row, dropout)

@@ -1,0 +1,69 @@
+"""Finite and close to float64 in the shorter formats."""
+
+import pytest
+import torch
+from cases import draw, each_form, holes, kept
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 is checked on CUDA, and there is none")
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "device"),
+    [
+        pytest.param(torch.float32, "cpu", id="float32"),
+        pytest.param(torch.bfloat16, "cpu", id="bfloat16"),
+        pytest.param(torch.float16, "cuda", id="float16", marks=needs_cuda),
+    ],
+)
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
+    torch.float16: {"rtol": 4e-3, "atol": 4e-3},
+}
+each_mask = pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+
+
+@each_form
+@each_dtype
+@each_mask
+def test_finite_for_logits_of_1e4(row, causal, dtype, device, masked):
+    module = row.build(causal=causal).to(device, dtype)
+    mask = holes(11).to(device) if masked else None
+    q, k, v = draw(11, 11)
+    largest = (q @ k.mT).abs().max() / q.shape[-1] ** 0.5
+    size = (1e4 / largest).sqrt()  # of q and k each
+    tensors = [x.to(device, dtype).requires_grad_() for x in (size * q, size * k, v)]
+    out = module(*tensors, mask)
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    parameters = list(module.parameters())
+    for grad in torch.autograd.grad(kept(out, mask).sum(), [*tensors, *parameters], materialize_grads=True):
+        assert grad.isfinite().all()
+
+
+@each_form
+@each_dtype
+@each_mask
+def test_close_to_float64(row, causal, dtype, device, masked):
+    module = row.build(causal=causal).to(device, dtype)
+    mask = holes(11).to(device) if masked else None
+    q, k, v = (x.to(device) for x in draw(11, 11, dtype=dtype))
+    out = module(q, k, v, mask)
+    expected = module.double()(q.double(), k.double(), v.double(), mask)  # of the same, rounded numbers
+    torch.testing.assert_close(kept(out, mask).double(), kept(expected, mask), **TOLERANCE[dtype])
+
+
+@each_form
+@each_mask
+def test_autocast_to_bfloat16(row, causal, masked):
+    module = row.build(causal=causal)
+    mask = holes(11) if masked else None
+    tensors = [x.requires_grad_() for x in draw(11, 11, dtype=torch.float32)]
+    everything = [*tensors, *module.parameters()]
+    expected = module(*tensors, mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = module(*tensors, mask)
+    torch.testing.assert_close(kept(out, mask).float(), kept(expected, mask), **TOLERANCE[torch.bfloat16])
+    grads, expected_grads = (
+        torch.autograd.grad(kept(y, mask).float().square().mean(), everything, materialize_grads=True)
+        for y in (out, expected)
+    )
+    torch.testing.assert_close(grads, expected_grads, **TOLERANCE[torch.bfloat16])

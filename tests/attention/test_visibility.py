@@ -1,0 +1,127 @@
+"""Nobody reads what they must not see: the future, padding, and the neighbours in the batch. To the bit."""
+
+import pytest
+import torch
+from cases import BATCH, draw, each_form, each_row, filled, holes, huge, kept, noise
+from rows import ROWS
+
+causal_row = pytest.mark.parametrize("row", [row for row in ROWS if row.causal], ids=str)
+other_contents = pytest.mark.parametrize("fill", [noise, huge])
+
+
+def causal_lengths(row):
+    """(N, M); 67 is longer than one block of torch's kernel."""
+    return [(1, 1), (7, 7), (67, 67), *([(1, 5), (7, 11), (5, 67)] if row.cross else [])]
+
+
+@causal_row
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@other_contents
+def test_the_future_never_changes_an_output(row, masked, fill):
+    for queries, keys in causal_lengths(row):
+        module = row.build(causal=True, cross=queries != keys, max_len=67)
+        key_mask = holes(keys) if masked else None
+        q, k, v = draw(queries, keys, dtype=torch.float32)
+        out = module(q, k, v, key_mask)
+        past = keys - queries  # the queries are the last N of M positions
+        for i in range(0, queries, 1 if queries < 10 else 11):
+            later_q, later = torch.arange(queries) > i, torch.arange(keys) > past + i
+            changed = module(filled(q, later_q, fill), filled(k, later, fill), filled(v, later, fill), key_mask)
+            assert torch.equal(changed[:, :, : i + 1], out[:, :, : i + 1]), (queries, keys, i)
+            if i + 1 < queries:
+                assert not torch.equal(changed[:, :, i + 1 :], out[:, :, i + 1 :])
+
+
+@causal_row
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_an_output_has_no_gradient_in_its_future(row, masked):
+    for queries, keys in causal_lengths(row):
+        module = row.build(causal=True, cross=queries != keys, max_len=67)
+        key_mask = holes(keys) if masked else None
+        q, k, v = (x.requires_grad_() for x in draw(queries, keys, dtype=torch.float32))
+        out = module(q, k, v, key_mask)
+        past = keys - queries
+        for i in range(0, queries, 1 if queries < 10 else 11):
+            grads = torch.autograd.grad(out[:, :, i].sum(), (q, k, v), retain_graph=True)
+            for grad, position in zip(grads, (i, past + i, past + i), strict=True):
+                assert not grad[:, :, position + 1 :].any()
+            assert grads[2][1].any()  # of row 1, whose first positions are kept
+
+
+@each_row
+def test_what_has_no_causal_form_says_so(row):
+    if row.causal:
+        row.build(causal=True)
+    else:
+        with pytest.raises(ValueError, match=f"{row.name} has no causal form"):
+            row.build(causal=True)
+
+
+@each_row
+def test_what_has_no_cross_attention_says_so(row):
+    if row.cross:
+        assert row.build(cross=True)(*draw(7, 11, dtype=torch.float32)).shape == (BATCH, 3, 7, 5)
+    else:
+        with pytest.raises(ValueError, match="cross"):
+            row.build(cross=True)
+
+
+@each_form
+@pytest.mark.parametrize("queries", ["as the keys", "masked apart"])
+@other_contents
+def test_contents_of_padding_change_nothing(row, causal, queries, fill):
+    """Neither the kept outputs nor the gradients that flow from them; padding itself gets gradient 0."""
+    if queries == "as the keys":
+        n, given, query_mask = 11, {}, holes(11)
+    elif row.cross:
+        n, given, query_mask = 7, {"query_mask": holes(7)}, holes(7)
+    else:
+        pytest.skip("no cross-attention")
+    module, key_mask = row.build(causal=causal, cross=n != 11), holes(11)
+    masks = (query_mask, key_mask, key_mask)
+    inputs = [x.requires_grad_() for x in draw(n, 11, dtype=torch.float32)]
+    others = [filled(x, ~mask, fill) for x, mask in zip(inputs, masks, strict=True)]
+
+    def outputs_and_gradients(tensors):
+        out = kept(module(*tensors, key_mask, **given), query_mask)
+        return out, torch.autograd.grad(out.square().sum(), [*tensors, *module.parameters()], materialize_grads=True)
+
+    (out, grads), (out_of_others, grads_of_others) = map(outputs_and_gradients, (inputs, others))
+    assert torch.equal(out_of_others, out)
+    for grad_of_other, grad in zip(grads_of_others, grads, strict=True):
+        assert torch.equal(grad_of_other, grad)
+    for grad, mask in zip(grads[:3], masks, strict=True):
+        assert not grad.transpose(1, 2)[~mask].any()
+    assert grads[2].any()
+
+
+@each_form
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_neighbours_in_the_batch_do_not_matter(row, causal, masked):
+    module = row.build(causal=causal).double()
+    q, k, v = draw(11, 11, batch=3)
+    mask = holes(11, batch=3) if masked else None
+    together = module(q, k, v, mask)
+    for b in range(3):
+        one = slice(b, b + 1)
+        one_mask = None if mask is None else mask[one]
+        alone = module(q[one], k[one], v[one], one_mask)
+        torch.testing.assert_close(kept(together[one], one_mask), kept(alone, one_mask), rtol=1e-12, atol=1e-12)
+
+
+@each_form
+@pytest.mark.parametrize("queries", [11, 7])
+def test_without_any_key_the_output_is_0_and_gradients_finite(row, causal, queries):
+    if queries != 11 and not row.cross:
+        pytest.skip("no cross-attention")
+    module = row.build(causal=causal, cross=queries != 11)
+    key_mask = torch.tensor([[False], [True]]).expand(-1, 11)
+    q, k, v = (x.requires_grad_() for x in draw(queries, 11, dtype=torch.float32))
+    out = module(q, k, v, key_mask)
+    assert not out[0].any()
+    assert out[1].isfinite().all()
+    assert out[1].any()
+
+    tensors = [q, k, v, *module.parameters()]
+    for grad in torch.autograd.grad(out.square().sum() + out.sum(), tensors, materialize_grads=True):
+        assert grad.isfinite().all()

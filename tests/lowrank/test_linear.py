@@ -1,0 +1,93 @@
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from greenformers.lowrank.linear import LED, linear_map
+from greenformers.measure.parameters import parameters
+
+n, m, r = 13, 11, 3
+
+
+def led(bias=True, **options):
+    layer = LED(n, m, r, bias=bias).to(**options)
+    if bias:
+        nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("shape", [(n,), (7, n), (2, 7, n), (2, 5, 7, n), (0, n)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_the_dense_map_of_its_weight(shape, bias):
+    layer, x = led(bias, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    expected = x @ layer.weight.T
+    expected = expected + layer.bias if bias else expected
+    torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_weight_is_as_nn_linear_holds_it():
+    layer = led()
+    assert layer.weight.shape == nn.Linear(n, m).weight.shape
+    assert torch.linalg.matrix_rank(layer.weight) == r
+    expected = torch.einsum("or,ri->oi", layer.decoder, layer.encoder)
+    torch.testing.assert_close(layer.weight, expected)
+
+
+def test_gradients_are_those_of_the_dense_map():
+    layer, x = led(dtype=torch.float64), torch.randn(7, n, dtype=torch.float64, requires_grad=True)
+    inputs, g = (x, layer.encoder, layer.decoder, layer.bias), torch.randn(7, m, dtype=torch.float64)
+    expected = torch.autograd.grad(F.linear(x, layer.weight, layer.bias), inputs, g)
+    torch.testing.assert_close(torch.autograd.grad(layer(x), inputs, g), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 11])
+def test_parameters(rank):
+    assert parameters(LED(n, m, rank)) == rank * (m + n) + m
+    assert parameters(LED(n, m, rank, bias=False)) == rank * (m + n)
+
+
+@pytest.mark.parametrize(("sizes", "limit"), [((n, m), m), ((m, n), m), ((n, n), n)])
+def test_rank_out_of_range(sizes, limit):
+    LED(*sizes, limit)
+    for rank in (-1, 0, limit + 1):
+        with pytest.raises(ValueError, match="rank must be") as caught:
+            LED(*sizes, rank)
+        assert str(caught.value) == f"rank must be in 1..{limit} for a {sizes[0]} x {sizes[1]} map, got {rank}"
+
+
+def test_state_dict():
+    first, second = led(), led()
+    assert {name: tuple(x.shape) for name, x in first.state_dict().items()} == {
+        "encoder": (r, n),
+        "decoder": (m, r),
+        "bias": (m,),
+    }
+    assert set(led(bias=False).state_dict()) == {"encoder", "decoder"}
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(7, n)
+    torch.testing.assert_close(second(x), first(x), atol=0, rtol=0)
+
+
+def test_deepcopy_is_equal_and_apart():
+    layer, x = led(), torch.randn(7, n)
+    before = layer(x)
+    copy = deepcopy(layer)
+    torch.testing.assert_close(copy(x), before, atol=0, rtol=0)
+    with torch.no_grad():
+        copy.encoder.zero_()
+    torch.testing.assert_close(layer(x), before, atol=0, rtol=0)
+
+
+def test_repr():
+    assert repr(LED(n, m, r)) == "LED(13, 11, rank=3, bias=True)"
+    assert repr(LED(n, m, r, bias=False)) == "LED(13, 11, rank=3, bias=False)"
+
+
+def test_linear_map_is_dense_without_a_rank():
+    dense, low_rank = linear_map(n, m, None), linear_map(n, m, r)
+    assert type(dense) is nn.Linear
+    assert (dense.in_features, dense.out_features) == (n, m)
+    assert type(low_rank) is LED
+    assert (low_rank.in_features, low_rank.out_features, low_rank.rank) == (n, m, r)

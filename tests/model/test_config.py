@@ -1,0 +1,163 @@
+import json
+
+import pytest
+from networks import config
+from transformers import AutoConfig
+
+from greenformers.model.config import GreenformerConfig
+
+SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3}
+
+
+def test_defaults_are_those_of_bert_base():
+    c = GreenformerConfig()
+    assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size) == (768, 12, 12, 3072)
+    assert (c.vocab_size, c.max_position_embeddings, c.hidden_act) == (30522, 512, "gelu")
+    assert (c.hidden_dropout_prob, c.initializer_range, c.layer_norm_eps) == (0.1, 0.02, 1e-12)
+    assert (c.attention, c.attention_options, c.rank) == ("full", None, None)
+    assert (c.feed_forward, c.residual, c.depth) == ("dense", "post", "stacked")
+    assert (c.position, c.block, c.pooling) == ("learned", "standard", "cls")
+    assert (c.input_features, c.pad_token_id, c.tie_word_embeddings) == (None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1, got 0"),
+        ({"intermediate_size": -1}, "intermediate_size must be at least 1, got -1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be at least 1, got 0"),
+        ({"num_attention_heads": 7}, "num_attention_heads must divide hidden_size 15, got 7"),
+        (
+            {"vocab_size": None},
+            "exactly one of vocab_size (tokens) and input_features (values) must be set, got None and None",
+        ),
+        (
+            {"input_features": 1},
+            "exactly one of vocab_size (tokens) and input_features (values) must be set, got 30522 and 1",
+        ),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"vocab_size": None, "input_features": 0}, "input_features must be at least 1, got 0"),
+        ({"residual": "reversible"}, "residual must be one of post, pre; got 'reversible'"),
+        ({"feed_forward": "switch"}, "feed_forward must be one of dense; got 'switch'"),
+        ({"depth": "universal"}, "depth must be one of stacked; got 'universal'"),
+        ({"position": "rotary"}, "position must be one of learned, sinusoidal, none; got 'rotary'"),
+        ({"block": "star"}, "block must be one of standard; got 'star'"),
+        ({"pooling": "max"}, "pooling must be one of cls, mean; got 'max'"),
+        ({"attention": ["full"]}, "attention must have one entry a layer, 3, got 1"),
+        ({"attention_options": [{}, {}]}, "attention_options must have one entry a layer, 3, got 2"),
+        ({"rank": [7, 5, 3, 2]}, "rank must have one entry a layer, 3, got 4"),
+        ({"rank": {"query": 7}}, "rank must name projections of q, k, v, output, up, down; got query"),
+        ({"rank": [7, None, {"q": 5, "w": 7}]}, "rank must name projections of q, k, v, output, up, down; got q, w"),
+    ],
+)
+def test_out_of_range(options, message):
+    with pytest.raises(ValueError, match="must") as caught:
+        GreenformerConfig(**SMALL | options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "start", "end"),
+    [
+        ({"hidden_act": "geru"}, "hidden_act must be one of ", "; got 'geru'"),
+        ({"attention": "linfromer"}, "attention must be one of ", "; got 'linfromer'"),
+        ({"attention": ["full", "linformer", "none"]}, "attention must be one of ", "; got 'none'"),
+    ],
+)
+def test_a_name_there_is_not(options, start, end):
+    with pytest.raises(ValueError, match="must be one of") as caught:
+        GreenformerConfig(**SMALL | options)
+    assert str(caught.value).startswith(start)
+    assert str(caught.value).endswith(end)
+    known = "relu" if "hidden_act" in options else "linformer"
+    assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("hiden_size", "hidden_size"),
+        ("ranks", "rank"),
+        ("atention", "attention"),
+        ("attention_option", "attention_options"),
+        ("positions", "position"),
+        ("num_attention_head", "num_attention_heads"),
+        ("max_position_embedding", "max_position_embeddings"),
+    ],
+)
+def test_a_misspelt_option_has_a_hint(misspelt, meant):
+    with pytest.raises(TypeError, match="takes no option") as caught:
+        GreenformerConfig(**{misspelt: 1})
+    assert str(caught.value) == f"GreenformerConfig takes no option {misspelt!r}; did you mean {meant!r}?"
+
+
+def test_what_others_keep_in_a_configuration_stays_there():
+    others = {"quantization_config": {"bits": 5}, "auto_map": {}, "attn_implementation": "sdpa", "my_notes": "seven"}
+    c = GreenformerConfig(**others)
+    assert (c._attn_implementation, c.my_notes, c.quantization_config["bits"]) == ("sdpa", "seven", 5)
+
+
+def test_per_layer_repeats_a_single_value():
+    c = GreenformerConfig(**SMALL, attention="linformer", attention_options={"k": 7}, rank=5)
+    assert c.per_layer("attention") == ["linformer"] * 3
+    assert c.per_layer("attention_options") == [{"k": 7}] * 3
+    assert c.per_layer("rank") == [5] * 3
+
+
+def test_rank_of_a_map():
+    c = GreenformerConfig(**SMALL, rank=[7, None, {"q": 5, "up": 3, "v": None}])
+    maps = ("q", "k", "v", "output", "up", "down")
+    assert [c.rank_of(0, name) for name in maps] == [7] * 6
+    assert [c.rank_of(1, name) for name in maps] == [None] * 6
+    assert [c.rank_of(2, name) for name in maps] == [5, None, None, None, 3, None]
+
+
+EVERY_SLOT = {
+    **SMALL,
+    "vocab_size": None,
+    "input_features": 2,
+    "attention": ["full", "linformer", "linformer"],
+    "attention_options": [None, {"k": 7}, {"k": [[5, 5, 5], [7, 5, 3], 3], "sharing": "none"}],
+    "rank": [{"q": 5, "up": None}, None, 7],
+    "residual": "pre",
+    "position": "sinusoidal",
+    "pooling": "mean",
+    "num_labels": 5,
+}
+
+
+def test_json_round_trip():
+    c = GreenformerConfig(**EVERY_SLOT)
+    again = GreenformerConfig(**json.loads(c.to_json_string(use_diff=False)))
+    assert again.to_dict() == c.to_dict()
+    for name, value in EVERY_SLOT.items():
+        assert getattr(again, name) == value
+
+
+@pytest.mark.parametrize("loader", [GreenformerConfig, AutoConfig])
+def test_from_pretrained(tmp_path, loader):
+    c = GreenformerConfig(**EVERY_SLOT)
+    c.save_pretrained(tmp_path)
+    again = loader.from_pretrained(tmp_path)
+    assert type(again) is GreenformerConfig
+    for name, value in EVERY_SLOT.items():
+        assert getattr(again, name) == value
+    changed = loader.from_pretrained(tmp_path, pooling="cls")
+    assert (changed.pooling, changed.residual) == ("cls", "pre")
+
+
+def test_a_bad_value_in_a_file_is_an_error(tmp_path):
+    config().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"post"', '"past"'))
+    with pytest.raises(ValueError, match="residual must be one of post, pre; got 'past'"):
+        GreenformerConfig.from_pretrained(tmp_path)
+
+
+def test_two_configurations_share_nothing():
+    first, second = GreenformerConfig(rank={"q": 5}), GreenformerConfig()
+    assert second.rank is None
+    first.rank["k"] = 7
+    assert GreenformerConfig(rank={"q": 5}).rank == {"q": 5}

@@ -1,0 +1,48 @@
+"""The README stays true: its code runs, its commands exist, its figures are those of the records it names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from greenformers import names
+from greenformers.measure.record import read
+from greenformers.report.table import markdown
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    space: dict[str, object] = {}
+    for block in blocks:
+        exec(block, space)  # noqa: S102 - our own README
+    assert space["logits"].shape == (1, 1024, 30522)
+    assert space["out"].shape == (1, 12, 4096, 64)
+
+
+def test_every_command_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= set(re.findall(r"make (\w+)", README)) <= targets
+    source = (ROOT / "greenformers" / "cli.py").read_text()
+    for command in re.findall(r"`greenformers (\w+)", README):
+        assert f"def {command}(" in source
+
+
+def test_every_mechanism_is_in_the_table() -> None:
+    for name in names():
+        assert f"| `{name}` | `greenformers/attention/{name}.py` |" in README
+
+
+def test_the_figures_are_those_of_the_records() -> None:
+    found = re.search(r"<!-- results/compare\.jsonl, run of (\S+) -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
+    assert found
+    run = [record for record in read(ROOT / "results" / "compare.jsonl") if record.context["time"] == found[1]]
+    assert markdown(run).strip() == found[2].strip()
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)]+)\)", README))
+def test_every_picture_and_page_is_there(path: str) -> None:
+    assert (ROOT / path).is_file()
