@@ -18,7 +18,7 @@ def test_the_code_runs() -> None:
     assert blocks
     space: dict[str, object] = {}
     for block in blocks:
-        exec(block, space)  # noqa: S102 - our own README
+        exec(block, space)
     assert space["logits"].shape == (1, 1024, 30522)
     assert space["out"].shape == (1, 12, 4096, 64)
 

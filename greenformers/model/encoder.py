@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.attention import Attention
@@ -27,6 +26,8 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["EncoderLayer"]  # noqa: RUF012 - the name and type transformers wants
     _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - as above
     _supports_sdpa = True
+    # The heads pass their further arguments on; the Trainer would take that for a loss that counts items itself.
+    accepts_loss_kwargs = False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -83,14 +84,14 @@ class GreenformerModel(GreenformerPreTrainedModel):
         else:
             self.embedding.value = value
 
-    @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
         input_ids: Int[Tensor, "B N"] | None = None,
         attention_mask: Tensor | None = None,
         input_values: Float[Tensor, "B n C"] | None = None,
-        **_: Any,
+        *,
+        output_hidden_states: bool | None = None,  # read by capture_outputs
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
@@ -98,7 +99,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
             input_ids: tokens (B, N), for networks with a vocabulary.
             attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept).
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
-            **_: what transformers passes along to every model (return_dict, output_hidden_states).
+            output_hidden_states: also return the input of every layer; `return_dict=False` gives a tuple.
 
         Returns:
             last_hidden_state (B, N, d) and pooler_output (B, d).

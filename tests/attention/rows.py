@@ -1,4 +1,4 @@
-"""One row a mechanism (and variant of it): all that test_contract.py needs to hold it to the contract.
+"""One row a mechanism (and variant of it): all that the tests of this folder need to hold it to the contract.
 
 To add a mechanism, write its oracle, a slow plain reading of its formula, and append its rows to ROWS.
 """

@@ -80,7 +80,10 @@ def test_padding_token_gets_no_gradient():
     [
         ({}, {}, "this network takes input_ids, got nothing"),
         ({}, {"input_values": values()}, "this network takes input_ids, got input_values"),
-        ({}, {"input_ids": tokens(), "input_values": values()}, "this network takes input_ids, got input_ids and input_values"),
+        (
+            {}, {"input_ids": tokens(), "input_values": values()},
+            "this network takes input_ids, got input_ids and input_values",
+        ),
         ({"input_features": C}, {}, "this network takes input_values, got nothing"),
         ({"input_features": C}, {"input_ids": tokens()}, "this network takes input_values, got input_ids"),
         ({}, {"input_ids": torch.zeros(2, MAX_LEN + 1).long()}, f"length must be in 1..{MAX_LEN}, got {MAX_LEN + 1}"),
@@ -93,7 +96,7 @@ def test_padding_token_gets_no_gradient():
     ],
 )  # fmt: skip
 def test_wrong_input(options, given, message):
-    with pytest.raises(ValueError, match="takes|length") as caught:
+    with pytest.raises(ValueError, match=r"takes|length") as caught:
         Embedding(config(**options))(**given)
     assert str(caught.value) == message
 

@@ -71,9 +71,7 @@ def test_what_stands_in_padding_changes_nothing(name, pooling):
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             first, second = network(ids, mask), network(other, mask)
-        torch.testing.assert_close(
-            second.last_hidden_state[mask], first.last_hidden_state[mask], atol=1e-6, rtol=0
-        )
+        torch.testing.assert_close(second.last_hidden_state[mask], first.last_hidden_state[mask], atol=1e-6, rtol=0)
         torch.testing.assert_close(second.pooler_output, first.pooler_output, atol=1e-6, rtol=0)
         assert not torch.allclose(network(other).pooler_output, network(ids).pooler_output, atol=1e-3)
 

@@ -1,0 +1,116 @@
+"""What is Linformer's own: its matrices, its limit, its rank-space form, its options."""
+
+import pytest
+import torch
+from cases import draw, holes
+
+from greenformers.attention import Shape, build
+
+SHAPE = Shape(heads=3, head_dim=5, max_len=11)
+
+
+def network(sharing):
+    """The mechanisms of 12 layers of 12 heads."""
+    layers = [build("linformer", Shape(12, 5, 7, layer=i, layers=12), k=3, sharing=sharing) for i in range(12)]
+    for layer in layers[1:]:
+        layer.shared(layers[0])
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("sharing", "matrices"), [("none", 288), ("headwise", 24), ("key_value", 12), ("layerwise", 1)]
+)
+def test_the_number_of_matrices_is_the_papers(sharing, matrices):
+    distinct = {id(parameter): parameter for layer in network(sharing) for parameter in layer.parameters()}
+    assert sum(parameter.numel() for parameter in distinct.values()) == matrices * 3 * 7
+
+
+def identity(module):
+    """Project onto the sequence itself."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            linear = module.projection == "linear"
+            parameter.copy_(torch.eye(11).expand_as(parameter) if linear else torch.ones_like(parameter))
+    return module.double()
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "key_value", "layerwise"])
+def test_equals_full_where_it_projects_onto_the_sequence_itself(sharing):
+    q, k, v = draw(7, 11)
+    module = identity(build("linformer", SHAPE, k=11, sharing=sharing))
+    torch.testing.assert_close(module(q, k, v), build("full", SHAPE)(q, k, v), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("projection", ["mean", "max", "convolution"])
+def test_windows_of_one_equal_full_under_its_mask(projection):
+    q, k, v = draw(7, 11)
+    module, mask = identity(build("linformer", SHAPE, k=11, projection=projection)), holes(11)
+    torch.testing.assert_close(module(q, k, v, mask), build("full", SHAPE)(q, k, v, mask), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "key_value", "layerwise"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("k", [5, [[5, 2, 3]]])
+def test_reducing_first_is_the_same_function(sharing, masked, k):
+    module, (q, keys, values) = build("linformer", SHAPE, k=k, sharing=sharing).double(), draw(7, 11)
+    mask = holes(11) if masked else None
+    assert module.can_reduce
+
+    def reduced(x, role):
+        flat = module.reduce(x.transpose(1, 2).flatten(2), mask, role=role)  # (B, k, H D)
+        return flat.unflatten(2, (3, 5)).transpose(1, 2)
+
+    out = module.attend(q, reduced(keys, "k"), reduced(values, "v"))
+    torch.testing.assert_close(out, module(q, keys, values, mask), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("role", ["k", "v"])
+def test_reduction_is_linear_over_positions(role):
+    module = build("linformer", SHAPE, k=5).double()
+    x, W = torch.randn(2, 11, 17, dtype=torch.float64), torch.randn(17, 13, dtype=torch.float64)
+    mask = holes(11)
+    torch.testing.assert_close(
+        module.reduce(x, mask, role=role) @ W, module.reduce(x @ W, mask, role=role), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"sharing": "none"}, {"projection": "mean"}, {"projection": "max"}, {"projection": "convolution"}]
+)
+def test_where_reduction_is_not_exact_it_is_refused(options):
+    module = build("linformer", SHAPE, k=5, **options)
+    assert not module.can_reduce
+    with pytest.raises(NotImplementedError, match="Linformer has no linear reduction"):
+        module.reduce(torch.randn(2, 11, 15), role="k")
+
+
+def test_projected_keys_vary_as_keys_do():
+    module = build("linformer", Shape(1, 64, 4096), k=128)
+    x = torch.randn(1, 4096, 64, generator=torch.Generator().manual_seed(0))
+    assert module.reduce(x, role="k").var().item() == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, r"k must be in 1\.\.11 \(the longest sequence\), got 0"),
+        ({"k": 12}, r"k must be in 1\.\.11 \(the longest sequence\), got 12"),
+        ({"k": [5, 5]}, "k must have one entry a layer, 1, got 2"),
+        ({"k": [[5, 5]]}, "k of a layer must have one entry a head, 3, got 2"),
+        ({"k": [[5, 5, 12]]}, r"k must be in 1\.\.11 .*got 12"),
+        ({"k": [[5, 3, 2]], "projection": "mean"}, "k per head needs projection 'linear', got 'mean'"),
+        ({"sharing": "heads"}, "sharing must be one of none, headwise, key_value, layerwise; got 'heads'"),
+        ({"projection": "conv"}, "projection must be one of linear, mean, max, convolution; got 'conv'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build("linformer", SHAPE, **options)
+
+
+def test_layers_share_only_what_fits():
+    other = build("linformer", Shape(3, 5, 11, layer=1, layers=2), k=[5, 5], sharing="layerwise")
+    with pytest.raises(ValueError, match=r"layerwise sharing needs an E \(1, 5, 11\) in layer 0, got none"):
+        other.shared(build("full", SHAPE))
+    with pytest.raises(ValueError, match=r"in layer 0, got \(1, 3, 11\)"):
+        other.shared(build("linformer", SHAPE, k=3, sharing="layerwise"))

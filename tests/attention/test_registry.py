@@ -1,0 +1,133 @@
+"""The folder is the registry; shapes and inputs out of range are refused by value."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from beartype import beartype
+from cases import draw, each_row
+from jaxtyping import TypeCheckError, jaxtyped
+from rows import DIM, HEADS, MAX_LEN, ROWS
+
+import greenformers.attention
+from greenformers.attention import Attention, Shape, build, names
+
+FOLDER = Path(greenformers.attention.__file__).parent
+
+
+def test_the_names_are_those_of_the_files():
+    assert names() == sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+
+
+def test_every_mechanism_has_a_row():
+    assert {row.name for row in ROWS} == set(names())
+
+
+def test_building_one_imports_no_other():
+    script = (
+        "import sys; from greenformers.attention import Shape, build\n"
+        "build('full', Shape(2, 3, 5)); print(*[m for m in sys.modules if m.startswith('greenformers.attention.')])"
+    )
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert set(run.stdout.split()) == {"greenformers.attention._contract", "greenformers.attention.full"}
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match=r"attention must be one of full, linformer.*; got 'fulll'"):
+        build("fulll", Shape(2, 3, 5))
+    with pytest.raises(ValueError, match="got '_contract'"):
+        build("_contract", Shape(2, 3, 5))
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_option_it_does_not_take_is_refused(name):
+    with pytest.raises(TypeError, match="dropuot"):
+        build(name, Shape(2, 3, 5), dropuot=0.1)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("max_len", [1, 2, 5, 129, 1000])
+def test_the_defaults_work_for_every_length(name, max_len):
+    x = torch.randn(1, 2, max_len, 3)
+    assert build(name, Shape(2, 3, max_len))(x, x, x).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"max_len": -1}, "max_len must be at least 1, got -1"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"layer": 3, "layers": 3}, r"layer must be in 0\.\.2, got 3"),
+        ({"layer": -1}, r"layer must be in 0\.\.0, got -1"),
+    ],
+)
+def test_a_shape_out_of_range_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Shape(**{"heads": 2, "head_dim": 3, "max_len": 5} | options)
+
+
+def test_a_shape_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Shape(2, 3, 5).heads = 4
+
+
+@each_row
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: (q[:, 1:], k, v, None), "q must have 3 heads of 5, got 2 of 5"),
+        (lambda q, k, v: (q[..., 1:], k, v, None), "q must have 3 heads of 5, got 3 of 4"),
+        (lambda q, k, v: (q, k[:, :, 1:], v, None), r"k and v must be \(2, 3, M, 5\), got \(2, 3, 10, 5\)"),
+        (lambda q, k, v: (q[:1], k, v, None), r"k and v must be \(1, 3, M, 5\)"),
+        (lambda q, k, v: (q, k, v, torch.ones(2, 10, dtype=torch.bool)), r"key_mask must be a bool tensor \(2, 11\)"),
+        (lambda q, k, v: (q, k, v, torch.ones(2, 11)), r"key_mask must be a bool tensor.*torch\.float32"),
+        (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0], None), r"number of keys must be in 1\.\.13, got 0"),
+    ],
+    ids=["heads", "width", "k and v", "batch", "mask length", "mask type", "no keys"],
+)
+def test_inputs_that_do_not_fit_are_refused(row, change, message):
+    with pytest.raises(ValueError, match=message):
+        row.build()(*change(*draw(11, 11, dtype=torch.float32)))
+
+
+@each_row
+def test_more_keys_than_it_is_made_for_are_refused(row):
+    with pytest.raises(ValueError, match=rf"number of keys must be in 1\.\.{MAX_LEN}, got 14"):
+        row.build()(*draw(14, 14, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.causal and row.cross], ids=str)
+def test_causal_queries_without_a_key_are_refused(row):
+    with pytest.raises(ValueError, match="at least as many keys as queries, got 5 and 7"):
+        row.build(causal=True, cross=True)(*draw(7, 5, dtype=torch.float32))
+
+
+@each_row
+def test_the_shapes_of_the_signature_hold(row):
+    """The jaxtyping shapes of forward, run: right ones pass, and a wrong one is found before any computation."""
+    module = row.build()
+    forward = jaxtyped(typechecker=beartype)(type(module).forward)
+    q, k, v = draw(7 if row.cross else 11, 11, dtype=torch.float32)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    assert forward(module, q, k, v, mask).shape == q.shape == (2, HEADS, q.shape[2], DIM)
+    with pytest.raises(TypeCheckError):
+        forward(module, q, k, v[:, :, 1:], mask)
+    with pytest.raises(TypeCheckError):
+        forward(module, q, k, v, mask[:, 1:])
+
+
+def test_what_the_base_cannot_do_it_says():
+    base = Attention(Shape(2, 3, 5))
+    x = torch.randn(1, 2, 5, 3)
+    with pytest.raises(NotImplementedError):
+        base(x, x, x)
+    with pytest.raises(NotImplementedError, match="Attention has no linear reduction"):
+        base.reduce(x[0], role="k")
+    with pytest.raises(NotImplementedError, match="Attention has no linear reduction"):
+        base.attend(x, x, x)
+    assert not base.can_reduce

@@ -1,0 +1,35 @@
+"""One layer through torch.compile without graph breaks. Its backend runs the traced graph as it is."""
+
+import pytest
+import torch
+from networks import FOUR, d, layer, padding
+
+B, N = 3, 13
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", [*FOUR, "mixed ranks"])
+def test_inference(name):
+    block, x, mask = layer(name), torch.randn(B, N, d, dtype=torch.float64), padding(B, N)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, mask), block(x, mask), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*FOUR, "mixed ranks"])
+def test_training(name):
+    block, mask = layer(name).train(), padding(B, N)
+    x, g = (torch.randn(B, N, d, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    leaves = [x, *block.parameters()]
+    found, expected = compiled(x, mask), block(x, mask)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, g), torch.autograd.grad(expected, leaves, g), atol=1e-11, rtol=1e-11
+    )

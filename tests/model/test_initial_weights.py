@@ -1,0 +1,86 @@
+import pytest
+import torch
+from networks import NETWORKS, config
+from torch import nn
+
+from greenformers.lowrank.linear import LED
+from greenformers.model import GreenformerForMaskedLM, GreenformerModel
+
+
+def wide(std, **options):
+    """A network with matrices large enough to read a deviation from."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 129, "intermediate_size": 257, "vocab_size": 211}
+    return GreenformerForMaskedLM(config(**sizes, initializer_range=std, **options))
+
+
+@pytest.mark.parametrize("std", [0.02, 0.07])
+@pytest.mark.parametrize("rank", [None, 31])
+def test_every_map_has_the_deviation_of_the_configuration(rank, std):
+    model = wide(std, rank=rank)
+    maps = {
+        name: module for name, module in model.encoder.layers.named_modules() if isinstance(module, nn.Linear | LED)
+    }
+    assert len(maps) == 2 * 6
+    assert {type(module) for module in maps.values()} == {nn.Linear if rank is None else LED}
+    for module in maps.values():
+        # 129 x 31 normal numbers and more; the product of two factors scatters more than each of them.
+        torch.testing.assert_close(module.weight.std(), torch.tensor(std), atol=0, rtol=0.1)
+        assert module.bias.count_nonzero() == 0
+    for module in (model.transform, model.encoder.embedding.word, model.encoder.embedding.position):
+        torch.testing.assert_close(module.weight.std(), torch.tensor(std), atol=0, rtol=0.05)
+
+
+def test_norms_start_as_the_identity():
+    norms = [module for module in wide(0.02, residual="pre").modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 1 + 2 * 2 + 1 + 1  # embedding, layers, final, head
+    for norm in norms:
+        assert norm.weight.eq(1).all()
+        assert norm.bias.eq(0).all()
+
+
+def test_the_padding_token_starts_at_zero():
+    weight = wide(0.02, pad_token_id=5).encoder.embedding.word.weight
+    assert weight[5].count_nonzero() == 0
+    assert weight[6].count_nonzero() == weight.shape[1]
+
+
+def test_cls_of_a_network_of_values():
+    cls = wide_values().embedding.cls
+    torch.testing.assert_close(cls.std(), torch.tensor(0.07), atol=0, rtol=0.2)
+
+
+def wide_values():
+    torch.manual_seed(0)
+    return GreenformerModel(config(input_features=2, hidden_size=1023, initializer_range=0.07))
+
+
+def test_linformers_projection():
+    mechanism = GreenformerModel(config("linformer", max_position_embeddings=521)).layers[1].attention.mechanism
+    for matrix in (mechanism.E, mechanism.F):
+        torch.testing.assert_close(matrix.std(), torch.tensor(521**-0.5), atol=0, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_same_seed_gives_the_same_weights(name):
+    def state(seed):
+        torch.manual_seed(seed)
+        return GreenformerForMaskedLM(config(name)).state_dict()
+
+    torch.testing.assert_close(state(5), state(5), atol=0, rtol=0)
+    first, other = state(5), state(6)
+    drawn = [key for key, x in first.items() if x.ndim > 1]
+    assert not any(torch.equal(first[key], other[key]) for key in drawn)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_nothing_is_left_as_memory_gave_it(name, monkeypatch):
+    real = torch.empty
+
+    def not_a_number(*args, **options):
+        x = real(*args, **options)
+        return x.fill_(torch.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty", not_a_number)
+    model = GreenformerForMaskedLM(config(name))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

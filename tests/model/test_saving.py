@@ -1,0 +1,102 @@
+"""Saved and loaded again, a network is the same to the bit, by its own class and by transformers' Auto classes."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from networks import NETWORKS, VOCABULARY, config, stir
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from greenformers.model import (
+    GreenformerConfig,
+    GreenformerForMaskedLM,
+    GreenformerForSequenceClassification,
+    GreenformerModel,
+)
+
+IDS = torch.arange(26).view(2, 13) % VOCABULARY
+OURS = {
+    AutoModel: GreenformerModel,
+    AutoModelForMaskedLM: GreenformerForMaskedLM,
+    AutoModelForSequenceClassification: GreenformerForSequenceClassification,
+}
+
+
+def same(one, other):
+    one.eval(), other.eval()
+    with torch.no_grad():
+        assert torch.equal(one(IDS)[0], other(IDS)[0])
+
+
+@pytest.mark.parametrize("auto", OURS, ids=lambda auto: auto.__name__)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_comes_back_to_the_bit(name, auto, tmp_path):
+    network = stir(OURS[auto](config(name)))
+    network.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    for loader in (auto, OURS[auto]):
+        loaded, report = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(loaded) is OURS[auto]
+        assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        same(network, loaded)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is GreenformerConfig
+
+
+@pytest.mark.parametrize("name", ["layerwise", "lrt layerwise"])
+def test_shared_matrices_are_saved_once_and_shared_again(name, tmp_path):
+    stir(GreenformerForMaskedLM(config(name))).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert [key for key in file.keys() if key.endswith("mechanism.E")] == [  # noqa: SIM118 - not a dictionary
+            "encoder.layers.0.attention.mechanism.E"
+        ]
+    loaded = GreenformerForMaskedLM.from_pretrained(tmp_path)
+    first, second = (layer.attention.mechanism.E for layer in loaded.encoder.layers)
+    assert first is second
+    assert loaded.decoder.weight is loaded.encoder.embedding.word.weight
+
+
+@pytest.mark.parametrize("name", ["lrt+linformer", "layerwise"])
+def test_base_and_head_load_from_each_other(name, tmp_path):
+    head = stir(GreenformerForMaskedLM(config(name)))
+    head.save_pretrained(tmp_path / "head")
+    base = GreenformerModel.from_pretrained(tmp_path / "head")
+    same(head.encoder, base)
+    base.save_pretrained(tmp_path / "base")
+    classifier, report = GreenformerForSequenceClassification.from_pretrained(
+        tmp_path / "base", output_loading_info=True
+    )
+    same(base, classifier.encoder)
+    assert set(report["missing_keys"]) == {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize("name", ["lrt+linformer", "layerwise"])
+def test_a_deep_copy_is_equal_and_apart(name):
+    network = stir(GreenformerForMaskedLM(config(name)))
+    copied = deepcopy(network)
+    same(network, copied)
+    before = copied.state_dict()["encoder.layers.0.attention.output.bias"].clone()
+    stir(network)
+    assert torch.equal(copied.state_dict()["encoder.layers.0.attention.output.bias"], before)
+
+
+def test_what_a_checkpoint_lacks_is_drawn_as_at_first(tmp_path):
+    wide = config("linformer", initializer_range=0.05)
+    GreenformerModel(wide).save_pretrained(tmp_path)
+    loaded = GreenformerForMaskedLM.from_pretrained(tmp_path)
+    assert loaded.transform.weight.std().item() == pytest.approx(0.05, rel=0.2)
+    assert loaded.decoder.bias.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ["transformer", "lrt", "linformer"])
+def test_initial_weights(name):
+    options = {"hidden_size": 120, "intermediate_size": 240, "initializer_range": 0.05}
+    torch.manual_seed(3)
+    network = GreenformerModel(config(name, **options))
+    torch.manual_seed(3)
+    again = GreenformerModel(config(name, **options))
+    same(network, again)
+    layer = network.layers[0]
+    for part in (layer.attention.maps["q"], layer.attention.output, layer.feed_forward.up, layer.feed_forward.down):
+        assert part.weight.std().item() == pytest.approx(0.05, rel=0.25 if name == "lrt" else 0.05)
+        assert part.bias.count_nonzero() == 0
