@@ -130,7 +130,7 @@ def compare(
     if full_size:
         for length, batch in FULL_SIZE_INPUTS:
             console.print(f"measuring one layer of d {FULL_SIZE['hidden_size']} at N {length}")
-            found += _at_full_size(names, length, batch, schedule.seed, about)
+            found += _at_full_size(names, length, batch, schedule.seed, models[BASELINE].device, about)
     return with_ratios(found, to=BASELINE)
 
 
@@ -170,20 +170,23 @@ def _at_demo_size(
 ) -> list[Record]:
     """Costs of the trained models for one batch of real images."""
     batch = [data.train[index % len(data.train)] for index in range(setting["batch"])]
-    values, labels = (torch.stack([item[key] for item in batch]) for key in ("input_values", "labels"))
+    device = models[BASELINE].device
+    values, labels = (torch.stack([item[key] for item in batch]).to(device) for key in ("input_values", "labels"))
 
     def forward(model: GreenformerForSequenceClassification) -> Callable[[], Tensor]:
-        return lambda: model(input_values=values.to(model.device), labels=labels.to(model.device)).loss
+        return lambda: model(input_values=values, labels=labels).loss
 
     subjects = {name: Subject(model, forward(model)) for name, model in models.items()}
     return costs(subjects, benchmark="compare", setting=setting, repeats=15, about=about)
 
 
-def _at_full_size(variants: Iterable[str], length: int, batch: int, seed: int, about: dict[str, Any]) -> list[Record]:
+def _at_full_size(
+    variants: Iterable[str], length: int, batch: int, seed: int, device: torch.device, about: dict[str, Any]
+) -> list[Record]:
     """Costs of one layer of each variant, and of the Transformer with eager attention (in inference)."""
     setting = {"at": "layer", "length": length, "batch": batch, "hidden": FULL_SIZE["hidden_size"], "layers": 1}
     set_seed(seed)
-    x = torch.randn(batch, length, FULL_SIZE["hidden_size"])
+    x = torch.randn(batch, length, FULL_SIZE["hidden_size"], device=device)
 
     def forward(layer: EncoderLayer) -> Callable[[], Tensor]:
         return lambda: layer(x).sum()
@@ -192,7 +195,7 @@ def _at_full_size(variants: Iterable[str], length: int, batch: int, seed: int, a
     for name in variants:
         slot = slots(name, rank=FULL_SIZE_RANK, options={"linformer": {"k": FULL_SIZE_K}})
         config = GreenformerConfig(num_hidden_layers=1, max_position_embeddings=length, **FULL_SIZE, **slot)
-        layer = EncoderLayer(config, 0)
+        layer = EncoderLayer(config, 0).to(device)
         subjects[name] = Subject(layer, forward(layer))
     plain = subjects[BASELINE]
 

@@ -43,7 +43,7 @@ def costs(
     """Measure every subject, the timed figures in one interleaved run.
 
     Args:
-        subjects: what to measure, by variant.
+        subjects: what to measure, by variant; all on one device.
         metrics: which of `INFERENCE` and `TRAINING`.
         benchmark: of the records.
         setting: of the records.
@@ -57,6 +57,7 @@ def costs(
     if unknown:
         raise ValueError(f"metrics must be of {', '.join(INFERENCE + TRAINING)}; got {', '.join(sorted(unknown))}")
     found: dict[str, dict[str, float | Timing]] = {name: {} for name in subjects}
+    device = next(parameter.device for subject in subjects.values() for parameter in subject.module.parameters())
     for subject in subjects.values():
         subject.module.eval()
     with torch.inference_mode():
@@ -66,9 +67,11 @@ def costs(
             if "flops" in metrics:
                 found[name]["flops"] = flops(subject.forward) / 1e9
             if "peak_memory_inference" in metrics:
-                found[name]["peak_memory_inference"] = peak_memory(subject.forward) / MIB
+                found[name]["peak_memory_inference"] = peak_memory(subject.forward, device) / MIB
         if "latency" in metrics:
-            timings = interleaved({name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=1)
+            timings = interleaved(
+                {name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=1, device=device
+            )
             for name, timing in timings.items():
                 found[name]["latency"] = timing
     for name, subject in subjects.items():
@@ -76,9 +79,11 @@ def costs(
         if "flops_training" in metrics:
             found[name]["flops_training"] = flops(subject.step) / 1e9
         if "peak_memory_training" in metrics:
-            found[name]["peak_memory_training"] = peak_memory(subject.step) / MIB
+            found[name]["peak_memory_training"] = peak_memory(subject.step, device) / MIB
     if "train_step" in metrics:
-        timings = interleaved({name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=1)
+        timings = interleaved(
+            {name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=1, device=device
+        )
         for name, timing in timings.items():
             found[name]["train_step"] = timing
     return [

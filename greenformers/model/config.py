@@ -70,7 +70,7 @@ class GreenformerConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     attention: str | list[str] = "full"
-    attention_options: dict[str, Any] | list[dict[str, Any]] | None = None
+    attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     rank: Rank | list[Rank] = None
     feed_forward: str = "dense"
     residual: str = "post"

@@ -25,6 +25,32 @@ def test_the_number_of_matrices_is_the_papers(sharing, matrices):
     assert sum(parameter.numel() for parameter in distinct.values()) == matrices * 3 * 7
 
 
+@pytest.mark.parametrize("sharing", ["none", "headwise", "key_value", "layerwise"])
+def test_each_layer_and_head_has_the_k_given_for_it(sharing):
+    grid = [5, [2, 7, 3]]
+    layers = [build("linformer", Shape(3, 5, 11, layer=i, layers=2), k=grid, sharing=sharing) for i in range(2)]
+    assert [layer.k_per_head for layer in layers] == [[5, 5, 5], [2, 7, 3]]
+    assert [layer.k for layer in layers] == [5, 7]
+    # As many rows as the layer uses; one E for all layers serves the one that uses most.
+    assert [layer.E.shape[1] for layer in layers] == ([7, 7] if sharing == "layerwise" else [5, 7])
+
+
+def test_k_is_128_unless_the_sequence_is_shorter():
+    assert [build("linformer", Shape(3, 5, length)).k for length in (127, 128, 129)] == [127, 128, 128]
+
+
+@pytest.mark.parametrize("projection", ["linear", "convolution"])
+def test_layers_that_share_learn_as_one(projection):
+    shapes = [Shape(3, 5, 11, layer=i, layers=2) for i in range(2)]
+    first, second = (build("linformer", shape, k=5, sharing="layerwise", projection=projection) for shape in shapes)
+    assert not torch.equal(second.E, first.E)
+    second.shared(first)
+    assert second.E is first.E
+    assert (first.shared_parameters, second.shared_parameters) == ((), ("E",))
+    second(*draw(7, 11, dtype=torch.float32)).sum().backward()
+    assert first.E.grad.any()
+
+
 def identity(module):
     """Project onto the sequence itself."""
     with torch.no_grad():
@@ -84,7 +110,21 @@ def test_where_reduction_is_not_exact_it_is_refused(options):
         module.reduce(torch.randn(2, 11, 15), role="k")
 
 
+@pytest.mark.parametrize("length", [0, 12])
+def test_what_is_too_long_or_empty_is_not_reduced(length):
+    with pytest.raises(ValueError, match=rf"the number of keys must be in 1\.\.11, got {length}"):
+        build("linformer", SHAPE, k=5).reduce(torch.randn(2, length, 15), role="k")
+
+
+def test_a_convolution_starts_near_the_mean():
+    torch.manual_seed(0)
+    kernel = build("linformer", Shape(3, 64, 4096), k=128, projection="convolution").E
+    assert kernel.mean().item() == pytest.approx(1 / 32, rel=0.02)
+    assert kernel.std().item() == pytest.approx(0.1 / 32, rel=0.1)
+
+
 def test_projected_keys_vary_as_keys_do():
+    torch.manual_seed(0)
     module = build("linformer", Shape(1, 64, 4096), k=128)
     x = torch.randn(1, 4096, 64, generator=torch.Generator().manual_seed(0))
     assert module.reduce(x, role="k").var().item() == pytest.approx(1, rel=0.1)

@@ -1,6 +1,7 @@
 """The folder is the registry; shapes and inputs out of range are refused by value."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from beartype import beartype
-from cases import draw, each_row
+from cases import BATCH, draw, each_row, holes
 from jaxtyping import TypeCheckError, jaxtyped
 from rows import DIM, HEADS, MAX_LEN, ROWS
 
@@ -27,12 +28,21 @@ def test_every_mechanism_has_a_row():
 
 
 def test_building_one_imports_no_other():
-    script = (
-        "import sys; from greenformers.attention import Shape, build\n"
-        "build('full', Shape(2, 3, 5)); print(*[m for m in sys.modules if m.startswith('greenformers.attention.')])"
-    )
+    script = """
+import sys
+from greenformers.attention import Shape, build, names
+
+prefix = "greenformers.attention."
+known = set()
+for name in names():
+    build(name, Shape(2, 3, 5))
+    files = {module.removeprefix(prefix) for module in sys.modules if module.startswith(prefix)}
+    files = {file for file in files if not file.startswith("_")}
+    print(name, *sorted(files - known))
+    known |= files
+"""
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert set(run.stdout.split()) == {"greenformers.attention._contract", "greenformers.attention.full"}
+    assert run.stdout.splitlines() == [f"{name} {name}" for name in names()]
 
 
 def test_an_unknown_name_is_refused():
@@ -107,18 +117,39 @@ def test_causal_queries_without_a_key_are_refused(row):
         row.build(causal=True, cross=True)(*draw(7, 5, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("name", names())
+def test_the_signature_is_the_slots(name):
+    """Any further input is by keyword and has a default."""
+
+    def parameters(mechanism):
+        return list(inspect.signature(mechanism.forward).parameters.values())
+
+    wanted, got = parameters(Attention(Shape(2, 3, 5))), parameters(build(name, Shape(2, 3, 5)))
+    assert [str(parameter) for parameter in got[: len(wanted)]] == [str(parameter) for parameter in wanted]
+    assert all(extra.kind == extra.KEYWORD_ONLY and extra.default is not extra.empty for extra in got[len(wanted) :])
+
+
 @each_row
 def test_the_shapes_of_the_signature_hold(row):
     """The jaxtyping shapes of forward, run: right ones pass, and a wrong one is found before any computation."""
-    module = row.build()
+    queries = 7 if row.cross else 11
+    module = row.build(cross=row.cross)
     forward = jaxtyped(typechecker=beartype)(type(module).forward)
-    q, k, v = draw(7 if row.cross else 11, 11, dtype=torch.float32)
-    mask = torch.ones(2, 11, dtype=torch.bool)
-    assert forward(module, q, k, v, mask).shape == q.shape == (2, HEADS, q.shape[2], DIM)
-    with pytest.raises(TypeCheckError):
-        forward(module, q, k, v[:, :, 1:], mask)
-    with pytest.raises(TypeCheckError):
-        forward(module, q, k, v, mask[:, 1:])
+    q, k, v = draw(queries, 11, dtype=torch.float32)
+    key_mask, query_mask = holes(11), holes(queries)
+    assert forward(module, q, k, v).shape == (BATCH, HEADS, queries, DIM)
+    assert forward(module, q, k, v, key_mask, query_mask=query_mask).shape == q.shape
+    for wrong in (
+        {"q": q[0]},
+        {"q": q[..., 1:]},
+        {"k": k[:, 1:]},
+        {"v": v[:, :, 1:]},
+        {"key_mask": key_mask[:, 1:]},
+        {"key_mask": key_mask.float()},
+        {"query_mask": query_mask[:, 1:]},
+    ):
+        with pytest.raises(TypeCheckError):
+            forward(module, **{"q": q, "k": k, "v": v, "key_mask": key_mask, "query_mask": query_mask} | wrong)
 
 
 def test_what_the_base_cannot_do_it_says():

@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from greenformers.lowrank import feed_forward
-from greenformers.lowrank.feed_forward import low_rank_feed_forward
+from greenformers.lowrank.feed_forward import _SlicedInner, low_rank_feed_forward
 from greenformers.lowrank.linear import LED
 
 d, f = 13, 31
@@ -73,6 +73,19 @@ def test_non_contiguous_input_and_gradient(kind):
     assert not x.is_contiguous()
     assert not g.is_contiguous()
     compare(Block().double(), x.requires_grad_(), g, CLOSE[torch.float64])
+
+
+def test_non_contiguous_gradient_of_the_inner_function():
+    block = Block().double()
+    code = torch.randn(3, 101, 5, dtype=torch.float64, requires_grad=True)
+    weights = (block.up.decoder, block.up.bias, block.down.encoder)
+    D, b, E = weights
+    found, expected = _SlicedInner.apply(code, *weights, F.gelu), F.gelu(code @ D.T + b) @ E.T
+    g = torch.randn(101, 3, 7, dtype=torch.float64).transpose(0, 1)
+    leaves = [code, *weights]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, g), torch.autograd.grad(expected, leaves, g), **CLOSE[torch.float64]
+    )
 
 
 def test_frozen_factors_get_no_gradient_and_leave_the_others_right():

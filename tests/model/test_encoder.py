@@ -95,6 +95,11 @@ def test_a_mask_that_does_not_fit():
     assert str(caught.value) == "attention_mask must be (3, 13), got (3, 14)"
 
 
+def test_a_misspelt_mask_is_not_ignored():
+    with pytest.raises(TypeError, match="attention_maks"):
+        model()(tokens(), attention_maks=padding(B, N))
+
+
 @pytest.mark.parametrize("residual", ["post", "pre"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_hidden_states(grad, residual):

@@ -100,12 +100,13 @@ def test_any_activation_of_the_feed_forward_block(name):
     compare(block, x.detach(), None, CLOSE[torch.float64])
 
 
-def test_dropout_acts_after_each_block_in_training_only():
-    block = fresh("lrt", hidden_dropout_prob=1.0)
+@pytest.mark.parametrize("residual", ["post", "pre"])
+def test_dropout_acts_after_each_block_in_training_only(residual):
+    block = fresh("lrt", hidden_dropout_prob=1.0, residual=residual)
     x = torch.randn(2, 101, d, dtype=torch.float64)
     compare(block, x, None, CLOSE[torch.float64])
-    # All dropped: what is left of the layer are its two norms.
-    expected = block.feed_forward_norm(block.attention_norm(x))
+    # All dropped: what is left of a post-norm layer are its two norms, of a pre-norm layer nothing.
+    expected = x if residual == "pre" else block.feed_forward_norm(block.attention_norm(x))
     torch.testing.assert_close(block.train()(x), expected)
     with torch.no_grad():
         torch.testing.assert_close(block(x), expected)
