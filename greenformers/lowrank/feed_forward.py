@@ -17,8 +17,13 @@ from greenformers.lowrank.linear import LED
 
 Activation = Callable[[Tensor], Tensor]
 
-SLICE = 256
-"""Tokens a slice: 256 x 3072 floats are 3 MiB, which the last-level cache of two cores holds."""
+WIDE = 256 * 3072
+"""Numbers of a wide activation made at once: 3 MiB in float32, which the last-level cache of two cores holds."""
+
+
+def slice_length(width: int) -> int:
+    """Tokens whose activations of this width stay in the cache."""
+    return max(1, WIDE // width)
 
 
 def low_rank_feed_forward(x: Tensor, up: LED, down: LED, activation: Activation) -> Tensor:
@@ -44,7 +49,8 @@ class _SlicedInner(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, code: Tensor, D: Tensor, b: Tensor | None, E: Tensor, activation: Activation) -> Tensor:
         out = code.new_empty(*code.shape[:-1], E.shape[0])
-        for c, o in zip(_slices(code), _slices(out), strict=True):
+        length = slice_length(len(D))
+        for c, o in zip(_slices(code, length), _slices(out, length), strict=True):
             torch.mm(activation(F.linear(c, D, b)), E.mT, out=o)
         ctx.save_for_backward(code, D, b, E)
         ctx.activation = activation
@@ -56,7 +62,8 @@ class _SlicedInner(torch.autograd.Function):
         code, D, b, E = ctx.saved_tensors
         grad_code, grad_D, grad_E = torch.empty_like(code), torch.zeros_like(D), torch.zeros_like(E)
         grad_b = None if b is None else torch.zeros_like(b)
-        for c, g_c, g in zip(_slices(code), _slices(grad_code), _slices(grad_out.contiguous()), strict=True):
+        slices = (_slices(x, slice_length(len(D))) for x in (code, grad_code, grad_out.contiguous()))
+        for c, g_c, g in zip(*slices, strict=True):
             wide = F.linear(c, D, b).requires_grad_()  # (slice, f)
             with torch.enable_grad():
                 active = ctx.activation(wide)
@@ -70,7 +77,7 @@ class _SlicedInner(torch.autograd.Function):
         return grad_code, grad_D, grad_b, grad_E, None
 
 
-def _slices(x: Tensor) -> tuple[Tensor, ...]:
+def _slices(x: Tensor, length: int) -> tuple[Tensor, ...]:
     flat = x.view(-1, x.shape[-1])
     # An accelerator hides memory traffic by running wide: there, only what is kept for backward matters.
-    return flat.split(SLICE) if x.device.type == "cpu" else (flat,)
+    return flat.split(length) if x.device.type == "cpu" else (flat,)

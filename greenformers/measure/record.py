@@ -32,7 +32,7 @@ METRICS: dict[str, Metric] = {
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),
-    "flops_training": Metric("FLOPs, forward and backward", "GFLOP"),
+    "flops_training": Metric("FLOPs, training", "GFLOP"),
     "energy": Metric("Energy, training", "Wh"),
     "co2": Metric("CO2, training", "g"),
 }

@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from greenformers.attention import Role, Shape, build
-from greenformers.lowrank.feed_forward import SLICE, low_rank_feed_forward
+from greenformers.lowrank.feed_forward import low_rank_feed_forward, slice_length
 from greenformers.lowrank.linear import LED, LinearMap, decode, encode, linear_map
 from greenformers.model.config import GreenformerConfig
 
@@ -92,15 +92,16 @@ class EncoderLayer(GradientCheckpointingLayer):
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide.
         if torch.is_grad_enabled() or x.device.type != "cpu" or _otherwise_handled(x):
             return self._after(x, self.attention.mix(self._before(x), key_mask))
-        rows = max(1, SLICE // x.shape[1])
+        tokens = slice_length(self.feed_forward.up.out_features)
+        rows = max(1, tokens // x.shape[1])
         masks = repeat(None) if key_mask is None else key_mask.split(rows)
-        parts = [self._in_slices(*part) for part in zip(x.split(rows), masks, strict=False)]
+        parts = [self._in_slices(*part, tokens) for part in zip(x.split(rows), masks, strict=False)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _in_slices(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    def _in_slices(self, x: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
         mixed = self.attention.mix(self._before(x), key_mask).contiguous()
-        for x_slice, slice_ in zip(*(y.flatten(0, 1).split(SLICE) for y in (x, mixed)), strict=True):
+        for x_slice, slice_ in zip(*(y.flatten(0, 1).split(tokens) for y in (x, mixed)), strict=True):
             slice_.copy_(self._after(x_slice, slice_))
         return mixed
 

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from greenformers.lowrank import feed_forward
+
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -14,3 +16,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch):
+    """Slices of 256 tokens at the width 31 of these tests."""
+    monkeypatch.setattr(feed_forward, "WIDE", 256 * 31)

@@ -102,7 +102,7 @@ def test_frozen_factors_get_no_gradient_and_leave_the_others_right():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradcheck_over_several_slices(bias, monkeypatch):
-    monkeypatch.setattr(feed_forward, "SLICE", 2)
+    monkeypatch.setattr(feed_forward, "WIDE", 2 * f)
     block = Block(F.silu, bias).double()
     x = torch.randn(5, d, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x, *_: block(x), (x, *block.parameters()))

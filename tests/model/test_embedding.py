@@ -27,12 +27,12 @@ def test_tokens():
     torch.testing.assert_close(module(ids), expected, atol=0, rtol=0)
 
 
-def test_values_stand_behind_a_learned_cls():
+def test_projectedstand_behind_a_learned_cls():
     module, x = embedding(input_features=C), values()
     cls = module.cls.expand(B, 1, d)
-    expected = module.norm(torch.cat([cls, x @ module.value.weight.T + module.value.bias], 1))
-    expected = module.norm(torch.cat([cls, module.value(x)], 1) + module.position.weight[: N + 1])
-    torch.testing.assert_close(module(input_values=x), expected, atol=0, rtol=0)
+    projected = x @ module.value.weight.T + module.value.bias
+    expected = module.norm(torch.cat([cls, projected], 1) + module.position.weight[: N + 1])
+    torch.testing.assert_close(module(input_values=x), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_position_none():
@@ -67,6 +67,12 @@ def test_sinusoidal_far_out_is_as_exact_as_near():
     far = sinusoidal(65_537, 6, torch.device("cpu"))[-1]
     expected = [(math.sin, math.cos)[c % 2](65_536 / 10000 ** ((c - c % 2) / 6)) for c in range(6)]
     torch.testing.assert_close(far, torch.tensor(expected), atol=1e-2, rtol=0)
+
+
+def test_dropout_in_training_only():
+    module, ids = embedding(hidden_dropout_prob=1.0), tokens()
+    assert module(ids).count_nonzero() == B * N * d
+    assert module.train()(ids).count_nonzero() == 0
 
 
 def test_padding_token_gets_no_gradient():

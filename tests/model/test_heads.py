@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import FOUR, VOCABULARY, config, padding, stir
+from networks import FOUR, NETWORKS, VOCABULARY, config, d, padding, stir
 
 from greenformers.model import GreenformerForMaskedLM, GreenformerForSequenceClassification
 
@@ -74,3 +74,77 @@ def test_classification_of_values():
 def test_hidden_states_pass_through():
     assert len(masked_lm()(tokens(), output_hidden_states=True).hidden_states) == 3
     assert len(classifier()(tokens(), output_hidden_states=True).hidden_states) == 3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_parameter_learns(name):
+    ids, mask = tokens(), padding(B, N)
+    for network, labels in ((masked_lm(name), ids), (classifier(name, pooling="mean"), torch.tensor([1, 0, 1]))):
+        network(ids, mask, labels=labels).loss.backward()
+        still = {key for key, parameter in network.named_parameters() if not parameter.grad.any()}
+        # Softmax does not see what is added to every key alike.
+        assert {key for key in still if not key.endswith("maps.k.bias")} == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_numbers_of_another_type(dtype):
+    network, ids, target = classifier(num_labels=1), tokens(), torch.tensor([3, 0, 2], dtype=dtype)
+    out = network(ids, labels=target)
+    torch.testing.assert_close(out.loss, (out.logits[:, 0] - target).square().mean())
+
+
+def test_dropout_before_the_classifier_in_training_only():
+    network, ids = classifier(), tokens()
+    before = network(ids).logits
+    network.dropout.p = 1.0
+    torch.testing.assert_close(network(ids).logits, before, rtol=0, atol=0)
+    torch.testing.assert_close(network.train()(ids).logits, network.classifier.bias.expand(B, -1))
+
+
+@pytest.mark.parametrize("make", [masked_lm, classifier])
+def test_as_a_tuple(make):
+    network, ids = make(), tokens()
+    labels = ids if make is masked_lm else torch.tensor([1, 0, 1])
+    out = network(ids, labels=labels)
+    torch.testing.assert_close(network(ids, labels=labels, return_dict=False), (out.loss, out.logits), rtol=0, atol=0)
+    torch.testing.assert_close(network(ids, return_dict=False), (out.logits,), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [masked_lm, classifier])
+def test_hidden_states_are_those_of_the_encoder(make):
+    network, ids = make(residual="pre"), tokens()
+    expected = network.encoder(ids, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(network(ids, output_hidden_states=True).hidden_states, expected, rtol=0, atol=0)
+    assert network(ids).hidden_states is None
+    network.config.output_hidden_states = True
+    torch.testing.assert_close(network(ids).hidden_states, expected, rtol=0, atol=0)
+
+
+def test_output_and_input_embedding_are_one_tensor_unless_untied():
+    network = masked_lm()
+    assert network.decoder.weight is network.encoder.embedding.word.weight
+    assert network.get_output_embeddings() is network.decoder
+    untied = masked_lm(tie_word_embeddings=False)
+    assert untied.decoder.weight is not untied.encoder.embedding.word.weight
+
+
+def test_input_embeddings_of_values():
+    network, new = classifier(input_features=2), torch.nn.Linear(2, d)
+    assert network.get_input_embeddings() is network.encoder.embedding.value
+    network.set_input_embeddings(new)
+    assert network.encoder.embedding.value is new
+
+
+@pytest.mark.parametrize("size", [VOCABULARY + 4, VOCABULARY - 6])
+def test_resize_token_embeddings(size):
+    network, both = masked_lm(), min(size, VOCABULARY)
+    ids = torch.randint(both, (B, N))
+    with torch.no_grad():
+        before = network(ids).logits
+    network.resize_token_embeddings(size)
+    assert network.config.vocab_size == size
+    assert network.decoder.weight is network.encoder.embedding.word.weight
+    out = network(ids, labels=torch.full((B, N), size - 1))
+    torch.testing.assert_close(out.logits[..., :both], before[..., :both])
+    out.loss.backward()
+    assert network.decoder.bias.grad.shape == (size,)

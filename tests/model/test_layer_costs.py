@@ -5,7 +5,7 @@ A dense map n -> m costs 2 m n a position, an LED 2 r (m + n); attention over M 
 
 import pytest
 import torch
-from networks import FOUR, HEAD_DIM, HEADS, RANK, K, d, f, layer
+from networks import FOUR, HEAD_DIM, HEADS, MAX_LEN, RANK, K, d, f, layer
 
 from greenformers.measure.flops import flops
 from greenformers.measure.parameters import parameters
@@ -88,8 +88,6 @@ MATRICES = {
 
 @pytest.mark.parametrize("name", FOUR)
 def test_parameters(name):
-    from networks import MAX_LEN
-
     maps = MATRICES["lrt" if "lrt" in name else "transformer"]
     expected = maps + VECTORS + (2 * K * MAX_LEN if "linformer" in name else 0)  # E and F
     assert parameters(layer(name)) == expected

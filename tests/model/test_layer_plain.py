@@ -5,7 +5,7 @@ import torch
 from networks import NETWORKS, RANK, d, layer, padding
 from plain_layer import plain
 
-from greenformers.lowrank.feed_forward import SLICE
+SLICE = 256  # tokens, by conftest.py
 
 CLOSE = {torch.float64: {"atol": 1e-12, "rtol": 1e-12}, torch.float32: {"atol": 1e-5, "rtol": 1e-5}}
 SIZES = [
