@@ -148,3 +148,9 @@ def test_resize_token_embeddings(size):
     torch.testing.assert_close(out.logits[..., :both], before[..., :both])
     out.loss.backward()
     assert network.decoder.bias.grad.shape == (size,)
+
+
+@pytest.mark.parametrize("make", [masked_lm, classifier])
+def test_a_misspelt_mask_is_not_ignored(make):
+    with pytest.raises(TypeError, match="attention_maks"):
+        make()(tokens(), attention_maks=torch.ones(B, N))
