@@ -67,7 +67,7 @@ class _SlicedInner(torch.autograd.Function):
             wide = F.linear(c, D, b).requires_grad_()  # (slice, f)
             with torch.enable_grad():
                 active = ctx.activation(wide)
-            # out= and not addmm_, which FLOP counters do not see.
+            # out= and not addmm_, which torch's FLOP counter does not see.
             torch.addmm(grad_E, g.mT, active.detach(), out=grad_E)
             (g_wide,) = torch.autograd.grad(active, wide, g @ E)
             torch.addmm(grad_D, g_wide.mT, c, out=grad_D)

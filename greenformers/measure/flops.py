@@ -53,6 +53,10 @@ def _addmv(_vector: Size, matrix: Size, *_: Any, **__: Any) -> int:
     return 2 * prod(matrix)
 
 
+def _addmm(_sum: Size, left: Size, right: Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(left) * right[-1]
+
+
 def _uncounted(operator: Any) -> Callable[..., NoReturn]:
     def formula(*_: Any, **__: Any) -> NoReturn:
         raise ValueError(f"the FLOPs of {operator} cannot be counted")
@@ -66,6 +70,8 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.mv: _mv,
     aten.addmv: _addmv,
     aten.dot: _mv,
+    aten.addmm_: _addmm,
+    aten.baddbmm_: _addmm,
 } | {
     operator: _uncounted(operator)
     for operator in (

@@ -87,17 +87,21 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
             input_ids: tokens (B, N).
             attention_mask: 1 = keep.
             input_values: values (B, n, C), in place of tokens.
-            labels: classes (B,), or numbers (B,) where the network has one label.
+            labels: classes (B,); numbers (B,) where the network has one label; 0 or 1 for each label (B, labels) where
+                the configuration's problem_type is "multi_label_classification".
             **kwargs: to the encoder.
 
         Returns:
-            loss (cross-entropy in nats, or squared error) if labels are given, and logits (B, labels).
+            loss (cross-entropy in nats, or squared error for numbers) if labels are given, and logits (B, labels).
         """
         out = self.encoder(input_ids, attention_mask, input_values, **kwargs)
         logits = self.classifier(self.dropout(out.pooler_output))
-        loss = None
-        if labels is not None and self.config.num_labels == 1:
-            loss = F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
-        elif labels is not None:
-            loss = F.cross_entropy(logits, labels)
+        loss = None if labels is None else self._loss(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.config.problem_type == "multi_label_classification":
+            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        if self.config.num_labels == 1:
+            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
+        return F.cross_entropy(logits, labels)

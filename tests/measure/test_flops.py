@@ -101,3 +101,10 @@ def test_what_cannot_be_counted_is_an_error_and_not_zero():
     a, b = torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)
     with pytest.raises(ValueError, match="_int_mm cannot be counted"):
         flops(lambda: torch._int_mm(a, b))
+
+
+def test_products_in_place_count_as_those_that_are_not() -> None:
+    a, b, c = torch.randn(3, 5), torch.randn(5, 7), torch.randn(3, 7)
+    assert flops(lambda: c.addmm_(a, b)) == flops(lambda: torch.addmm(c, a, b)) == 2 * 3 * 5 * 7
+    a, b, c = torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7)
+    assert flops(lambda: c.baddbmm_(a, b)) == flops(lambda: torch.baddbmm(c, a, b)) == 2 * 2 * 3 * 5 * 7

@@ -154,3 +154,11 @@ def test_resize_token_embeddings(size):
 def test_a_misspelt_mask_is_not_ignored(make):
     with pytest.raises(TypeError, match="attention_maks"):
         make()(tokens(), attention_maks=torch.ones(B, N))
+
+
+def test_many_labels_at_once():
+    network = classifier(num_labels=5, problem_type="multi_label_classification")
+    ids, labels = tokens(), torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
+    out = network(ids, labels=labels)
+    p = out.logits.sigmoid()
+    torch.testing.assert_close(out.loss, -torch.where(labels == 1, p, 1 - p).log().mean())
