@@ -17,8 +17,11 @@ _HOME = {
     "LED": "greenformers.lowrank.linear",
     "GreenformerConfig": "greenformers.model",
     "GreenformerModel": "greenformers.model",
+    "GreenformerForCausalLM": "greenformers.model",
     "GreenformerForMaskedLM": "greenformers.model",
+    "GreenformerForSeq2SeqLM": "greenformers.model",
     "GreenformerForSequenceClassification": "greenformers.model",
+    "GreenformerForTokenClassification": "greenformers.model",
     "Record": "greenformers.measure.record",
 }
 

@@ -18,6 +18,7 @@ from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.model.block import EncoderLayer
 from greenformers.model.variant import slots
+from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, Schedule, fit
 
 BASELINE = "transformer"
@@ -56,11 +57,8 @@ class Network:
         """
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
-        slot = slots(variant, rank=self.rank, options={"linformer": {"k": self.k}}) | {"num_labels": data.classes}
-        return GreenformerConfig(
-            vocab_size=None,
-            input_features=1,
-            max_position_embeddings=data.length + 1,
+        slot = slots(variant, rank=self.rank, options={"linformer": {"k": self.k}})
+        return ImageClassification(data).config(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
@@ -117,12 +115,13 @@ def compare(
     EnergyMeter(country)
     models = {name: network.build(name, data, schedule.seed) for name in names}
     blank = Record("compare", "", setting, "", 0.0, "", context=about)
+    objective = ImageClassification(data)
     found: list[Record] = []
     right: dict[str, Tensor] = {}
     for name, model in models.items():
         set_seed(schedule.seed)
         with EnergyMeter(country) as meter:
-            history = fit(model, data.train, data.test, schedule, label=f"{name:<16}", console=console)
+            history = fit(model, objective, schedule, label=f"{name:<16}", console=console)
         right[name] = correct(*predict(model, data.test, batch_size=256))
         found += _trained(replace(blank, variant=name), model, data, right, meter, history)
     console.print("measuring the trained models")
@@ -157,8 +156,11 @@ def _trained(
         record("train_time", history.seconds),
         record("energy", meter.energy_wh, source=meter.source),
         record("co2", meter.co2_g, source=meter.source),
-        *(record("train_loss", loss, setting=blank.setting | {"step": step}) for step, loss in history.loss),
-        *(record("test_accuracy", score, setting=blank.setting | {"epoch": e}) for e, score in history.accuracy),
+        *(record("train_loss", loss, setting=blank.setting | {"step": step}) for step, loss in history.curve("loss")),
+        *(
+            record("test_accuracy", score, setting=blank.setting | {"epoch": step / history.steps_an_epoch})
+            for step, score in history.curve("eval_accuracy")
+        ),
     ]
 
 

@@ -86,7 +86,7 @@ def predict(
     predictions, truths = [], []
     # Not inference_mode: what a model keeps from it (a table of positions, say) could not be trained with
     # later.
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
             if labels not in batch:
                 raise ValueError(f"the batches must have {labels!r}, got {sorted(batch)}")
@@ -99,7 +99,8 @@ def predict(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode in a `with` block; afterwards every module is in the mode it was in."""
     # Module by module: model.train() afterwards would also wake parts that were kept in evaluation mode.
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -18,8 +18,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
 }
 """What each slot takes, its default first. `attention` takes any of `greenformers.names()`, `rank` any LED rank."""
 
-PROJECTIONS = ("q", "k", "v", "output", "up", "down")
-"""The linear maps of a layer: four of the attention block, two of the feed-forward block."""
+PROJECTIONS = ("q", "k", "v", "output", "up", "down", "cross_q", "cross_k", "cross_v", "cross_output")
+"""The linear maps of a layer: four of self-attention, two of the feed-forward block, four of cross-attention."""
 
 Rank = int | dict[str, int | None] | None
 
@@ -33,23 +33,32 @@ class GreenformerConfig(PreTrainedConfig):
             [CLS] in front); None for tokens.
         max_position_embeddings: longest sequence, [CLS] included.
         hidden_size: d.
-        num_hidden_layers: layers.
+        embedding_size: width of the word and position embeddings where it is not d; a linear map joins the two.
+            Lan 2019, arXiv:1909.11942, 3.1.
+        num_hidden_layers: layers; of the encoder, where there is a decoder too.
+        decoder_layers: layers of the decoder of an encoder-decoder; None for a single stack.
         num_attention_heads: H, a divisor of d.
         intermediate_size: f.
         hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN.
         hidden_dropout_prob: dropout after the embedding and each block.
         initializer_range: standard deviation of initial weights.
         layer_norm_eps: epsilon of layer norm.
-        attention: slot; a name, or one per layer.
+        attention: slot; a name, or one per layer. Causal where the model is a decoder only.
         attention_options: options of the mechanism; a dictionary, or one per layer.
-        rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from q, k, v, output, up, down
-            to ranks (those not named stay dense), or a list of these, one per layer.
+        decoder_attention: slot; as `attention`, for the causal self-attention of an encoder-decoder's decoder.
+        decoder_attention_options: options of that mechanism.
+        cross_attention: slot; as `attention`, from the decoder to the encoder.
+        cross_attention_options: options of that mechanism.
+        rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
+            (those not named stay dense), or a list of these, one per layer, the encoder's first.
         feed_forward: slot; "dense".
         residual: slot; "post" or "pre" norm.
         depth: slot; "stacked".
         position: slot; "learned", "sinusoidal" or "none".
         block: slot; "standard".
         pooling: slot; "cls" or "mean".
+        sparse_prediction: where labels are given, language model heads score only the positions that have one,
+            and return their logits (n, vocabulary).
 
     Raises:
         ValueError: a value out of range, or a slot that does not take it.
@@ -62,7 +71,9 @@ class GreenformerConfig(PreTrainedConfig):
     input_features: int | None = None
     max_position_embeddings: int = 512
     hidden_size: int = 768
+    embedding_size: int | None = None
     num_hidden_layers: int = 12
+    decoder_layers: int | None = None
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     hidden_act: str = "gelu"
@@ -71,6 +82,10 @@ class GreenformerConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-12
     attention: str | list[str] = "full"
     attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    decoder_attention: str | list[str] = "full"
+    decoder_attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    cross_attention: str | list[str] = "full"
+    cross_attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     rank: Rank | list[Rank] = None
     feed_forward: str = "dense"
     residual: str = "post"
@@ -78,7 +93,11 @@ class GreenformerConfig(PreTrainedConfig):
     position: str = "learned"
     block: str = "standard"
     pooling: str = "cls"
+    sparse_prediction: bool = False
     pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    decoder_start_token_id: int | None = None
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -87,6 +106,7 @@ class GreenformerConfig(PreTrainedConfig):
             if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
                 raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
+        self.is_encoder_decoder = self.decoder_layers is not None
         self._check_sizes()
         self._check_slots()
 
@@ -94,7 +114,9 @@ class GreenformerConfig(PreTrainedConfig):
         for name in (
             "max_position_embeddings",
             "hidden_size",
+            "embedding_size",
             "num_hidden_layers",
+            "decoder_layers",
             "num_attention_heads",
             "intermediate_size",
             "vocab_size",
@@ -119,24 +141,28 @@ class GreenformerConfig(PreTrainedConfig):
         for slot, values in SLOTS.items():
             if getattr(self, slot) not in values:
                 raise ValueError(f"{slot} must be one of {', '.join(values)}; got {getattr(self, slot)!r}")
-        for name in self.per_layer("attention"):
-            if name not in names():
-                raise ValueError(f"attention must be one of {', '.join(names())}; got {name!r}")
-        self.per_layer("attention_options")
+        for slot in ("attention", "decoder_attention", "cross_attention"):
+            for name in self.per_layer(slot):
+                if name not in names():
+                    raise ValueError(f"{slot} must be one of {', '.join(names())}; got {name!r}")
+            self.per_layer(f"{slot}_options")
         for rank in self.per_layer("rank"):
             if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
                 raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
 
     def per_layer(self, slot: str) -> list[Any]:
-        """The value of `attention`, `attention_options` or `rank` in every layer."""
+        """The value of an attention slot, its options or `rank` in every layer it is about."""
         value = getattr(self, slot)
+        layers = 0 if slot.startswith(("decoder_", "cross_")) else self.num_hidden_layers
+        if slot.startswith(("decoder_", "cross_", "rank")):
+            layers += self.decoder_layers or 0
         if not isinstance(value, list):
-            return [value] * self.num_hidden_layers
-        if len(value) != self.num_hidden_layers:
-            raise ValueError(f"{slot} must have one entry a layer, {self.num_hidden_layers}, got {len(value)}")
+            return [value] * layers
+        if len(value) != layers:
+            raise ValueError(f"{slot} must have one entry a layer, {layers}, got {len(value)}")
         return value
 
     def rank_of(self, layer: int, projection: str) -> int | None:
-        """The LED rank of one linear map; None where it is dense."""
+        """The LED rank of one linear map; None where it is dense. A decoder's layers count on from the encoder's."""
         rank = self.per_layer("rank")[layer]
         return rank.get(projection) if isinstance(rank, dict) else rank

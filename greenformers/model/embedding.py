@@ -13,7 +13,7 @@ class Embedding(nn.Module):
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__()
         self.config = config
-        d = config.hidden_size
+        d = config.embedding_size or config.hidden_size
         if config.vocab_size is not None:
             self.word = nn.Embedding(config.vocab_size, d, padding_idx=config.pad_token_id)
         else:
@@ -22,14 +22,21 @@ class Embedding(nn.Module):
         if config.position == "learned":
             self.position = nn.Embedding(config.max_position_embeddings, d)
         self.norm = nn.LayerNorm(d, eps=config.layer_norm_eps)
+        self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
         input_ids: Int[Tensor, "B N"] | None = None,
         input_values: Float[Tensor, "B n C"] | None = None,
+        positions: Int[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Embed tokens (B, N), or values (B, n, C) to (B, n + 1, d).
+
+        Args:
+            input_ids: tokens.
+            input_values: values, in place of tokens.
+            positions: where the tokens stand, from 0, below `max_position_embeddings`; by default 0 to N - 1.
 
         Raises:
             ValueError: the input is not of the kind the network is made for, or too long.
@@ -43,14 +50,15 @@ class Embedding(nn.Module):
         else:
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
-        length = x.shape[1]
-        if not 1 <= length <= self.config.max_position_embeddings:
-            raise ValueError(f"length must be in 1..{self.config.max_position_embeddings}, got {length}")
+        length, longest = x.shape[1], self.config.max_position_embeddings
+        if not 1 <= length <= longest:
+            raise ValueError(f"length must be in 1..{longest}, got {length}")
         if self.config.position == "learned":
-            x = x + self.position.weight[:length]
+            x = x + (self.position.weight[:length] if positions is None else self.position(positions))
         elif self.config.position == "sinusoidal":
-            x = x + sinusoidal(length, x.shape[2], x.device).to(x.dtype)
-        return self.dropout(self.norm(x))
+            table = sinusoidal(length if positions is None else longest, x.shape[2], x.device).to(x.dtype)
+            x = x + (table if positions is None else table[positions])
+        return self.dropout(self.widen(self.norm(x)))
 
 
 def sinusoidal(length: int, width: int, device: torch.device) -> Float[Tensor, "N d"]:

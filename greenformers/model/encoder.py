@@ -1,4 +1,4 @@
-"""The encoder: embedding, layers, and the pooled vector the heads read."""
+"""The encoder: embedding, layers, and the pooled vector the heads read; and what all models share."""
 
 from typing import Any, cast
 
@@ -17,13 +17,29 @@ from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 
 
+def share(layers: nn.ModuleList) -> dict[str, str]:
+    """Let mechanisms that share parameters over layers take layer 0's; returns what is tied to what in a checkpoint."""
+    tied = {}
+    for place in ("attention.mechanism", "cross_attention.mechanism"):
+        if not hasattr(layers[0], place.partition(".")[0]):
+            continue
+        mechanisms = [cast(Attention, layer.get_submodule(place)) for layer in layers]
+        first = mechanisms[0]
+        for index, mechanism in enumerate(mechanisms):
+            if index and type(mechanism) is type(first):
+                mechanism.shared(first)
+            for name in mechanism.shared_parameters:
+                tied[f"layers.{index}.{place}.{name}"] = f"layers.0.{place}.{name}"
+    return tied
+
+
 class GreenformerPreTrainedModel(PreTrainedModel):
     """What every Greenformers model shares: configuration, initialisation, saving and loading."""
 
     config_class = GreenformerConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["EncoderLayer"]  # noqa: RUF012 - the name and type transformers wants
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the name and type transformers wants
     _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - as above
     _supports_sdpa = True
     # The heads pass their further arguments on; the Trainer would take that for a loss that counts items itself.
@@ -57,21 +73,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.residual == "pre" else nn.Identity()
         )
-        self._share()
+        self._tied_weights_keys = share(self.layers)
         self.post_init()
-
-    def _share(self) -> None:
-        """Let mechanisms that share parameters over layers take layer 0's, and list them as tied."""
-        mechanisms = [cast(EncoderLayer, layer).attention.mechanism for layer in self.layers]
-        tied = {}
-        for index, mechanism in enumerate(mechanisms):
-            first = mechanisms[0]
-            if index and type(mechanism) is type(first):
-                mechanism.shared(first)
-            for name in mechanism.shared_parameters:
-                place = "attention.mechanism"
-                tied[f"layers.{index}.{place}.{name}"] = f"layers.0.{place}.{name}"
-        self._tied_weights_keys = tied
 
     def get_input_embeddings(self) -> nn.Module:
         """The map from tokens or values to vectors."""
@@ -92,6 +95,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         input_values: Float[Tensor, "B n C"] | None = None,
         *,
         output_hidden_states: bool | None = None,  # read by capture_outputs
+        output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
@@ -100,13 +104,16 @@ class GreenformerModel(GreenformerPreTrainedModel):
             attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept).
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
             output_hidden_states: also return the input of every layer; `return_dict=False` gives a tuple.
+            output_attentions: not available: most mechanisms never make the matrix of weights.
 
         Returns:
             last_hidden_state (B, N, d) and pooler_output (B, d).
 
         Raises:
-            ValueError: the input or the mask does not fit the network.
+            ValueError: the input or the mask does not fit the network, or attention weights are asked for.
         """
+        if output_attentions:
+            raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
         x = self.embedding(input_ids, input_values)
         key_mask = self._key_mask(attention_mask, x, has_cls=input_values is not None)
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Heads on the encoder: masked language modelling and sequence classification."""
+"""Heads: masked and causal language modelling, and classification of tokens and sequences."""
 
 from typing import Any
 
@@ -6,27 +6,38 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
+from greenformers.model.loss import asked_for, narrow, token_loss
 
 
 class GreenformerForMaskedLM(GreenformerPreTrainedModel):
     """Encoder that fills in masked tokens; the output embedding is the input embedding."""
 
     _tied_weights_keys = {"decoder.weight": "encoder.embedding.word.weight"}  # noqa: RUF012 - transformers' own form
+    accepts_loss_kwargs = True
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
         if config.vocab_size is None:
             raise ValueError("masked language modelling needs a vocab_size, got None")
+        width = config.embedding_size or config.hidden_size
         self.encoder = GreenformerModel(config)
-        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(width, config.vocab_size)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
@@ -43,6 +54,7 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
         input_ids: Int[Tensor, "B N"],
         attention_mask: Tensor | None = None,
         labels: Int[Tensor, "B N"] | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Score every token at every position.
@@ -51,15 +63,123 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
             input_ids: tokens (B, N).
             attention_mask: 1 = keep (B, N).
             labels: the right tokens (B, N), -100 where none is asked for.
+            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
             **kwargs: to the encoder.
 
         Returns:
-            loss in nats a token, if labels are given, and logits (B, N, vocabulary).
+            loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
+            labels, the logits (n, vocabulary) of the n positions that have a label.
         """
         out = self.encoder(input_ids, attention_mask, **kwargs)
-        logits = self.decoder(self.norm(self.activation(self.transform(out.last_hidden_state))))
-        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        x, labels = asked_for(out.last_hidden_state, labels, self.config)
+        logits = self.decoder(self.norm(self.activation(self.transform(x))))
+        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
+    """Decoder that continues a text; the output embedding is the input embedding."""
+
+    base_model_prefix = "decoder"
+    _tied_weights_keys = {"score.weight": "decoder.embedding.word.weight"}  # noqa: RUF012 - transformers' own form
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__(config)
+        if config.is_encoder_decoder:
+            raise ValueError(f"a causal language model has no encoder: no decoder_layers, got {config.decoder_layers}")
+        self.decoder = GreenformerDecoder(config)
+        self.narrow = narrow(config)
+        self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The map from vectors to scores of tokens."""
+        return self.score
+
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        """Replace the map from vectors to scores of tokens."""
+        self.score = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"],
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "B N"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Score the token that follows each position.
+
+        Args:
+            input_ids: tokens (B, N).
+            attention_mask: 1 = keep (B, P), P counting the positions in the cache too.
+            past_key_values: keys and values of the positions before.
+            labels: the tokens themselves (B, N), shifted here; -100 where none is asked for.
+            use_cache: return keys and values for the positions to come.
+            logits_to_keep: only score the last so many positions; 0 for all.
+            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
+            **kwargs: to the decoder.
+
+        Returns:
+            loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
+            labels, the logits (n, vocabulary) of the n positions that are followed by a label.
+        """
+        given = {"past_key_values": past_key_values, "use_cache": use_cache}
+        out = self.decoder(input_ids, attention_mask, **given, **kwargs)
+        x = out.last_hidden_state[:, -logits_to_keep:]
+        following = None if labels is None else F.pad(labels, (0, 1), value=-100)[:, 1:]
+        x, following = asked_for(x, following, self.config)
+        logits = self.score(self.narrow(x))
+        loss = None if following is None else token_loss(logits, following, num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+
+
+class GreenformerForTokenClassification(GreenformerPreTrainedModel):
+    """Encoder that labels every token; with two labels also the discriminator of replaced token detection."""
+
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__(config)
+        self.encoder = GreenformerModel(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"] | None = None,
+        attention_mask: Tensor | None = None,
+        input_values: Float[Tensor, "B n C"] | None = None,
+        labels: Int[Tensor, "B N"] | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Score every label at every position.
+
+        Args:
+            input_ids: tokens (B, N).
+            attention_mask: 1 = keep.
+            input_values: values (B, n, C), in place of tokens; the [CLS] in front counts in N.
+            labels: classes (B, N), -100 where none is asked for.
+            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
+            **kwargs: to the encoder.
+
+        Returns:
+            loss in nats a token, if labels are given, and logits (B, N, labels).
+        """
+        out = self.encoder(input_ids, attention_mask, input_values, **kwargs)
+        logits = self.classifier(self.dropout(out.last_hidden_state))
+        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
 class GreenformerForSequenceClassification(GreenformerPreTrainedModel):

@@ -1,21 +1,21 @@
-"""Training one model on a data set, by the Hugging Face Trainer."""
+"""Training one model for an objective: schedule in, trained model and its history out."""
 
+import os
 import tempfile
-import time
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Literal, get_args
 
-import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import EvalPrediction
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
-from greenformers.measure.quality import accuracy
+from greenformers.train import checkpoint
+from greenformers.train.objective import Objective
+from greenformers.train.stream import Stream
+from greenformers.train.trainer import Interruption, Pace, Patience, ResumableTrainer, Watch
+
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -24,28 +24,74 @@ class Schedule:
 
     Attributes:
         epochs: passes over the training set.
-        batch_size: examples a step.
+        steps: optimisation steps, in place of epochs.
+        batch_size: examples a step, of all processes.
+        accumulate: parts that a batch is computed in, one after the other; divides the batch.
         learning_rate: at its highest.
         warmup: share of the steps spent warming up.
         weight_decay: of AdamW.
-        seed: of the order of the examples and of dropout.
+        clip: largest norm of the gradient; 0 for any.
+        seed: of the order of the examples, dropout and masks.
+        precision: of the matrix products; "fp16" needs a GPU. Weights and optimiser stay float32.
+        recompute: keep no activations within a layer, compute them again in the backward pass.
+        evaluate_every: steps between evaluations; by default an epoch.
+        log_every: steps between entries of the loss; by default an epoch.
+        save_every: steps between checkpoints; by default an epoch.
+        keep: how many checkpoints stay.
+        patience: end after so many evaluations without a better score, and go back to the best; None for never.
     """
 
     epochs: int = 40
+    steps: int | None = None
     batch_size: int = 64
+    accumulate: int = 1
     learning_rate: float = 2e-3
     warmup: float = 0.1
     weight_decay: float = 0.01
+    clip: float = 1.0
     seed: int = 0
+    precision: Precision = "fp32"
+    recompute: bool = False
+    evaluate_every: int | None = None
+    log_every: int | None = None
+    save_every: int | None = None
+    keep: int = 2
+    patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        at_least_1 = ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "log_every", "save_every", "keep")
+        for name in (*at_least_1, "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate must divide the batch, {self.batch_size}, got {self.accumulate}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be in 0..1, got {self.warmup}")
+        for name in ("weight_decay", "clip"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}; got {self.precision!r}")
+        if self.precision == "fp16" and not torch.cuda.is_available():
+            raise ValueError("precision must be fp32 or bf16 where there is no GPU, got 'fp16'")
+
+    def paces(self) -> tuple[int | None, int | None, int | None]:
+        """Steps between entries of the loss, evaluations and checkpoints."""
+        return self.log_every, self.evaluate_every, self.save_every
+
+    def stream(self, objective: Objective) -> Stream:
+        """The examples of the whole run.
+
+        Raises:
+            ValueError: a batch is larger than the training set.
+        """
+        steps = self.steps
+        if steps is None:
+            steps = self.epochs * Stream(objective, self.batch_size, 1, self.seed).steps_an_epoch
+        return Stream(objective, self.batch_size, steps, self.seed)
 
 
 @dataclass(frozen=True)
@@ -53,111 +99,114 @@ class History:
     """What training left behind besides the trained model.
 
     Attributes:
-        seconds: time in optimisation steps, data loading and evaluation left out.
-        loss: (step, training loss in nats, averaged since the last entry).
-        accuracy: (epoch, test accuracy in percent).
+        seconds: time in optimisation steps of this process, data loading and evaluation left out.
+        log: what was logged: {"step", "loss"} in nats, averaged since the last one, and {"step", "eval_..."}.
+        steps_an_epoch: steps in a pass over the training set.
+        steps: optimisation steps done.
+        stopped: the number of the signal that ended it early; None where it ran to its end.
     """
 
     seconds: float
-    loss: list[tuple[int, float]]
-    accuracy: list[tuple[float, float]]
+    log: list[dict[str, float]]
+    steps_an_epoch: int
+    steps: int
+    stopped: int | None = None
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of "loss", in training, or of a score of the validation split, "eval_accuracy" say."""
+        return [(int(entry["step"]), entry[name]) for entry in self.log if name in entry]
 
 
 def fit(
     model: PreTrainedModel,
-    train_set: Dataset[dict[str, Tensor]],
-    test_set: Dataset[dict[str, Tensor]],
+    objective: Objective,
     schedule: Schedule,
     *,
     label: str,
     console: Console,
+    folder: Path | None = None,
+    resume: bool = False,
+    callbacks: tuple[TrainerCallback, ...] = (),
 ) -> History:
-    """Train a classifier in place; the test set is scored after every epoch, never learnt from.
+    """Train a model in place; the validation split is scored, never learnt from.
 
     Args:
-        model: a model whose forward takes the items of the sets and returns `loss` and `logits`.
-        train_set: examples to learn from.
-        test_set: examples to score on.
+        model: a model of the objective.
+        objective: what is learnt.
         schedule: how long and how fast.
         label: of the progress bar.
         console: where the progress bar goes.
+        folder: where checkpoints go; none are made without it.
+        resume: go on from the newest whole checkpoint of the folder, if there is one.
+        callbacks: also told of every event.
+
+    Returns:
+        What was logged; from the first step on, also where the run was resumed.
+
+    Raises:
+        ValueError: the batch does not fit the training set or the processes.
     """
-    watch = _Watch(label, console)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            num_train_epochs=schedule.epochs,
-            per_device_train_batch_size=schedule.batch_size,
-            per_device_eval_batch_size=4 * schedule.batch_size,
-            learning_rate=schedule.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=schedule.warmup,
-            weight_decay=schedule.weight_decay,
-            seed=schedule.seed,
-            eval_strategy="epoch",
-            logging_strategy="epoch",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            remove_unused_columns=False,
-        )
-        trainer = Trainer(
-            model,
-            arguments,
-            train_dataset=train_set,
-            eval_dataset=test_set,
-            compute_metrics=_accuracy,
-            callbacks=[watch],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    log = trainer.state.log_history
-    return History(
-        watch.seconds,
-        [(int(entry["step"]), entry["loss"]) for entry in log if "loss" in entry],
-        [(entry["epoch"], entry["eval_accuracy"]) for entry in log if "eval_accuracy" in entry],
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return fit(
+                model, objective, schedule, label=label, console=console, folder=Path(temporary), callbacks=callbacks
+            )
+    stream = schedule.stream(objective)
+    watch, interruption = Watch(label, console), Interruption()
+    pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
+    trainer = ResumableTrainer(
+        model,
+        _arguments(schedule, stream, folder),
+        stream,
+        keep=schedule.keep,
+        callbacks=[watch, pace, interruption, *callbacks],
     )
+    if schedule.patience is not None:
+        trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))
+    start = checkpoint.newest(folder, console.print) if resume else None
+    with interruption.listening():
+        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    reached = trainer.state.global_step
+    stopped = interruption.signal if reached < stream.steps else None
+    if schedule.patience is not None and stopped is None:
+        trainer.load_best()
+    log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
+    return History(watch.seconds, log, stream.steps_an_epoch, reached, stopped)
 
 
-def _accuracy(outcome: EvalPrediction) -> dict[str, float]:
-    logits, labels = (torch.from_numpy(np.asarray(x)) for x in (outcome.predictions, outcome.label_ids))
-    return {"accuracy": accuracy(logits, labels)}
-
-
-class _Watch(TrainerCallback):
-    """Progress bar, and the time that optimisation steps take."""
-
-    def __init__(self, label: str, console: Console) -> None:
-        self.seconds, self._start = 0.0, 0.0
-        self._label = label
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=console,
+def _arguments(schedule: Schedule, stream: Stream, folder: Path) -> TrainingArguments:
+    # torchrun and accelerate say how many processes there are; one process feeds all GPUs it sees.
+    parts = int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
+    if schedule.batch_size % (parts * schedule.accumulate):
+        raise ValueError(
+            f"batch must be a multiple of {parts * schedule.accumulate} for {parts} processes and {schedule.accumulate} "
+            f"parts, got {schedule.batch_size}"
         )
-        self._task = TaskID(0)
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._progress.start()
-        self._task = self._progress.add_task(self._label, total=state.max_steps, figures="")
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._start = time.perf_counter()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.seconds += time.perf_counter() - self._start
-        self._progress.update(self._task, completed=state.global_step)
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        logs = given["logs"]
-        figures = [f"loss {logs['loss']:.3f}"] if "loss" in logs else []
-        figures += [f"test {logs['eval_accuracy']:.1f} %"] if "eval_accuracy" in logs else []
-        self._progress.update(self._task, figures=" ".join(figures))
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._progress.stop()
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=stream.steps,
+        per_device_train_batch_size=schedule.batch_size // parts // schedule.accumulate,
+        per_device_eval_batch_size=4 * schedule.batch_size // parts // schedule.accumulate,
+        gradient_accumulation_steps=schedule.accumulate,
+        learning_rate=schedule.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=schedule.warmup,
+        weight_decay=schedule.weight_decay,
+        max_grad_norm=schedule.clip,
+        seed=schedule.seed,
+        use_cpu=not torch.accelerator.is_available(),
+        bf16=schedule.precision == "bf16",
+        fp16=schedule.precision == "fp16",
+        activation_checkpointing=schedule.recompute,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+        average_tokens_across_devices=True,
+        ddp_find_unused_parameters=False,
+        eval_strategy="no",  # these three are up to `Pace`
+        logging_strategy="no",
+        save_strategy="no",
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+    )

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def check_new(folder: Path) -> None:
@@ -21,8 +21,8 @@ def check_new(folder: Path) -> None:
         pass
 
 
-def save(model: PreTrainedModel, folder: Path) -> None:
-    """Write configuration and safetensors; if that fails, `folder` is as it was.
+def save(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Write configuration, safetensors and tokenizer; if that fails, `folder` is as it was.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -30,6 +30,8 @@ def save(model: PreTrainedModel, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         whole = Path(temporary) / "model"
         model.save_pretrained(whole)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(whole)
         if folder.exists():
             folder.rmdir()
         shutil.move(whole, folder)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from greenformers.data import Splits, load, names
+from greenformers.data import Splits, load, load_images, names
 
 MNIST = Path(__file__).parents[2].parent / "shared/data/mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -45,7 +45,7 @@ def message(kind, name, *args, **options):
 
 
 def test_names():
-    assert names() == ["digits", "mnist"]
+    assert names() == ["digits", "imdb", "mnist", "multi30k", "qnli", "sst2", "stsb", "tinyshakespeare", "wikitext2"]
 
 
 def test_digits():
@@ -125,8 +125,8 @@ def test_limit_above_the_size_takes_all():
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("cifar", {}, "data set must be one of digits, mnist, got 'cifar'"),
-        ("__init__", {}, "data set must be one of digits, mnist, got '__init__'"),
+        ("cifar", {}, f"data set must be one of {', '.join(names())}, got 'cifar'"),
+        ("__init__", {}, f"data set must be one of {', '.join(names())}, got '__init__'"),
         ("digits", {"folder": "here"}, "digits comes with scikit-learn and takes no folder, got 'here'"),
         ("digits", {"limit": 9}, "limit must be at least 10, the classes of digits, got 9"),
         ("digits", {"limit": 0}, "limit must be at least 10, the classes of digits, got 0"),
@@ -135,10 +135,24 @@ def test_limit_above_the_size_takes_all():
         ("digits", {"seed": -1}, "seed must be in 0..4294967295, got -1"),
         ("digits", {"seed": 2**32}, "seed must be in 0..4294967295, got 4294967296"),
         ("mnist", {}, "mnist needs the folder that holds its idx files, got none"),
+        ("digits", {"dataset": "ylecun/mnist"}, "digits is images and takes no dataset, got 'ylecun/mnist'"),
+        ("wikitext2", {"folder": "here", "pool": 2}, "pool is for images, wikitext2 is text: pool must be 1, got 2"),
     ],
 )
 def test_arguments_out_of_range(name, options, expected):
     assert message(ValueError, name, **options) == expected
+
+
+def test_images_only():
+    drawn = load_images("digits", limit=23, pool=2, seed=5)
+    torch.testing.assert_close(drawn.train.pixels, load("digits", None, 23, 2, 5).train.pixels, atol=0, rtol=0)
+    assert drawn.length == 16
+    with pytest.raises(ValueError, match=r"^data set 'sst2' is text; images are needed here: one of digits, mnist$"):
+        load_images("sst2", "here")
+    with pytest.raises(ValueError, match=r"^data set must be one of digits, .*, got 'cifar'$"):
+        load_images("cifar")
+    with pytest.raises(ValueError, match=r"^seed must be in 0\.\.4294967295, got -1$"):
+        load_images("digits", seed=-1)
 
 
 def test_mnist(mnist: Splits):

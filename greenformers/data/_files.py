@@ -1,0 +1,71 @@
+"""Files of text, as they are or compressed: found, unpacked, decoded."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from io import BufferedIOBase
+from pathlib import Path
+
+SUFFIXES = ("", ".gz", ".xz")
+# Bytes in one file once unpacked; the largest known, all of IMDB, has 33e6. A small archive can hold far more.
+LARGEST = 2**28
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """The file of that name as it is, or else as .gz, or else as .xz; None where there is none."""
+    candidates = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def need(folder: Path, name: str) -> Path:
+    """The file of that name, as `find` finds it.
+
+    Raises:
+        OSError: there is none.
+    """
+    path = find(folder, name)
+    if path is None:
+        raise FileNotFoundError(f"{name}, {name}.gz or {name}.xz is needed, none is in folder {str(folder)!r}")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """All of a file, unpacked if it is .gz or .xz; line ends as they are.
+
+    Raises:
+        ValueError: a damaged archive, more than `LARGEST` bytes, or not UTF-8; the message names the file.
+        OSError: the file cannot be read.
+    """
+    try:
+        with _opened(path) as file:
+            data = file.read(LARGEST + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        kind = "gzip" if path.suffix == ".gz" else "xz"
+        raise ValueError(f"{path.name}: expected a whole {kind} file, found a damaged one ({error})") from error
+    if len(data) > LARGEST:
+        raise ValueError(f"{path.name}: expected at most {LARGEST} bytes of text, found more")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name}: expected UTF-8, found another byte at place {error.start}") from error
+
+
+def _opened(path: Path) -> BufferedIOBase:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+
+
+def read_lines(path: Path) -> list[str]:
+    r"""The lines of a file without their ends, \n or \r\n. Other characters that may break a line do not here.
+
+    Raises:
+        ValueError: as `read_text`.
+        OSError: the file cannot be read.
+    """
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]

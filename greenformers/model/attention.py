@@ -1,0 +1,151 @@
+"""Self-attention and cross-attention: the linear maps around a mechanism of the attention slot. Thesis 3.1.1."""
+
+from typing import cast, get_args
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+
+from greenformers.attention import Attention, Role, Shape, build
+from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
+from greenformers.model.config import GreenformerConfig
+
+
+class Projected(nn.Module):
+    """The projections around a mechanism of the attention slot."""
+
+    def __init__(self, config: GreenformerConfig, layer: int, mechanism: Attention, prefix: str = "") -> None:
+        super().__init__()
+        d = config.hidden_size
+        self.mechanism = mechanism
+        self.maps = nn.ModuleDict(
+            {name: linear_map(d, d, config.rank_of(layer, prefix + name)) for name in mechanism.projections}
+        )
+        self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"))
+
+    def _codes(self, x: Tensor, *names: str) -> dict[str, Tensor]:
+        """First factors of the named maps applied to (B, N, d), all low-rank ones by one product."""
+        maps = [cast(LinearMap, self.maps[name]) for name in names]
+        return dict(zip(names, encode(maps, x), strict=True))
+
+    def _projected(self, name: str, code: Tensor) -> Tensor:
+        return self._heads(decode(cast(LinearMap, self.maps[name]), code))
+
+    def _reduced(self, role: Role, code: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Keys or values of a mechanism that shortens them, shortened before the last factor: (B, H, k, D)."""
+        ones = code.new_ones(code.shape[0], code.shape[1], 1)
+        short = self.mechanism.reduce(code, key_mask, role=role)
+        kept = self.mechanism.reduce(ones, key_mask, role=role)
+        return self._heads(decode(cast(LinearMap, self.maps[role]), short, kept=kept))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, d) to (B, H, N, D)."""
+        return x.unflatten(2, (self.mechanism.shape.heads, -1)).transpose(1, 2)
+
+
+class SelfAttention(Projected):
+    """A sequence to itself.
+
+    Args:
+        config: sizes and slots.
+        layer: index of the layer in its stack.
+        causal: position i sees only positions up to i.
+        decoder: the stack is the decoder of an encoder-decoder.
+    """
+
+    def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False, decoder: bool = False) -> None:
+        slot = "decoder_attention" if decoder else "attention"
+        mechanism = attention_of(config, slot, layer, causal=causal)
+        super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
+
+    def mix(
+        self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B M"] | None, cache: Cache | None = None
+    ) -> Float[Tensor, "B N d"]:
+        """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
+
+        Args:
+            x: the sequence; with a cache, its last N positions.
+            key_mask: True = keep (B, M); M = N without a cache.
+            cache: keys and values of earlier positions; those of `x` are added to it.
+        """
+        codes = self._codes(x, *self.mechanism.projections)
+        if self.mechanism.can_reduce and cache is None:
+            k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
+            out = self.mechanism.attend(self._projected("q", codes["q"]), k, v)
+        else:
+            projected = {name: self._projected(name, code) for name, code in codes.items()}
+            if cache is not None:
+                earlier = cache.update(projected["k"], projected["v"], self.mechanism.shape.layer)
+                projected |= dict(zip("kv", earlier, strict=True))
+            out = self.mechanism(**projected, key_mask=key_mask)
+        return out.transpose(1, 2).flatten(2)
+
+
+class CrossAttention(Projected):
+    """A decoder's sequence to the encoder's."""
+
+    def __init__(self, config: GreenformerConfig, layer: int) -> None:
+        mechanism = attention_of(config, "cross_attention", layer, cross=True)
+        super().__init__(config, layer + config.num_hidden_layers, mechanism, prefix="cross_")
+
+    def mix(
+        self,
+        x: Float[Tensor, "B N d"],
+        memory: Float[Tensor, "B M d"],
+        key_mask: Bool[Tensor, "B M"] | None,
+        cache: EncoderDecoderCache | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """Attention of `x` to `memory` (B, N, d), before the output projection.
+
+        Args:
+            x: the decoder's sequence.
+            memory: the encoder's output.
+            key_mask: True = keep, of the memory.
+            cache: keeps the keys and values of the memory after their first use.
+        """
+        q = self._projected("q", self._codes(x, "q")["q"])
+        k, v = self._keys_values(memory, key_mask, cache)
+        out = self.mechanism.attend(q, k, v) if self.mechanism.can_reduce else self.mechanism(q, k, v, key_mask)
+        return out.transpose(1, 2).flatten(2)
+
+    def _keys_values(
+        self, memory: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None
+    ) -> tuple[Tensor, Tensor]:
+        layer = self.mechanism.shape.layer
+        if cache is not None and cache.is_updated.get(layer):
+            stored = cache.cross_attention_cache.layers[layer]
+            return cast(Tensor, stored.keys), cast(Tensor, stored.values)
+        codes = self._codes(memory, "k", "v")
+        if self.mechanism.can_reduce:
+            k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
+        else:
+            k, v = (self._projected(name, code) for name, code in codes.items())
+        if cache is not None:
+            cache.is_updated[layer] = True
+            k, v = cache.cross_attention_cache.update(k, v, layer)
+        return k, v
+
+
+def attention_of(
+    config: GreenformerConfig, slot: str, layer: int, *, causal: bool = False, cross: bool = False
+) -> Attention:
+    """The mechanism in an attention slot of one layer.
+
+    Raises:
+        ValueError: it has no causal or no cross form, or needs more than queries, keys and values for one.
+    """
+    layers = config.per_layer(slot)
+    shape = Shape(
+        config.num_attention_heads,
+        config.hidden_size // config.num_attention_heads,
+        config.max_position_embeddings,
+        causal=causal,
+        cross=cross,
+        layer=layer,
+        layers=len(layers),
+    )
+    mechanism = build(layers[layer], shape, **(config.per_layer(f"{slot}_options")[layer] or {}))
+    if cross and mechanism.projections != ("q", "k", "v"):
+        used = ", ".join(mechanism.projections)
+        raise ValueError(f"cross-attention needs a mechanism of q, k and v, got {layers[layer]!r}, which uses {used}")
+    return mechanism

@@ -1,0 +1,147 @@
+"""The decoder: causal layers, with attention to an encoder where there is one. Vaswani 2017, 3.1; thesis 3.1.1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.output_capturing import capture_outputs
+
+from greenformers.model.attention import CrossAttention, SelfAttention
+from greenformers.model.block import EncoderLayer, FeedForward
+from greenformers.model.config import GreenformerConfig
+from greenformers.model.embedding import Embedding
+from greenformers.model.encoder import GreenformerPreTrainedModel, share
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Causal self-attention, attention to the encoder, feed-forward; each with its residual and layer norm."""
+
+    def __init__(self, config: GreenformerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, layer, causal=True, decoder=True)
+        self.cross_attention = CrossAttention(config, layer)
+        self.feed_forward = FeedForward(config, layer + config.num_hidden_layers)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.cross_attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.pre_norm = config.residual == "pre"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        memory: Float[Tensor, "B M d"],
+        key_mask: Bool[Tensor, "B P"] | None = None,
+        memory_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        past_key_values: EncoderDecoderCache | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """One layer (B, N, d) over the last N of P positions."""
+        own = None if past_key_values is None else past_key_values.self_attention_cache
+        attention, cross = self.attention, self.cross_attention
+        x = self._residual(x, self.attention_norm, lambda y: attention.output(attention.mix(y, key_mask, own)))
+        x = self._residual(
+            x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
+        )
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+    def _residual(self, x: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.dropout(block(norm(x)))
+        return norm(x + self.dropout(block(x)))
+
+
+class GreenformerDecoder(GreenformerPreTrainedModel):
+    """Decoder without a head; with `decoder_layers` in the configuration, the one of an encoder-decoder."""
+
+    _can_record_outputs = {"hidden_states": (EncoderLayer, DecoderLayer)}  # noqa: RUF012 - transformers' own form
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__(config)
+        if config.vocab_size is None:
+            raise ValueError("a decoder needs a vocab_size, got None")
+        self.embedding = Embedding(config)
+        if config.decoder_layers is None:
+            stack = [EncoderLayer(config, layer, causal=True) for layer in range(config.num_hidden_layers)]
+            self.layers = nn.ModuleList(stack)
+        else:
+            self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
+        pre_norm = config.residual == "pre"
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if pre_norm else nn.Identity()
+        self._tied_weights_keys = share(self.layers)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The map from tokens to vectors."""
+        return self.embedding.word
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Replace the map from tokens to vectors."""
+        self.embedding.word = value
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"],
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Float[Tensor, "B M d"] | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        *,
+        output_hidden_states: bool | None = None,  # read by capture_outputs
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode the last N of P positions; the P - N before them are in the cache.
+
+        Args:
+            input_ids: tokens (B, N).
+            attention_mask: 1 = keep (B, P). Positions are counted over what is kept, so that padding on the
+                left changes nothing.
+            encoder_hidden_states: the encoder's output (B, M, d); exactly where the network has an encoder.
+            encoder_attention_mask: 1 = keep (B, M).
+            past_key_values: keys and values of the positions before.
+            use_cache: return keys and values for the positions to come.
+            output_hidden_states: also return the input of every layer.
+
+        Returns:
+            last_hidden_state (B, N, d) and past_key_values.
+
+        Raises:
+            ValueError: input, masks and network do not fit each other.
+        """
+        crossed = self.config.is_encoder_decoder
+        if crossed != (encoder_hidden_states is not None):
+            raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
+        if past_key_values is None and use_cache:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        key_mask, positions = self._places(attention_mask, input_ids, past)
+        x = self.embedding(input_ids, positions=positions)
+        for layer in self.layers:
+            if crossed:
+                memory_mask = None if encoder_attention_mask is None else encoder_attention_mask.bool()
+                x = layer(x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values)
+            else:
+                x = layer(x, key_mask, past_key_values=past_key_values)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.final_norm(x), past_key_values=past_key_values if use_cache else None
+        )
+
+    def _places(self, mask: Tensor | None, input_ids: Tensor, past: int) -> tuple[Tensor | None, Tensor | None]:
+        """Key mask (B, P) and positions (B, N) of the tokens, None where they are what they would be anyway."""
+        batch, length = input_ids.shape
+        total, longest = past + length, self.config.max_position_embeddings
+        if total > longest:
+            raise ValueError(f"length must be in 1..{longest}, got {total}")
+        if mask is None:
+            here = torch.arange(past, total, device=input_ids.device).expand(batch, -1)
+            return None, here if past else None
+        if mask.shape != (batch, total):
+            raise ValueError(f"attention_mask must be {(batch, total)}, got {tuple(mask.shape)}")
+        key_mask = mask.bool()
+        return key_mask, (key_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]

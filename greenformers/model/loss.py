@@ -1,0 +1,41 @@
+"""What the language model heads share: which positions are scored, and the loss of the scores."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from greenformers.model.config import GreenformerConfig
+
+IGNORED = -100
+"""The label of a position where no token is asked for; transformers' convention."""
+
+
+def asked_for(x: Tensor, labels: Tensor | None, config: GreenformerConfig) -> tuple[Tensor, Tensor | None]:
+    """With `sparse_prediction` and labels, only the positions that have a label: (n, d) and (n,).
+
+    In masked language modelling they are 15 % of all, and a score of the whole vocabulary costs as much as layers do.
+    """
+    if labels is None or not config.sparse_prediction:
+        return x, labels
+    kept = labels != IGNORED
+    return x[kept], labels[kept]
+
+
+def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+    """Cross-entropy in nats over the labels that are not -100; 0 where there is none.
+
+    Args:
+        logits: (..., V).
+        labels: (...), -100 where none is asked for.
+        items: what the sum is divided by; by default the number of labels. A batch that is spread over processes
+            or steps has the loss of the whole batch only if all parts divide by the labels of the whole.
+    """
+    labels = labels.flatten()
+    total = F.cross_entropy(logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
+    return total / ((labels != IGNORED).sum().clamp(min=1) if items is None else items)
+
+
+def narrow(config: GreenformerConfig) -> nn.Module:
+    """From d to the width of the embeddings, which score the tokens."""
+    if config.embedding_size in (None, config.hidden_size):
+        return nn.Identity()
+    return nn.Linear(config.hidden_size, config.embedding_size)

@@ -1,0 +1,123 @@
+"""Checkpoints: written whole or not at all, checked before they are read, free of anything that could execute.
+
+A checkpoint is a folder `step-N` with tensors in safetensors and the rest in JSON; `manifest.json` holds size and
+SHA-256 of every file. It is made under another name and renamed when all of it is on the disk.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
+_UNFINISHED = ".unfinished-"
+
+
+def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> Path:
+    """Make the checkpoint of one step, then remove the oldest ones.
+
+    Args:
+        folder: holds the checkpoints of one run; made if it is not there.
+        step: number of optimisation steps done.
+        fill: writes the files of the checkpoint into the folder it is given.
+        keep: how many checkpoints stay.
+
+    Raises:
+        OSError: the disk is full or not writable; the checkpoints before are as they were.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{_UNFINISHED}{step}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    fill(unfinished)
+    files = {file.name: _fingerprint(file) for file in sorted(unfinished.iterdir())}
+    (unfinished / MANIFEST).write_text(json.dumps(files, indent=1))
+    for file in unfinished.iterdir():
+        _sync(file)
+    _sync(unfinished)
+    whole = folder / f"step-{step}"
+    _discard(whole)  # a damaged one of this step, which resuming skipped
+    unfinished.rename(whole)
+    _sync(folder)
+    for old in _by_step(folder)[keep:]:
+        _discard(old)
+    return whole
+
+
+def newest(folder: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint, or None; each damaged one that is newer is named by `report`."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover)
+    for checkpoint in _by_step(folder):
+        fault = damage(checkpoint)
+        if fault is None:
+            return checkpoint
+        report(f"checkpoint {checkpoint.name} is damaged and skipped: {fault}")
+    return None
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is whole."""
+    manifest = checkpoint / MANIFEST
+    if not manifest.is_file():
+        return f"{MANIFEST} is missing"
+    try:
+        files = json.loads(manifest.read_text())
+    except ValueError:
+        return f"{MANIFEST} is not JSON"
+    for name, expected in files.items():
+        file = checkpoint / Path(name).name
+        if not file.is_file():
+            return f"{name} is missing"
+        found = file.stat().st_size
+        if found != expected["bytes"]:
+            return f"{name} has {found} bytes, {expected['bytes']} were written"
+        if _fingerprint(file) != expected:
+            return f"{name} is not what was written"
+    return None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that reads back to equal numbers."""
+    path.write_text(json.dumps(content, indent=1))
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
+    unfinished.write_text(text)
+    _sync(unfinished)
+    unfinished.replace(path)
+
+
+def _by_step(folder: Path) -> list[Path]:
+    """The checkpoints, newest first."""
+    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _discard(checkpoint: Path) -> None:
+    # Renamed first: killed halfway through the removal, it must not look like a damaged checkpoint.
+    if checkpoint.exists():
+        rubbish = checkpoint.with_name(f"{_UNFINISHED}old-{checkpoint.name}")
+        shutil.rmtree(rubbish, ignore_errors=True)
+        checkpoint.rename(rubbish)
+        shutil.rmtree(rubbish)
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

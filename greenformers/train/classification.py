@@ -1,0 +1,134 @@
+"""Labels of sequences: classes or numbers, of images or of texts."""
+
+from typing import Any
+
+import torch
+from scipy.stats import pearsonr, spearmanr
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from greenformers.data import Labelled, Splits
+from greenformers.measure.quality import accuracy, evaluating, predict
+from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
+from greenformers.train.objective import Batch, Example, Objective, padded
+from greenformers.train.stream import Numbered
+from greenformers.train.text import vocabulary
+
+
+class ImageClassification(Objective):
+    """Images as sequences of pixels. They come without a validation split: the test images stand in for one.
+
+    Args:
+        data: labelled images.
+    """
+
+    metric = "accuracy"
+    greater_is_better = True
+
+    def __init__(self, data: Splits) -> None:
+        self.data = data
+        self._splits = {"train": data.train, "valid": data.test, "test": data.test}
+
+    def size(self, split: str) -> int:  # noqa: D102
+        return len(self._splits[split])
+
+    def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
+        return self._splits[split][index]
+
+    def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
+        return default_collate(examples)
+
+    def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
+        shape = {"vocab_size": None, "input_features": 1, "max_position_embeddings": self.data.length + 1}
+        return GreenformerConfig(**shape, num_labels=self.data.classes, **sizes)
+
+    def build(self, config: GreenformerConfig) -> PreTrainedModel:  # noqa: D102
+        return GreenformerForSequenceClassification(config)
+
+    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:  # noqa: D102
+        return {"accuracy": accuracy(*predict(model, self._splits[split], batch_size=batch_size))}
+
+
+class TextClassification(Objective):
+    """Texts of one or two segments, [CLS] a [SEP] b [SEP]; classes.
+
+    Args:
+        data: labelled texts.
+        tokenizer: turns them into tokens.
+        length: longest text in tokens; what is longer is cut.
+
+    Raises:
+        ValueError: length out of range.
+    """
+
+    metric = "accuracy"
+    greater_is_better = True
+
+    def __init__(self, data: Labelled, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
+        if length < 4:
+            raise ValueError(f"length must be at least 4, got {length}")
+        self.data, self.tokenizer, self.length = data, tokenizer, length
+        self._rows: dict[str, list[Tensor]] = {}
+        if len(data.train):
+            self.lengths = torch.tensor([len(row) for row in self.rows("train")])
+
+    def rows(self, split: str) -> list[Tensor]:
+        """The tokens of every text of a split, int32."""
+        if split not in self._rows:
+            segments = zip(*self.data.split(split).texts, strict=True)
+            ids = self.tokenizer(
+                *map(list, segments), truncation=True, max_length=self.length, return_attention_mask=False, verbose=False
+            )["input_ids"]
+            self._rows[split] = [torch.tensor(row, dtype=torch.int32) for row in ids]
+        return self._rows[split]
+
+    def size(self, split: str) -> int:  # noqa: D102
+        return len(self.rows(split))
+
+    def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
+        label = torch.tensor(self.data.split(split).labels[index])
+        return {"input_ids": self.rows(split)[index].long(), "labels": label}
+
+    def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
+        rows = [example["input_ids"] for example in examples]
+        return {
+            "input_ids": padded(rows, self.tokenizer.pad_token_id),
+            "attention_mask": padded([torch.ones_like(row) for row in rows], 0),
+            "labels": torch.stack([example["labels"] for example in examples]),
+        }
+
+    def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
+        labels = len(self.data.classes) if self.data.classes else 1
+        shape = {"max_position_embeddings": self.length, "num_labels": labels}
+        return GreenformerConfig(**vocabulary(self.tokenizer), **shape, **sizes)
+
+    def build(self, config: GreenformerConfig) -> PreTrainedModel:  # noqa: D102
+        return GreenformerForSequenceClassification(config)
+
+    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:  # noqa: D102
+        found = predict(model, Numbered(self, split), batch_size=batch_size, collate=self.collate)
+        return {"accuracy": accuracy(*found)}
+
+
+class TextRegression(TextClassification):
+    """Texts of one or two segments; a number each."""
+
+    metric = "spearman"
+
+    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
+        """Spearman's and Pearson's correlation in percent, and the root of the mean squared error."""
+        loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
+        device = next(model.parameters()).device
+        found, wanted = [], []
+        with evaluating(model), torch.no_grad():
+            for batch in loader:
+                wanted.append(batch.pop("labels").double())
+                inputs = {name: value.to(device) for name, value in batch.items()}
+                found.append(model(**inputs).logits.squeeze(-1).double().cpu())
+        x, y = torch.cat(found), torch.cat(wanted)
+        return {
+            "spearman": 100 * float(spearmanr(x, y).statistic),
+            "pearson": 100 * float(pearsonr(x, y).statistic),
+            "rmse": (x - y).square().mean().sqrt().item(),
+        }

@@ -1,0 +1,161 @@
+"""A run folder: settings, metrics, checkpoints while it lasts, the trained model at its end."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from greenformers.train import checkpoint
+from greenformers.train.fit import History, fit
+from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
+from greenformers.train.save import check_new, save
+from greenformers.train.settings import Settings, read
+from greenformers.train.task import MODEL, Task, prepare
+
+SETTINGS, METRICS, SCORES, CHECKPOINTS = "run.json", "metrics.jsonl", "scores.json", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        scores: of the trained model, "valid_loss" say; empty where a signal ended the run early.
+        history: what was logged.
+        steps: steps of the whole run.
+    """
+
+    scores: dict[str, float]
+    history: History
+    steps: int
+
+
+def start(folder: Path, settings: Settings, console: Console) -> Outcome:
+    """Train in a new folder.
+
+    Raises:
+        ValueError: a setting out of range, or the folder holds something; nothing is written then.
+        OSError: a file is missing, or the folder cannot be written to.
+    """
+    check_new(folder)
+    task, model = _prepared(settings)
+    if _first_process():
+        folder.mkdir(parents=True, exist_ok=True)
+        settings.write(folder / SETTINGS)
+    return _train(folder, task, model, console, resume=False)
+
+
+def resume(folder: Path, console: Console) -> Outcome:
+    """Go on with a run from its newest whole checkpoint, or from its beginning if there is none.
+
+    Raises:
+        ValueError: it has ended already.
+        OSError: there is no run in the folder.
+    """
+    settings = settings_of(folder)
+    if (folder / SCORES).exists():
+        raise ValueError(f"{folder.name} has nothing to resume: it ran to its end")
+    task, model = _prepared(settings)
+    return _train(folder, task, model, console, resume=True)
+
+
+def ensure(folder: Path, settings: Settings, console: Console) -> dict[str, float]:
+    """The scores of a run with these settings: started, resumed, or only read where it has ended.
+
+    Raises:
+        ValueError: the folder holds a run with other settings.
+        KeyboardInterrupt: a signal ended the run early; call again to go on.
+    """
+    if not (folder / SETTINGS).exists():
+        outcome = start(folder, settings, console)
+    elif settings_of(folder) != settings:
+        raise ValueError(f"{folder.name} holds a run with other settings than these")
+    elif (folder / SCORES).exists():
+        return json.loads((folder / SCORES).read_text())
+    else:
+        outcome = resume(folder, console)
+    if outcome.history.stopped is not None:
+        raise KeyboardInterrupt
+    return outcome.scores
+
+
+def settings_of(folder: Path) -> Settings:
+    """The settings of a run.
+
+    Raises:
+        OSError: there is no run in the folder.
+    """
+    return Settings(**read(folder / SETTINGS))
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    """What a run has logged."""
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
+    """Data, objective and network; what can be wrong with the settings is found here, before anything is written."""
+    schedule = settings.schedule
+    task = prepare(settings)
+    model = task.network()
+    schedule.stream(task.objective)
+    return task, model
+
+
+def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *, resume: bool) -> Outcome:
+    schedule = task.settings.schedule
+    history = fit(
+        model,
+        task.objective,
+        schedule,
+        label=folder.name,
+        console=console,
+        folder=folder / CHECKPOINTS,
+        resume=resume,
+        callbacks=(_Metrics(folder / METRICS),),
+    )
+    steps = schedule.stream(task.objective).steps
+    if history.stopped is not None:
+        return Outcome({}, history, steps)
+    batch = 4 * schedule.batch_size // schedule.accumulate
+    scores = task.objective.evaluate(model, "valid", batch)
+    whole = whole_model(model)
+    if _first_process():
+        _finish(folder, task, whole, scores)
+    return Outcome(scores, history, steps)
+
+
+def _finish(folder: Path, task: Task, model: PreTrainedModel, scores: dict[str, float]) -> None:
+    # A run that was killed here before has a model already: the same one.
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    save(model, folder / MODEL, task.tokenizer)
+    checkpoint.replace(folder / SCORES, json.dumps(scores, indent=1) + "\n")
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+class _Metrics(TrainerCallback):
+    """Keeps the log as a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            lines = [json.dumps(entry) + "\n" for entry in state.log_history if "train_runtime" not in entry]
+            checkpoint.replace(self._path, "".join(lines))
+
+
+def whole_model(model: PreTrainedModel) -> PreTrainedModel:
+    """What is kept of a trained model: of replaced token detection the discriminator; scores of all positions."""
+    kept = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model
+    kept.config.sparse_prediction = False
+    return kept
+
+
+def _first_process() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

@@ -1,0 +1,115 @@
+"""The settings of a training run: the flags of `greenformers train`, the keys of its file, the content of run.json."""
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from greenformers.train.fit import Precision, Schedule
+
+
+def _option(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"help": about})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is learnt, by which network, how. The help text of each is its documentation."""
+
+    data: str = _option("digits", "Data set, see `greenformers.data.names()`.")
+    folder: str | None = _option(None, "Folder with the data set's files.")
+    dataset: str | None = _option(None, "Instead of a folder: a name for `datasets`, with a configuration after a colon.")
+    limit: int | None = _option(None, "At most so many examples of each split.")
+    pool: int = _option(1, "Images: side of the square of pixels averaged into one.")
+    objective: str | None = _option(
+        None,
+        "classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default what the "
+        "data set is made for.",
+    )
+    tokenizer: str = _option("bpe", "Text: characters, bytes or bpe, trained on the training split.")
+    vocabulary: int | None = _option(None, "Size of the bpe vocabulary; 8000 if not given.")
+    length: int = _option(128, "Text: longest sequence in tokens.")
+    init: str | None = _option(None, "Run folder to start from: its tokenizer, and all weights that fit.")
+
+    variant: str = _option("transformer", "transformer, lrt, an attention, or lrt+ and an attention.")
+    rank: int = _option(16, "Rank of the low-rank maps of lrt.")
+    k: int | None = _option(None, "Projected length k of linformer; 16 if not given.")
+    option: dict[str, Any] | None = _option(None, "Option of the attention as name=value; may be repeated.")
+    hidden: int = _option(64, "Width d of the network.")
+    layers: int = _option(2, "Number of layers; of the encoder, where there is a decoder too.")
+    decoder_layers: int | None = _option(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")
+    heads: int = _option(4, "Number of heads, a divisor of the width.")
+    feed_forward: int = _option(256, "Width f of the feed-forward blocks.")
+    residual: str = _option("post", "Layer norm: post or pre.")
+    position: str = _option("learned", "Positions: learned, sinusoidal or none.")
+    pooling: str = _option("cls", "What stands for a whole sequence: cls or mean.")
+    dropout: float = _option(0.1, "Dropout after the embedding and each block.")
+
+    epochs: int = _option(25, "Passes over the training set.")
+    steps: int | None = _option(None, "Optimisation steps, in place of epochs.")
+    batch: int = _option(64, "Examples a step, of all processes.")
+    accumulate: int = _option(1, "Parts that a batch is computed in, one after the other.")
+    learning_rate: float = _option(2e-3, "Highest learning rate.")
+    warmup: float = _option(0.1, "Share of the steps spent warming up.")
+    weight_decay: float = _option(0.01, "Weight decay of AdamW.")
+    clip: float = _option(1.0, "Largest norm of the gradient; 0 for any.")
+    seed: int = _option(0, "Of weights, order, dropout and masks.")
+    precision: str = _option("fp32", f"Of the matrix products: {', '.join(get_args(Precision))}.")
+    recompute: bool = _option(False, "Keep no activations within a layer: less memory, more time.")
+    evaluate_every: int | None = _option(None, "Steps between evaluations; by default an epoch.")
+    log_every: int | None = _option(None, "Steps between entries of the loss; by default an epoch.")
+    save_every: int | None = _option(None, "Steps between checkpoints; by default an epoch.")
+    keep: int = _option(2, "How many checkpoints stay.")
+    patience: int | None = _option(None, "End after so many evaluations without a better score; keep the best.")
+    micro_batches: int | None = _option(
+        None, "Pipeline over the processes of torchrun: parts of a batch that are under way at once (GPipe)."
+    )
+
+    @property
+    def schedule(self) -> Schedule:
+        """How long and how fast.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
+        given = {name: value for name, value in asdict(self).items() if name in names}
+        return Schedule(batch_size=self.batch, **given)
+
+    def write(self, path: Path) -> None:
+        """Write what differs from the defaults, and the defaults themselves, as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The settings in a TOML or JSON file.
+
+    Raises:
+        ValueError: the file is not TOML or JSON, or has a key that is no setting or a value of another type.
+        OSError: it cannot be read.
+    """
+    text = path.read_text()
+    try:
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} must hold settings by name, got a {type(found).__name__}")
+    for name, value in found.items():
+        _check(path.name, name, value)
+    return found
+
+
+def _check(file: str, name: str, value: Any) -> None:
+    types = {entry.name: entry.type for entry in fields(Settings)}
+    if name not in types:
+        close = get_close_matches(name, types, n=1)
+        raise ValueError(f"{file}: no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    allowed = get_args(types[name]) or (types[name],)
+    kinds = tuple(dict if kind == dict[str, Any] else kind for kind in allowed)
+    whole = isinstance(value, int) and not isinstance(value, bool) and float in kinds
+    if not (type(value) in kinds or whole):
+        wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise ValueError(f"{file}: {name} must be {wanted}, got {value!r}")

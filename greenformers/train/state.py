@@ -1,0 +1,102 @@
+"""The state of a training run as plain tensors and numbers, whole on every process, and back again.
+
+Parameters and optimiser state may be sharded over processes (FSDP2); a checkpoint does not depend on how many.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from greenformers.train.checkpoint import write_json
+
+MODEL, OPTIMIZER, SCHEDULE = "model.safetensors", "optimizer.safetensors", "schedule.json"
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each tensor once. Every process must call this, and has all of it."""
+    seen: set[int] = set()
+    whole = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            whole[name] = _whole(tensor)
+    return whole
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """State of the optimiser, named by parameter and kind. Every process must call this, and has all of it."""
+    return {
+        f"{name}/{kind}": _whole(value)
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def save(
+    folder: Path, tensors: dict[str, Tensor], moments: dict[str, Tensor], schedule: LRScheduler, scaler: Any
+) -> None:
+    """Write what `weights` and `optimizer_state` gave, and the state of schedule and loss scaler."""
+    save_file(tensors, folder / MODEL, metadata={"format": "pt"})
+    save_file(moments, folder / OPTIMIZER)
+    state = {name: value for name, value in schedule.state_dict().items() if name != "lr_lambdas"}
+    write_json(folder / SCHEDULE, {"schedule": state, "scaler": None if scaler is None else scaler.state_dict()})
+
+
+def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write weights alone, in place of those the folder holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"unfinished-{MODEL}"
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.replace(folder / MODEL)
+
+
+@torch.no_grad()
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Put the weights of a checkpoint into a model.
+
+    Raises:
+        ValueError: they are not those of this model.
+    """
+    stored = load_file(folder / MODEL)
+    own = {name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    if stored.keys() != own.keys() or any(stored[name].shape != tensor.shape for name, tensor in own.items()):
+        raise ValueError(f"{folder.name} holds the weights of another model than the run's settings describe")
+    for name, tensor in own.items():
+        tensor.copy_(_like(stored[name], tensor))
+
+
+def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Put the optimiser state of a checkpoint into an optimiser."""
+    parameters = dict(model.named_parameters())
+    for key, value in load_file(folder / OPTIMIZER).items():
+        name, _, kind = key.rpartition("/")
+        parameter = parameters[name]
+        # Counters stay plain numbers on the CPU; moments are laid out as their parameter is.
+        optimizer.state[parameter][kind] = _like(value, parameter) if value.shape == parameter.shape else value
+
+
+def load_schedule(folder: Path, schedule: LRScheduler, optimizer: Optimizer, scaler: Any) -> None:
+    """Put the state of a checkpoint into learning rate schedule and loss scaler."""
+    state = json.loads((folder / SCHEDULE).read_text())
+    schedule.__dict__.update(state["schedule"])
+    for group, rate in zip(optimizer.param_groups, state["schedule"]["_last_lr"], strict=True):
+        group["lr"] = rate
+    if scaler is not None and state["scaler"] is not None:
+        scaler.load_state_dict(state["scaler"])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().contiguous()
+
+
+def _like(whole: Tensor, tensor: Tensor) -> Tensor:
+    whole = whole.to(tensor.device, tensor.dtype)
+    return distribute_tensor(whole, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else whole

@@ -1,0 +1,96 @@
+"""Running text as blocks of tokens, for the objectives of language modelling."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from greenformers.data import Text
+from greenformers.measure.quality import evaluating
+from greenformers.model import GreenformerConfig
+from greenformers.train.objective import Batch, Example, Objective
+from greenformers.train.stream import Numbered
+
+
+class LanguageModelling(Objective):
+    """Blocks of `length` tokens, cut one after the other from a running text; what is left at its end is dropped.
+
+    Args:
+        data: running text.
+        tokenizer: turns it into tokens.
+        length: of a block, in tokens.
+
+    Raises:
+        ValueError: length out of range, or longer than a split.
+    """
+
+    metric = "perplexity"
+    greater_is_better = False
+    markers: ClassVar[int] = 0
+    """Tokens of a block that are not text."""
+
+    def __init__(self, data: Text, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
+        if length < self.markers + 2:
+            raise ValueError(f"length must be at least {self.markers + 2}, got {length}")
+        self.data, self.tokenizer, self.length = data, tokenizer, length
+        self._blocks: dict[str, Tensor] = {}
+
+    def blocks(self, split: str) -> Tensor:
+        """The text of a split as (n, length - markers) int32."""
+        if split not in self._blocks:
+            ids = encoded(self.tokenizer, self.data.split(split))
+            width = self.length - self.markers
+            if len(ids) < width:
+                raise ValueError(
+                    f"length must be at most {len(ids) + self.markers}, the {split} tokens, got {self.length}"
+                )
+            self._blocks[split] = ids[: len(ids) // width * width].view(-1, width)
+        return self._blocks[split]
+
+    def size(self, split: str) -> int:  # noqa: D102
+        return len(self.blocks(split))
+
+    def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
+        return GreenformerConfig(**vocabulary(self.tokenizer), max_position_embeddings=self.length, **sizes)
+
+    def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
+        return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+
+    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
+        """Loss in nats and perplexity a predicted token. Perplexities of different tokenizers do not compare."""
+        loss = mean_loss(model, self, split, batch_size)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+
+def encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
+    """The tokens of a text (n,) int32, nothing added. Cut at line ends: a tokenizer slows down on very long texts."""
+    lines = text.splitlines(keepends=True)
+    rows = tokenizer(lines, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"] if lines else []
+    return torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """What a configuration needs to know of a tokenizer."""
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def mean_loss(model: PreTrainedModel, objective: Objective, split: str, batch_size: int) -> float:
+    """Loss in nats a labelled token over a whole split, whatever the batches."""
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
+    loader = DataLoader(Numbered(objective, split), batch_size=batch_size, collate_fn=objective.collate)
+    device = next(model.parameters()).device
+    with evaluating(model), torch.no_grad():
+        for batch in loader:
+            batch = {name: value.to(device) for name, value in batch.items()}
+            total += model(**batch, num_items_in_batch=1).loss.cpu()
+            count += objective.scored(batch)
+    return total.item() / count
