@@ -1,12 +1,17 @@
 """The command line. Heavy imports are inside the commands, so that --help answers at once."""
 
+import inspect
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from greenformers.train.settings import Settings, value_of
+from greenformers.train.settings import read as read_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +68,7 @@ def compare(
     """Train variants alike on real images, measure them side by side, and write a report."""
     from greenformers.advise.compare import Network
     from greenformers.advise.compare import compare as run
-    from greenformers.data import load
+    from greenformers.data import load_images
     from greenformers.measure.record import append, context
     from greenformers.report.page import write
     from greenformers.report.table import tables
@@ -73,7 +78,7 @@ def compare(
     console = _console()
     schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
     network = Network(hidden, layers, heads, feed_forward, rank, k)
-    splits = load(data, folder, limit, pool, seed)
+    splits = load_images(data, folder, limit, pool, seed)
     _check_writable(results, out)
     found = run(
         splits,
@@ -92,47 +97,138 @@ def compare(
     console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)
 
 
-@app.command()
 def train(
-    variant: Annotated[str, typer.Argument(help="transformer, lrt, an attention, or lrt+ and an attention.")],
-    out: Annotated[Path, typer.Option(help="New folder for the trained model.")],
-    data: Data = "digits",
-    folder: Folder = None,
-    limit: Limit = None,
-    pool: Pool = 1,
-    hidden: Hidden = 64,
-    layers: Layers = 2,
-    heads: Heads = 4,
-    feed_forward: FeedForward = 256,
-    rank: Rank = 16,
-    k: K = 16,
-    epochs: Epochs = 25,
-    batch: Batch = 64,
-    learning_rate: Rate = 2e-3,
-    seed: Seed = 0,
+    config: Path | None,
+    out: Path,
+    resume: bool,
+    **flags: object,
 ) -> None:
-    """Train one variant and save it, for `from_pretrained`."""
-    from greenformers.advise.compare import Network
-    from greenformers.data import load
+    """Train a network on a data set: settings from a file, from flags, or flags over a file.
+
+    The run folder OUT holds run.json (all settings), metrics.jsonl, curves.png, scores.json and model/, for
+    `from_pretrained`; checkpoints/ while it lasts. A run that was stopped goes on with --resume. Several processes:
+    start it with `accelerate launch` (data-parallel or FSDP), or with torchrun and --micro-batches (pipeline).
+    """
     from greenformers.measure.parameters import parameters
-    from greenformers.measure.quality import accuracy, predict
-    from greenformers.train.fit import Schedule, fit
-    from greenformers.train.save import check_new, save
+    from greenformers.report.curves import run_curves, save
+    from greenformers.train import run
 
     _quiet()
     console = _console()
-    check_new(out)
-    splits = load(data, folder, limit, pool, seed)
-    schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
-    model = Network(hidden, layers, heads, feed_forward, rank, k).build(variant, splits, seed)
-    history = fit(model, splits.train, splits.test, schedule, label=variant, console=console)
-    score = accuracy(*predict(model, splits.test, batch_size=256))
-    save(model, out)
+    given = _given(config, flags)
+    if resume and (out / run.SETTINGS).exists():
+        stored = run.settings_of(out)
+        for name, value in given.items():
+            if getattr(stored, name) != value:
+                raise ValueError(f"{name} of this run is {getattr(stored, name)}, and stays so; got {value}")
+        outcome = run.resume(out, console)
+    else:
+        outcome = run.start(out, Settings(**given), console)
+    if not run.first_process():
+        return
+    if figure := run_curves(out.name, outcome.history.log):
+        save(figure, out / "curves.png")
+    if outcome.history.stopped is not None:
+        console.print(f"stopped after step {outcome.history.steps} of {outcome.steps}; go on with --resume")
+        sys.exit(128 + outcome.history.stopped)
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in outcome.scores.items())
     console.print(
-        f"{variant}: {parameters(model):,} parameters, test accuracy {score:.1f} %, "
-        f"{history.seconds:.1f} s of training\nmodel: {out}",
+        f"{parameters(run.trained(out)):,} parameters, validation {scores}, "
+        f"{outcome.history.seconds:.1f} s of training\nmodel: {out / run.MODEL}",
         soft_wrap=True,
     )
+
+
+def _given(config: Path | None, flags: dict[str, object]) -> dict[str, object]:
+    """Settings of a file, and over them those given as flags."""
+    typed = {name: value for name, value in flags.items() if value is not None}
+    if options := typed.pop("option", None):
+        pairs = [str(text).partition("=") for text in cast(list[str], options)]
+        for name, equals, _ in pairs:
+            if not equals:
+                raise ValueError(f"option must be name=value, got {name!r}")
+        typed["option"] = {name: value_of(value) for name, _, value in pairs}
+    return (read_settings(config) if config else {}) | typed
+
+
+def _as_flags() -> list[inspect.Parameter]:
+    """A flag for each of the settings; what is not given is None."""
+    parameters = []
+    for entry in fields(Settings):
+        default = "" if entry.default is None else f" [default: {entry.default}]"
+        about = typer.Option(help=entry.metadata["help"] + default, show_default=False)
+        kind = list[str] if entry.name == "option" else entry.type
+        annotation = Annotated[kind | None, about]  # type: ignore[valid-type]
+        parameters.append(
+            inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    return parameters
+
+
+_FIXED: dict[str, tuple[object, object]] = {
+    "config": (Annotated[Path | None, typer.Argument(help="TOML or JSON file of settings.")], None),
+    "out": (Annotated[Path, typer.Option(help="Run folder; a new one, or with --resume the one to go on with.")], ...),
+    "resume": (Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, or start it.")], False),
+}
+train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _FIXED.items()
+    ]
+    + _as_flags()
+)
+app.command()(train)
+
+
+@app.command()
+def evaluate(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    folder: Folder = None,
+    beams: Annotated[int, typer.Option(help="seq2seq: width of the beam.")] = 4,
+    batch: Batch = 64,
+    samples: Annotated[int, typer.Option(help="seq2seq: how many translations to show.")] = 3,
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+) -> None:
+    """Score a trained run on a split of its data set."""
+    from greenformers.measure.record import append, context
+    from greenformers.train.evaluate import evaluate as scored
+    from greenformers.train.evaluate import records
+
+    _quiet()
+    console = _console()
+    scores, shown = scored(run_folder, split, folder=folder, beams=beams, batch_size=batch)
+    for text in shown[:samples]:
+        console.print(text, markup=False, soft_wrap=True)
+    for name, value in scores.items():
+        console.print(f"{split} {name}: {value:.4g}")
+    if results is not None:
+        found = records(run_folder, split, scores)
+        append(results, [replace(record, context=context(_command(), 0)) for record in found])
+
+
+@app.command()
+def generate(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run: causal_lm or seq2seq.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue or translate; may be repeated.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="File with a prompt a line.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="At most so many tokens are added.")] = None,
+    beams: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.")] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of the draw: below 1 is more cautious.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+) -> None:
+    """Continue texts with a trained language model, or translate them with an encoder-decoder."""
+    from greenformers.train.evaluate import written
+
+    _quiet()
+    texts = [*(prompt or []), *(prompts.read_text().splitlines() if prompts else [])]
+    options = {"num_beams": beams, "do_sample": sample, "max_new_tokens": max_new_tokens}
+    draw = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for text in written(run_folder, texts, seed=seed, **options, **(draw if sample else {})):
+        print(text)
 
 
 @app.command()

@@ -73,7 +73,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
         pre_norm = config.residual == "pre"
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if pre_norm else nn.Identity()
-        self._tied_weights_keys = share(self.layers)
+        self._shared = self._tied_weights_keys = share(self.layers)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -95,6 +95,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         use_cache: bool | None = None,
         *,
         output_hidden_states: bool | None = None,  # read by capture_outputs
+        output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the last N of P positions; the P - N before them are in the cache.
 
@@ -107,13 +108,16 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             past_key_values: keys and values of the positions before.
             use_cache: return keys and values for the positions to come.
             output_hidden_states: also return the input of every layer.
+            output_attentions: not available: most mechanisms never make the matrix of weights.
 
         Returns:
             last_hidden_state (B, N, d) and past_key_values.
 
         Raises:
-            ValueError: input, masks and network do not fit each other.
+            ValueError: input, masks and network do not fit each other, or attention weights are asked for.
         """
+        if output_attentions:
+            raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
         crossed = self.config.is_encoder_decoder
         if crossed != (encoder_hidden_states is not None):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
@@ -121,16 +125,27 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         key_mask, positions = self._places(attention_mask, input_ids, past)
+        memory_mask = self._memory_mask(encoder_attention_mask, encoder_hidden_states)
         x = self.embedding(input_ids, positions=positions)
         for layer in self.layers:
             if crossed:
-                memory_mask = None if encoder_attention_mask is None else encoder_attention_mask.bool()
                 x = layer(x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values)
             else:
                 x = layer(x, key_mask, past_key_values=past_key_values)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.final_norm(x), past_key_values=past_key_values if use_cache else None
-        )
+        return self.finish(x, past_key_values=past_key_values if use_cache else None)
+
+    def finish(
+        self, x: Tensor, key_mask: Tensor | None = None, past_key_values: Cache | None = None
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """What follows the layers: the last norm. The mask, which an encoder's pooling needs, changes nothing."""
+        return BaseModelOutputWithPastAndCrossAttentions(self.final_norm(x), past_key_values)
+
+    def _memory_mask(self, mask: Tensor | None, memory: Tensor | None) -> Tensor | None:
+        if mask is None or memory is None:
+            return None
+        if mask.shape != memory.shape[:2]:
+            raise ValueError(f"encoder_attention_mask must be {tuple(memory.shape[:2])}, got {tuple(mask.shape)}")
+        return mask.bool()
 
     def _places(self, mask: Tensor | None, input_ids: Tensor, past: int) -> tuple[Tensor | None, Tensor | None]:
         """Key mask (B, P) and positions (B, N) of the tokens, None where they are what they would be anyway."""

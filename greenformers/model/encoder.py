@@ -42,8 +42,13 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the name and type transformers wants
     _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - as above
     _supports_sdpa = True
-    # The heads pass their further arguments on; the Trainer would take that for a loss that counts items itself.
-    accepts_loss_kwargs = False
+    # Every head divides its loss by `num_items_in_batch`, so that a batch in parts has the loss of the whole.
+    accepts_loss_kwargs = True
+    _shared: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """What is tied to what; what mechanisms share over layers is, whether or not the embeddings are."""
+        return super().get_expanded_tied_weights_keys(all_submodels) | ({} if all_submodels else self._shared)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -73,7 +78,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.residual == "pre" else nn.Identity()
         )
-        self._tied_weights_keys = share(self.layers)
+        self._shared = self._tied_weights_keys = share(self.layers)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -115,13 +120,18 @@ class GreenformerModel(GreenformerPreTrainedModel):
         if output_attentions:
             raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
         x = self.embedding(input_ids, input_values)
-        key_mask = self._key_mask(attention_mask, x, has_cls=input_values is not None)
+        key_mask = self.key_mask(attention_mask, x, has_cls=input_values is not None)
         for layer in self.layers:
             x = layer(x, key_mask)
+        return self.finish(x, key_mask)
+
+    def finish(self, x: Tensor, key_mask: Tensor | None) -> BaseModelOutputWithPooling:
+        """What follows the layers: the last norm, and the vector that stands for each sequence."""
         x = self.final_norm(x)
         return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=self._pool(x, key_mask))
 
-    def _key_mask(self, mask: Tensor | None, x: Tensor, has_cls: bool) -> Bool[Tensor, "B N"] | None:
+    def key_mask(self, mask: Tensor | None, x: Tensor, has_cls: bool) -> Bool[Tensor, "B N"] | None:
+        """The mask as the layers want it: bool, and over the [CLS] too."""
         if mask is None:
             return None
         wanted = (x.shape[0], x.shape[1] - has_cls)

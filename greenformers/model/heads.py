@@ -9,6 +9,9 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPooling,
     CausalLMOutputWithPast,
     MaskedLMOutput,
     SequenceClassifierOutput,
@@ -26,7 +29,6 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
     """Encoder that fills in masked tokens; the output embedding is the input embedding."""
 
     _tied_weights_keys = {"decoder.weight": "encoder.embedding.word.weight"}  # noqa: RUF012 - transformers' own form
-    accepts_loss_kwargs = True
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
@@ -70,7 +72,12 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that have a label.
         """
-        out = self.encoder(input_ids, attention_mask, **kwargs)
+        return self.head(self.encoder(input_ids, attention_mask, **kwargs), labels, num_items_in_batch)
+
+    def head(
+        self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+    ) -> MaskedLMOutput:
+        """What follows the encoder; arguments as in `forward`."""
         x, labels = asked_for(out.last_hidden_state, labels, self.config)
         logits = self.decoder(self.norm(self.activation(self.transform(x))))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
@@ -82,7 +89,6 @@ class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
 
     base_model_prefix = "decoder"
     _tied_weights_keys = {"score.weight": "decoder.embedding.word.weight"}  # noqa: RUF012 - transformers' own form
-    accepts_loss_kwargs = True
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
@@ -131,6 +137,16 @@ class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
         """
         given = {"past_key_values": past_key_values, "use_cache": use_cache}
         out = self.decoder(input_ids, attention_mask, **given, **kwargs)
+        return self.head(out, labels, num_items_in_batch, logits_to_keep)
+
+    def head(
+        self,
+        out: BaseModelOutputWithPast,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int = 0,
+    ) -> CausalLMOutputWithPast:
+        """What follows the decoder; arguments as in `forward`."""
         x = out.last_hidden_state[:, -logits_to_keep:]
         following = None if labels is None else F.pad(labels, (0, 1), value=-100)[:, 1:]
         x, following = asked_for(x, following, self.config)
@@ -143,8 +159,6 @@ class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
 
 class GreenformerForTokenClassification(GreenformerPreTrainedModel):
     """Encoder that labels every token; with two labels also the discriminator of replaced token detection."""
-
-    accepts_loss_kwargs = True
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
@@ -176,7 +190,12 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, labels).
         """
-        out = self.encoder(input_ids, attention_mask, input_values, **kwargs)
+        return self.head(self.encoder(input_ids, attention_mask, input_values, **kwargs), labels, num_items_in_batch)
+
+    def head(
+        self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+    ) -> TokenClassifierOutput:
+        """What follows the encoder; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.last_hidden_state))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
@@ -199,6 +218,7 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         input_values: Float[Tensor, "B n C"] | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Score every label.
@@ -209,19 +229,32 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
             input_values: values (B, n, C), in place of tokens.
             labels: classes (B,); numbers (B,) where the network has one label; 0 or 1 for each label (B, labels) where
                 the configuration's problem_type is "multi_label_classification".
+            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
             **kwargs: to the encoder.
 
         Returns:
             loss (cross-entropy in nats, or squared error for numbers) if labels are given, and logits (B, labels).
         """
-        out = self.encoder(input_ids, attention_mask, input_values, **kwargs)
+        return self.head(self.encoder(input_ids, attention_mask, input_values, **kwargs), labels, num_items_in_batch)
+
+    def head(
+        self,
+        out: BaseModelOutputWithPooling,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> SequenceClassifierOutput:
+        """What follows the encoder; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.pooler_output))
-        loss = None if labels is None else self._loss(logits, labels)
+        loss = None
+        if labels is not None:
+            loss = self._total_loss(logits, labels) / (
+                labels.numel() if num_items_in_batch is None else num_items_in_batch
+            )
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _total_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.config.problem_type == "multi_label_classification":
-            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
         if self.config.num_labels == 1:
-            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
-        return F.cross_entropy(logits, labels)
+            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
+        return F.cross_entropy(logits, labels, reduction="sum")

@@ -26,7 +26,6 @@ class GreenformerForSeq2SeqLM(GreenformerPreTrainedModel, GenerationMixin):
         "decoder.embedding.word.weight": "encoder.embedding.word.weight",
         "score.weight": "encoder.embedding.word.weight",
     }
-    accepts_loss_kwargs = True
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)

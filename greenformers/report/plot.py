@@ -55,7 +55,8 @@ _STYLE = {
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
 }
-_house = style.context(["default", _STYLE])
+house = style.context(["default", _STYLE])
+"""Draws what it decorates in the style of the house."""
 
 
 class Look(NamedTuple):
@@ -102,16 +103,16 @@ def pictures(records: Iterable[Record]) -> list[Picture]:
     return list(drawn.values())
 
 
-@_house
+@house
 def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     """Test accuracy against each of `COSTS`, a marker a variant; None where fewer than two variants have both."""
     panels = {cost: points for cost in COSTS if len(points := _points(section, cost)) > 1}
     if not panels:
         return None
     title = f"{section.title}: accuracy against cost (up and to the left is better)"
-    figure = _figure(4.4 * len(panels) + 0.6, 3.9, title)
+    figure = new_figure(4.4 * len(panels) + 0.6, 3.9, title)
     drawn: list[tuple[Axes, dict[str, Spot]]] = []
-    for axes, (cost, points) in zip(_grid(figure, 1, len(panels), sharey=True), panels.items(), strict=True):
+    for axes, (cost, points) in zip(grid(figure, 1, len(panels), sharey=True), panels.items(), strict=True):
         unit, factor = scale([x.value for x, _ in points.values()], METRICS[cost].unit)
         spots = {
             name: Spot(x.value / factor, y.value, (x.spread or 0) / factor / 2, (y.spread or 0) / 2)
@@ -128,14 +129,14 @@ def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
         axes.set_ylabel(label("test_accuracy", METRICS["test_accuracy"].unit))
         axes.label_outer()
         drawn.append((axes, spots))
-    _settle(figure)
+    settle(figure)
     renderer = FigureCanvasAgg(figure).get_renderer()
     for axes, spots in drawn:
         name_points(axes, spots, renderer)
     return figure
 
 
-@_house
+@house
 def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     """How many times better than the baseline: a panel a metric, a bar a variant; None where nothing is compared.
 
@@ -151,8 +152,8 @@ def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     across = math.ceil(len(metrics) / down)
     title = f"{section.title}: times better than {section.baseline}"
     width = 2.1 * across + 0.3 + 0.075 * max(map(len, names))
-    figure = _figure(width, down * (1.05 + 0.24 * len(names)) + 0.4, title)
-    panels = _grid(figure, down, across, sharey=True)
+    figure = new_figure(width, down * (1.05 + 0.24 * len(names)) + 0.4, title)
+    panels = grid(figure, down, across, sharey=True)
     for axes in panels[len(metrics) :]:
         axes.remove()
     values = [record.ratio or 1 for record in rated.values() if METRICS[record.metric].unit != "%"]
@@ -169,11 +170,11 @@ def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
         axes.grid(visible=False, axis="y")
         axes.set_ylim(len(names) - 0.5, -0.5)
         _head(axes, section, metric)
-    _settle(figure)
+    settle(figure)
     return figure
 
 
-@_house
+@house
 def curves(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     """Each metric that was recorded by step or epoch, a line a variant; None where none was."""
     panels = list(dict.fromkeys((metric, place) for metric, place, _ in section.points))
@@ -182,8 +183,8 @@ def curves(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     names = [name for name in dress if any(name == key[2] for key in section.points)]
     width = 4.4 * len(panels) + 0.6
     columns = max(1, min(len(names), int(width / (0.9 + max(map(len, names)) / 12))))
-    figure = _figure(width, 3.8 + 0.2 * math.ceil(len(names) / columns), f"{section.title}: training")
-    for axes, (metric, place) in zip(_grid(figure, 1, len(panels), sharey=False), panels, strict=True):
+    figure = new_figure(width, 3.8 + 0.2 * math.ceil(len(names) / columns), f"{section.title}: training")
+    for axes, (metric, place) in zip(grid(figure, 1, len(panels), sharey=False), panels, strict=True):
         for name in names:
             axes.add_line(_line(section.points.get((metric, place, name), {}), name, dress[name]))
         axes.autoscale_view()
@@ -192,11 +193,11 @@ def curves(section: Section, dress: Mapping[str, Look]) -> Figure | None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = [_line({}, name, dress[name]) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=4)
-    _settle(figure)
+    settle(figure)
     return figure
 
 
-@_house
+@house
 def png(figure: Figure) -> bytes:
     """The figure as PNG, the same bytes each time: no date, no version of the software."""
     buffer = io.BytesIO()
@@ -213,7 +214,8 @@ def save(figure: Figure, path: str | Path) -> None:
     Path(path).write_bytes(png(figure))
 
 
-def _figure(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """An empty figure, in inches, with its title at the upper left."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
     wrapped = textwrap.fill(plain(title), int(_LETTERS * width))
@@ -221,13 +223,14 @@ def _figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def _settle(figure: Figure) -> None:
+def settle(figure: Figure) -> None:
     """Lay the figure out, once: laid out again at each saving, it would move by a pixel."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
-def _grid(figure: Figure, down: int, across: int, sharey: bool) -> list[Axes]:
+def grid(figure: Figure, down: int, across: int, sharey: bool) -> list[Axes]:
+    """Panels in rows and columns."""
     return list(figure.subplots(down, across, sharey=sharey, squeeze=False).flat)
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from greenformers.train import checkpoint
 from greenformers.train.objective import Objective
+from greenformers.train.shard import shard, wanted
 from greenformers.train.stream import Stream
 from greenformers.train.trainer import Interruption, Pace, Patience, ResumableTrainer, Watch
 
@@ -33,6 +34,7 @@ class Schedule:
         clip: largest norm of the gradient; 0 for any.
         seed: of the order of the examples, dropout and masks.
         precision: of the matrix products; "fp16" needs a GPU. Weights and optimiser stay float32.
+        shard: spread weights and optimiser state over the processes (FSDP).
         recompute: keep no activations within a layer, compute them again in the backward pass.
         evaluate_every: steps between evaluations; by default an epoch.
         log_every: steps between entries of the loss; by default an epoch.
@@ -51,6 +53,7 @@ class Schedule:
     clip: float = 1.0
     seed: int = 0
     precision: Precision = "fp32"
+    shard: bool = False
     recompute: bool = False
     evaluate_every: int | None = None
     log_every: int | None = None
@@ -154,9 +157,13 @@ def fit(
     stream = schedule.stream(objective)
     watch, interruption = Watch(label, console), Interruption()
     pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
+    sharded = wanted(schedule.shard)
+    arguments = trainer_arguments(schedule, stream, folder)
+    if sharded:
+        shard(model, arguments.device)
     trainer = ResumableTrainer(
         model,
-        _arguments(schedule, stream, folder),
+        arguments,
         stream,
         keep=schedule.keep,
         callbacks=[watch, pace, interruption, *callbacks],
@@ -174,9 +181,22 @@ def fit(
     return History(watch.seconds, log, stream.steps_an_epoch, reached, stopped)
 
 
-def _arguments(schedule: Schedule, stream: Stream, folder: Path) -> TrainingArguments:
+def trainer_arguments(
+    schedule: Schedule, stream: Stream, folder: Path, parts: int | None = None
+) -> TrainingArguments:
+    """The schedule in the Trainer's words.
+
+    Args:
+        schedule: how long and how fast.
+        stream: the examples.
+        folder: where checkpoints go.
+        parts: how many processes share a batch; by default all there are.
+
+    Raises:
+        ValueError: the batch cannot be shared.
+    """
     # torchrun and accelerate say how many processes there are; one process feeds all GPUs it sees.
-    parts = int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
+    parts = parts or int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
     if schedule.batch_size % (parts * schedule.accumulate):
         raise ValueError(
             f"batch must be a multiple of {parts * schedule.accumulate} for {parts} processes and {schedule.accumulate} "

@@ -50,7 +50,6 @@ class GeneratorAndDiscriminator(GreenformerPreTrainedModel):
     """
 
     base_model_prefix = "discriminator"
-    accepts_loss_kwargs = True
     _tied_weights_keys = {  # noqa: RUF012 - transformers' own form
         "generator.encoder.embedding.word.weight": "discriminator.encoder.embedding.word.weight",
         "generator.decoder.weight": "discriminator.encoder.embedding.word.weight",

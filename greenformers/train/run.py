@@ -1,17 +1,20 @@
 """A run folder: settings, metrics, checkpoints while it lasts, the trained model at its end."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
+from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from greenformers.train import checkpoint
+from greenformers import model as networks
+from greenformers.train import checkpoint, state
 from greenformers.train.fit import History, fit
+from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.save import check_new, save
 from greenformers.train.settings import Settings, read
@@ -42,9 +45,10 @@ def start(folder: Path, settings: Settings, console: Console) -> Outcome:
         ValueError: a setting out of range, or the folder holds something; nothing is written then.
         OSError: a file is missing, or the folder cannot be written to.
     """
-    check_new(folder)
+    if first_process():
+        check_new(folder)
     task, model = _prepared(settings)
-    if _first_process():
+    if first_process():
         folder.mkdir(parents=True, exist_ok=True)
         settings.write(folder / SETTINGS)
     return _train(folder, task, model, console, resume=False)
@@ -93,6 +97,16 @@ def settings_of(folder: Path) -> Settings:
     return Settings(**read(folder / SETTINGS))
 
 
+def trained(folder: Path) -> PreTrainedModel:
+    """The trained model of a finished run.
+
+    Raises:
+        OSError: the run has not ended, or there is none in the folder.
+    """
+    name = json.loads((folder / MODEL / "config.json").read_text())["architectures"][0]
+    return getattr(networks, name).from_pretrained(folder / MODEL)
+
+
 def metrics_of(folder: Path) -> list[dict[str, float]]:
     """What a run has logged."""
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
@@ -109,31 +123,37 @@ def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
 
 def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *, resume: bool) -> Outcome:
     schedule = task.settings.schedule
-    history = fit(
-        model,
-        task.objective,
-        schedule,
-        label=folder.name,
-        console=console,
-        folder=folder / CHECKPOINTS,
-        resume=resume,
-        callbacks=(_Metrics(folder / METRICS),),
-    )
+    options: dict[str, Any] = {
+        "label": folder.name,
+        "console": console,
+        "folder": folder / CHECKPOINTS,
+        "resume": resume,
+        "callbacks": (_Metrics(folder / METRICS),),
+    }
+    if task.settings.micro_batches is None:
+        history = fit(model, task.objective, schedule, **options)
+    else:
+        history = fit_pipeline(model, task.objective, schedule, task.settings.micro_batches, **options)
     steps = schedule.stream(task.objective).steps
     if history.stopped is not None:
         return Outcome({}, history, steps)
     batch = 4 * schedule.batch_size // schedule.accumulate
     scores = task.objective.evaluate(model, "valid", batch)
-    whole = whole_model(model)
-    if _first_process():
-        _finish(folder, task, whole, scores)
+    tensors = state.weights(model)  # of a sharded model all processes must give their part
+    if first_process():
+        _finish(folder, task, tensors, scores)
     return Outcome(scores, history, steps)
 
 
-def _finish(folder: Path, task: Task, model: PreTrainedModel, scores: dict[str, float]) -> None:
+def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[str, float]) -> None:
+    model = task.network()
+    state.put_weights(tensors, model)
+    # Of replaced token detection the discriminator is kept; and who uses a model wants scores of all positions.
+    kept = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model
+    kept.config.sparse_prediction = False
     # A run that was killed here before has a model already: the same one.
     shutil.rmtree(folder / MODEL, ignore_errors=True)
-    save(model, folder / MODEL, task.tokenizer)
+    save(kept, folder / MODEL, task.tokenizer)
     checkpoint.replace(folder / SCORES, json.dumps(scores, indent=1) + "\n")
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
@@ -150,12 +170,7 @@ class _Metrics(TrainerCallback):
             checkpoint.replace(self._path, "".join(lines))
 
 
-def whole_model(model: PreTrainedModel) -> PreTrainedModel:
-    """What is kept of a trained model: of replaced token detection the discriminator; scores of all positions."""
-    kept = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model
-    kept.config.sparse_prediction = False
-    return kept
-
-
-def _first_process() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+def first_process() -> bool:
+    """True in the process that writes: the only one, or the first of several."""
+    # The launchers' variable: processes meet only when training starts.
+    return int(os.environ.get("RANK", 0)) == 0

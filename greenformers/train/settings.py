@@ -5,9 +5,10 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from greenformers.train.fit import Precision, Schedule
+if TYPE_CHECKING:
+    from greenformers.train.fit import Schedule
 
 
 def _option(default: Any, about: str) -> Any:
@@ -56,7 +57,8 @@ class Settings:
     weight_decay: float = _option(0.01, "Weight decay of AdamW.")
     clip: float = _option(1.0, "Largest norm of the gradient; 0 for any.")
     seed: int = _option(0, "Of weights, order, dropout and masks.")
-    precision: str = _option("fp32", f"Of the matrix products: {', '.join(get_args(Precision))}.")
+    precision: str = _option("fp32", "Of the matrix products: fp32, bf16, or fp16 on a GPU.")
+    shard: bool = _option(False, "Several processes: spread weights and optimiser state over them (FSDP).")
     recompute: bool = _option(False, "Keep no activations within a layer: less memory, more time.")
     evaluate_every: int | None = _option(None, "Steps between evaluations; by default an epoch.")
     log_every: int | None = _option(None, "Steps between entries of the loss; by default an epoch.")
@@ -68,18 +70,20 @@ class Settings:
     )
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> "Schedule":
         """How long and how fast.
 
         Raises:
             ValueError: a value out of range.
         """
+        from greenformers.train.fit import Schedule  # takes seconds: the command line reads this file for its help
+
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}
         return Schedule(batch_size=self.batch, **given)
 
     def write(self, path: Path) -> None:
-        """Write what differs from the defaults, and the defaults themselves, as JSON."""
+        """Write all of them as JSON, which `read` reads."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -100,6 +104,14 @@ def read(path: Path) -> dict[str, Any]:
     for name, value in found.items():
         _check(path.name, name, value)
     return found
+
+
+def value_of(text: str) -> Any:
+    """An option's value as typed: a number, true or false, a JSON list, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _check(file: str, name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ Parameters and optimiser state may be sharded over processes (FSDP2); a checkpoi
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +58,35 @@ def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     unfinished.replace(folder / MODEL)
 
 
-@torch.no_grad()
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Put the weights of a checkpoint into a model.
 
     Raises:
         ValueError: they are not those of this model.
     """
-    stored = load_file(folder / MODEL)
+    put_weights(load_file(folder / MODEL), model)
+
+
+@torch.no_grad()
+def put_weights(tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Put what `weights` gave into a model.
+
+    Raises:
+        ValueError: they are not those of this model.
+    """
     own = {name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    if stored.keys() != own.keys() or any(stored[name].shape != tensor.shape for name, tensor in own.items()):
-        raise ValueError(f"{folder.name} holds the weights of another model than the run's settings describe")
+    if tensors.keys() != own.keys() or any(tensors[name].shape != tensor.shape for name, tensor in own.items()):
+        raise ValueError("these are the weights of another network than the run's settings describe")
     for name, tensor in own.items():
-        tensor.copy_(_like(stored[name], tensor))
+        tensor.copy_(_like(tensors[name], tensor))
 
 
-def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Put the optimiser state of a checkpoint into an optimiser."""
-    parameters = dict(model.named_parameters())
+def load_optimizer(folder: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
+    """Put the optimiser state of a checkpoint into the optimiser of the named parameters, which may be some of all."""
     for key, value in load_file(folder / OPTIMIZER).items():
         name, _, kind = key.rpartition("/")
+        if name not in parameters:
+            continue
         parameter = parameters[name]
         # Counters stay plain numbers on the CPU; moments are laid out as their parameter is.
         optimizer.state[parameter][kind] = _like(value, parameter) if value.shape == parameter.shape else value

@@ -45,7 +45,7 @@ class ResumableTrainer(Trainer):
             arguments,
             train_dataset=stream,
             data_collator=stream.objective.collate,
-            callbacks=[_Reseed(stream.seed), *callbacks],
+            callbacks=[Reseed(stream.seed), *callbacks],
         )
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
@@ -65,6 +65,15 @@ class ResumableTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    @contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        """Of a batch in parts, only the last part's backward pass sums the gradients over processes."""
+        self.model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.model.set_requires_gradient_sync(True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         whole = self.accelerator.unwrap_model(self.model_wrapped)
@@ -95,17 +104,18 @@ class ResumableTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            state.load_optimizer(Path(checkpoint), self.accelerator.unwrap_model(self.model_wrapped), optimizer)
+            parameters = dict(self.accelerator.unwrap_model(self.model_wrapped).named_parameters())
+            state.load_optimizer(Path(checkpoint), parameters, optimizer)
             state.load_schedule(Path(checkpoint), self.lr_scheduler, optimizer, self.accelerator.scaler)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Done with the schedule."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Not needed: see `_Reseed`."""
+        """Not needed: see `Reseed`."""
 
 
-class _Reseed(TrainerCallback):
+class Reseed(TrainerCallback):
     """Dropout of step s draws from a generator of seed, s and process: a resumed run needs no generator's state."""
 
     def __init__(self, seed: int) -> None:

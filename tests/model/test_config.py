@@ -4,7 +4,7 @@ import pytest
 from networks import config
 from transformers import AutoConfig
 
-from greenformers.model.config import GreenformerConfig
+from greenformers.model.config import PROJECTIONS, GreenformerConfig
 
 SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3}
 
@@ -48,8 +48,8 @@ def test_defaults_are_those_of_bert_base():
         ({"attention": ["full"]}, "attention must have one entry a layer, 3, got 1"),
         ({"attention_options": [{}, {}]}, "attention_options must have one entry a layer, 3, got 2"),
         ({"rank": [7, 5, 3, 2]}, "rank must have one entry a layer, 3, got 4"),
-        ({"rank": {"query": 7}}, "rank must name projections of q, k, v, output, up, down; got query"),
-        ({"rank": [7, None, {"q": 5, "w": 7}]}, "rank must name projections of q, k, v, output, up, down; got q, w"),
+        ({"rank": {"query": 7}}, f"rank must name projections of {', '.join(PROJECTIONS)}; got query"),
+        ({"rank": [7, None, {"q": 5, "w": 7}]}, f"rank must name projections of {', '.join(PROJECTIONS)}; got q, w"),
     ],
 )
 def test_out_of_range(options, message):

@@ -1,0 +1,69 @@
+"""Curves: panels of lines, for a training run and for studies of one quantity against another."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from greenformers.report.plot import DPI, grid, house, looks, new_figure, settle
+
+Points = Sequence[tuple[float, float]]
+
+
+class Panel(NamedTuple):
+    """One panel: what its axes are, and its lines by name.
+
+    Attributes:
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        lines: name to points (x, y).
+        doubling: the horizontal axis is logarithmic, with ticks at the points.
+    """
+
+    x: str
+    y: str
+    lines: Mapping[str, Points]
+    doubling: bool = False
+
+
+@house
+def line_panels(title: str, panels: Sequence[Panel]) -> Figure:
+    """Panels side by side, each with its own legend; a line with few points has markers."""
+    figure = new_figure(4.4 * len(panels) + 0.6, 3.9, title)
+    for axes, panel in zip(grid(figure, 1, len(panels), sharey=False), panels, strict=True):
+        for (name, points), look in zip(panel.lines.items(), looks(panel.lines).values(), strict=True):
+            xs, ys = zip(*points, strict=True) if points else ((), ())
+            marker = look.marker if len(points) <= 12 else None
+            axes.plot(xs, ys, label=name, color=look.colour, linestyle=look.line, marker=marker, markersize=5)
+        if panel.doubling:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted({x for points in panel.lines.values() for x, _ in points}))
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel(panel.x)
+        axes.set_ylabel(panel.y)
+        if len(panel.lines) > 1:
+            axes.legend()
+    settle(figure)
+    return figure
+
+
+def run_curves(name: str, log: Sequence[Mapping[str, float]]) -> Figure | None:
+    """The loss and the validation scores of a run, by step; None where nothing was logged."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for entry in log:
+        for key, value in entry.items():
+            if key == "loss" or key.startswith("eval_"):
+                series.setdefault(key, []).append((entry["step"], value))
+    losses = {label: series[key] for key, label in (("loss", "training"), ("eval_loss", "validation")) if key in series}
+    panels = [Panel("Step", "Loss (nats)", losses)] if losses else []
+    for key, points in series.items():
+        if key not in ("loss", "eval_loss"):
+            panels.append(Panel("Step", f"Validation {key.removeprefix('eval_')}", {key: points}))
+    return line_panels(f"Run {name}", panels) if panels else None
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; the same figure gives the same bytes."""
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})

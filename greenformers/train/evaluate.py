@@ -1,0 +1,91 @@
+"""Using a finished run: scores on any split, and text from its model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast, set_seed
+
+from greenformers.measure.record import METRICS, Record
+from greenformers.measure.translation import translation_scores
+from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
+from greenformers.train.generation import continuations, translations
+from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.run import MODEL, settings_of, trained
+from greenformers.train.seq2seq import Seq2Seq
+from greenformers.train.task import prepare
+
+
+def evaluate(
+    run: Path, split: str, *, folder: Path | None = None, beams: int = 4, batch_size: int = 64
+) -> tuple[dict[str, float], list[str]]:
+    """Score the trained model of a run.
+
+    Args:
+        run: folder of a finished run.
+        split: train, valid or test of its data set.
+        folder: where the data set is, if not where it was.
+        beams: width of the beam for translations.
+        batch_size: examples at a time.
+
+    Returns:
+        Scores by name, accuracy in percent, losses in nats; and for an encoder-decoder every source with its
+        reference and its translation.
+
+    Raises:
+        ValueError: there is no such split, or replaced token detection left nothing that could be scored.
+        OSError: there is no finished run in the folder, or its data are gone.
+    """
+    model = trained(run)
+    settings = settings_of(run)
+    # The run's own tokenizer, not one trained anew.
+    settings = replace(settings, init=str(run), folder=settings.folder if folder is None else str(folder))
+    objective = prepare(settings).objective
+    if isinstance(objective, ReplacedTokenDetection):
+        raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")
+    scores = objective.evaluate(model, split, batch_size)
+    if not isinstance(objective, Seq2Seq):
+        return scores, []
+    sources, references = zip(*objective.data.split(split), strict=True)
+    found = list(translations(model, objective.tokenizer, sources, batch_size=batch_size, num_beams=beams))
+    shown = [f"source: {a}\ntarget: {b}\nours:   {c}\n" for a, b, c in zip(sources, references, found, strict=True)]
+    return scores | translation_scores(found, references), shown
+
+
+def records(run: Path, split: str, scores: dict[str, float]) -> list[Record]:
+    """Scores as records, without context."""
+    settings = settings_of(run)
+    setting = {"data": settings.data, "split": split, "hidden": settings.hidden, "layers": settings.layers}
+    return [
+        Record("evaluate", settings.variant, setting, name, value, METRICS[name].unit) for name, value in scores.items()
+    ]
+
+
+def written(run: Path, texts: Sequence[str], *, seed: int, max_new_tokens: int | None, **options: Any) -> list[str]:
+    """Continue texts with a language model, or translate them with an encoder-decoder.
+
+    Args:
+        run: folder of a finished run.
+        texts: at least one.
+        seed: of the draw, where tokens are drawn.
+        max_new_tokens: by default what the model has room for; 100 for a continuation, if there is.
+        **options: of transformers' `generate`.
+
+    Raises:
+        ValueError: there is no text, an option is out of range, or the run's model writes no text.
+        OSError: there is no finished run in the folder.
+    """
+    model = trained(run)
+    if not isinstance(model, GreenformerForCausalLM | GreenformerForSeq2SeqLM):
+        raise ValueError(f"the model must be a causal or a sequence-to-sequence one, got {type(model).__name__}")
+    if not texts:
+        raise ValueError("there must be at least one prompt, got none")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(run / MODEL)
+    set_seed(seed)
+    room = model.config.max_position_embeddings
+    if isinstance(model, GreenformerForSeq2SeqLM):
+        return list(translations(model, tokenizer, texts, max_new_tokens=max_new_tokens or room - 1, **options))
+    longest = max(len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    new = max_new_tokens if max_new_tokens is not None else min(100, room - longest)
+    return continuations(model, tokenizer, texts, new_tokens=new, **options)

@@ -1,0 +1,146 @@
+"""Training one model over several processes, a stage each: as `fit`, with the same events and checkpoints."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+from greenformers.train import checkpoint, state
+from greenformers.train.fit import History, Schedule, trainer_arguments
+from greenformers.train.objective import Batch, Objective
+from greenformers.train.pipeline import Pipeline
+from greenformers.train.stream import Stream
+from greenformers.train.trainer import Interruption, Pace, Reseed, Watch
+
+
+def fit_pipeline(
+    model: PreTrainedModel,
+    objective: Objective,
+    schedule: Schedule,
+    micro_batches: int,
+    *,
+    label: str,
+    console: Console,
+    folder: Path,
+    resume: bool = False,
+    callbacks: tuple[TrainerCallback, ...] = (),
+) -> History:
+    """Train a model in place; afterwards it is trained and whole in every process.
+
+    Args:
+        model: of the objective, the same in every process.
+        objective: what is learnt.
+        schedule: how long and how fast; without patience, accumulate, shard and mixed precision.
+        micro_batches: parts of a batch that are under way at once.
+        label: of the progress bar.
+        console: where the progress bar goes.
+        folder: where checkpoints go; `fit` reads them too.
+        resume: go on from the newest whole checkpoint of the folder, if there is one.
+        callbacks: also told of every event.
+
+    Raises:
+        ValueError: the model or the schedule cannot be spread in stages.
+    """
+    plain = Schedule()
+    for name in ("patience", "accumulate", "shard", "precision"):
+        if getattr(schedule, name) != getattr(plain, name):
+            raise ValueError(f"{name} must be {getattr(plain, name)} in a pipeline, got {getattr(schedule, name)}")
+    watch, interruption = Watch(label, console), Interruption()
+    start = checkpoint.newest(folder, console.print) if resume else None
+    run = _Run(model, objective, schedule, micro_batches, folder, start)
+    with interruption.listening():
+        run.train([watch, interruption, *callbacks])
+    state.put_weights(state.weights(run.pipeline.gather()[0]), model)
+    progress = run.progress
+    stopped = interruption.signal if progress.global_step < progress.max_steps else None
+    return History(watch.seconds, progress.log_history, run.stream.steps_an_epoch, progress.global_step, stopped)
+
+
+class _Run:
+    """The loop over steps, with the events that callbacks of the Trainer know."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        schedule: Schedule,
+        micro_batches: int,
+        folder: Path,
+        start: Path | None,
+    ) -> None:
+        self.objective, self.schedule, self.folder = objective, schedule, folder
+        self.stream: Stream = schedule.stream(objective)
+        self.arguments: TrainingArguments = trainer_arguments(schedule, self.stream, folder, parts=1)
+        self.longest = model.config.max_position_embeddings
+        device = self.arguments.device  # asking for it is what lets the processes meet
+        if start is not None:
+            state.load_weights(start, model)
+        if schedule.recompute:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        self.pipeline = Pipeline(model, schedule, self.stream.steps, micro_batches, device)
+        self.progress = TrainerState(max_steps=self.stream.steps)
+        if start is not None:
+            self.progress = TrainerState.load_from_json(str(start / "trainer_state.json"))
+            state.load_optimizer(start, self.pipeline.own, self.pipeline.optimizer)
+            state.load_schedule(start, self.pipeline.rates, self.pipeline.optimizer, None)
+        self.progress.is_world_process_zero = self.pipeline.rank == 0
+        self.control = TrainerControl()
+        self._loss, self._since = 0.0, self.progress.global_step
+
+    def train(self, callbacks: list[TrainerCallback]) -> None:
+        """All steps that are left, or until something says stop."""
+        pipeline, schedule = self.pipeline, self.schedule
+        pace = Pace(*(every or self.stream.steps_an_epoch for every in schedule.paces()))
+        own = [DefaultFlowCallback(), Reseed(schedule.seed), pace]
+        events = CallbackHandler([*own, *callbacks], pipeline.stage, None, pipeline.optimizer, pipeline.rates)
+        told = (self.arguments, self.progress, self.control)
+        events.on_train_begin(*told)
+        while self.progress.global_step < self.stream.steps and not self.control.should_training_stop:
+            events.on_step_begin(*told)
+            batch = self._batch(self.progress.global_step)
+            self._loss += pipeline.step(batch, self.objective.scored(batch))
+            self.progress.global_step += 1
+            events.on_step_end(*told)
+            self._as_told(events)
+        events.on_train_end(*told)
+
+    def _batch(self, step: int) -> Batch:
+        """The examples of one step. All stages expect one shape, so texts are padded to the longest there may be."""
+        places = range(step * self.stream.batch, (step + 1) * self.stream.batch)
+        batch = self.objective.collate([self.stream[place] for place in places])
+        if "attention_mask" not in batch:
+            return batch
+        short = self.longest - batch["attention_mask"].shape[1]
+        return {name: F.pad(value, (0, short)) if value.dim() == 2 else value for name, value in batch.items()}
+
+    def _as_told(self, events: CallbackHandler) -> None:
+        control, progress = self.control, self.progress
+        if control.should_log:
+            steps = progress.global_step - self._since
+            self._log(events, {"loss": self._loss / steps, "learning_rate": self.pipeline.rates.get_last_lr()[0]})
+            self._loss, self._since = 0.0, progress.global_step
+        if control.should_evaluate or control.should_save:
+            whole, moments = self.pipeline.gather()
+            if control.should_evaluate:
+                scores = self.objective.evaluate(whole, "valid", 4 * self.schedule.batch_size)
+                self._log(events, {f"eval_{name}": value for name, value in scores.items()})
+            if control.should_save and progress.is_world_process_zero:
+                self._save(state.weights(whole), moments)
+            torch.distributed.barrier()
+        control.should_log = control.should_evaluate = control.should_save = False
+
+    def _save(self, tensors: dict[str, torch.Tensor], moments: dict[str, torch.Tensor]) -> None:
+        def fill(folder: Path) -> None:
+            state.save(folder, tensors, moments, self.pipeline.rates, None)
+            self.progress.save_to_json(str(folder / "trainer_state.json"))
+
+        checkpoint.write(self.folder, self.progress.global_step, fill, self.schedule.keep)
+
+    def _log(self, events: CallbackHandler, entry: dict[str, float]) -> None:
+        progress = self.progress
+        progress.epoch = progress.global_step / self.stream.steps_an_epoch
+        progress.log_history.append({**entry, "epoch": progress.epoch, "step": progress.global_step})
+        events.on_log(self.arguments, progress, self.control, entry)

@@ -1,0 +1,74 @@
+"""Text out of a trained model: continuations and translations."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from greenformers.measure.quality import evaluating
+
+
+def continuations(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], *, new_tokens: int, **options: Any
+) -> list[str]:
+    """Continue texts with a causal language model; the prompts are part of what is returned.
+
+    Args:
+        model: a causal language model.
+        tokenizer: of the model.
+        prompts: at least a character each.
+        new_tokens: how many are added.
+        **options: of transformers' `generate`: do_sample, temperature, top_k, top_p, num_beams.
+
+    Raises:
+        ValueError: a prompt is empty, or does not fit the model with what is to follow.
+    """
+    rows = tokenizer(list(prompts), add_special_tokens=False, verbose=False)["input_ids"]
+    longest, room = max(map(len, rows)), model.config.max_position_embeddings
+    if not all(rows):
+        raise ValueError("a prompt must have at least one character, got an empty one")
+    if not 1 <= new_tokens <= room - longest:
+        raise ValueError(
+            f"max_new_tokens must be in 1..{room - longest} behind a prompt of {longest} tokens, got {new_tokens}"
+        )
+    # Padding goes to the left: what is new follows the prompt directly.
+    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    with evaluating(model):
+        out = model.generate(
+            ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens, **options
+        )
+    return tokenizer.batch_decode(out, skip_special_tokens=True)
+
+
+def translations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    sources: Sequence[str],
+    *,
+    batch_size: int = 64,
+    **options: Any,
+) -> Iterator[str]:
+    """Write the targets of source texts with an encoder-decoder, in their order.
+
+    Args:
+        model: an encoder-decoder.
+        tokenizer: of the model.
+        sources: texts; what is longer than the model's longest sequence is cut.
+        batch_size: texts at a time.
+        **options: of transformers' `generate`: num_beams, max_new_tokens, do_sample.
+    """
+    room = model.config.max_position_embeddings
+    options = {"max_new_tokens": room - 1} | options
+    for start in range(0, len(sources), batch_size):
+        inputs = tokenizer(
+            list(sources[start : start + batch_size]),
+            truncation=True,
+            max_length=room,
+            padding=True,
+            return_tensors="pt",
+        ).to(model.device)
+        with evaluating(model):
+            out = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)
+        yield from tokenizer.batch_decode(out, skip_special_tokens=True)

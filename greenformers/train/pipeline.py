@@ -1,0 +1,163 @@
+"""Pipeline parallelism with micro-batches: the GPipe schedule. Huang 2019, arXiv:1811.06965.
+
+Each process trains a stretch of the layers on its device; a batch passes through them in parts, all forward, then
+all backward. The whole model stays in main memory, to be scored and saved.
+"""
+
+import copy
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.optim import AdamW
+from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
+from transformers.trainer_pt_utils import get_parameter_names
+
+from greenformers.train.fit import Schedule
+from greenformers.train.objective import Batch
+
+
+class Stage(nn.Module):
+    """A stretch of a model's layers; the first also has the embedding, the last gives the loss.
+
+    Args:
+        model: a model with a single stack of layers.
+        index: of the stage, from 0.
+        stages: how many there are.
+
+    Attributes:
+        items: what the loss of a micro-batch is divided by: the labels of the whole batch.
+
+    Raises:
+        ValueError: more stages than layers, or a model of another build.
+    """
+
+    def __init__(self, model: PreTrainedModel, index: int, stages: int) -> None:
+        super().__init__()
+        base = model.base_model
+        if not hasattr(model, "head"):
+            raise ValueError(f"a pipeline needs a single stack of layers, {type(model).__name__} has more")
+        if stages > len(base.layers):
+            raise ValueError(f"a pipeline has at most a process a layer, {len(base.layers)}, got {stages}")
+        if tied := [name for name in model.all_tied_weights_keys if ".layers." in name]:
+            raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
+        low, high = (len(base.layers) * place // stages for place in (index, index + 1))
+        self.layers = nn.ModuleList(base.layers[low:high])
+        self.first = nn.ModuleDict({"embedding": base.embedding} if index == 0 else {})
+        heads = {name: part for name, part in model.named_children() if name != model.base_model_prefix}
+        self.last = nn.ModuleDict({"final_norm": base.final_norm, **heads} if index == stages - 1 else {})
+        self.items = 1
+        self._whole = (model,)  # in a tuple: not a part of this module
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """Hidden states (B, N, d) for the next stage; from the last one the loss (1,) of a micro-batch."""
+        model = self._whole[0]
+        if self.first:
+            x = model.base_model.embedding(**{"input_values" if x.is_floating_point() else "input_ids": x})
+        for layer in self.layers:
+            x = layer(x, key_mask)
+        if not self.last:
+            return x
+        out = model.base_model.finish(x, key_mask)
+        return model.head(out, labels, self.items).loss.reshape(1)
+
+
+class Pipeline:
+    """A model spread over all processes, with its optimiser: AdamW, linear warm-up, cosine decay.
+
+    Args:
+        model: the model, the same in every process; each trains its stage of it.
+        schedule: how fast it learns.
+        steps: of the whole run.
+        micro_batches: parts of a batch.
+        device: of this process.
+
+    Raises:
+        ValueError: one process only, or a model or schedule that cannot be spread.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, schedule: Schedule, steps: int, micro_batches: int, device: torch.device
+    ) -> None:
+        if not dist.is_initialized():
+            raise ValueError("micro_batches needs several processes, a stage each: start the run with torchrun")
+        if micro_batches < 1 or schedule.batch_size % micro_batches:
+            raise ValueError(f"micro_batches must divide the batch, {schedule.batch_size}, got {micro_batches}")
+        self.rank, self.stages, self.clip = dist.get_rank(), dist.get_world_size(), schedule.clip
+        self.whole = copy.deepcopy(model)  # to be scored and saved, and kept in main memory
+        self.gloo = dist.new_group(backend="gloo")
+        self.ends = dist.new_group([0, self.stages - 1])
+        stages = [Stage(model, index, self.stages) for index in range(self.stages)]
+        # What is embedding and output matrix at once lives in both ends; the first one owns it.
+        self.tied = [p for p in stages[0].parameters() if any(p is q for q in stages[-1].last.parameters())]
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.owner = {names[id(p)]: index for index in reversed(range(self.stages)) for p in stages[index].parameters()}
+        self.stage = stages[self.rank].to(device)
+        self.own = {names[id(parameter)]: parameter for parameter in self.stage.parameters()}
+        self.optimizer = AdamW(self._groups(model, schedule.weight_decay), lr=schedule.learning_rate, fused=True)
+        self.rates = get_cosine_schedule_with_warmup(self.optimizer, math.ceil(steps * schedule.warmup), steps)
+        link = PipelineStage(self.stage, self.rank, self.stages, device)
+        self.gpipe = ScheduleGPipe(link, micro_batches, loss_fn=lambda loss, _: loss.sum(), scale_grads=False)
+
+    def _groups(self, model: PreTrainedModel, decay: float) -> list[dict[str, object]]:
+        """Norms and biases do not decay, as with the Trainer."""
+        decaying = set(get_parameter_names(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
+        groups: list[dict[str, object]] = []
+        for wanted, rate in ((True, decay), (False, 0.0)):
+            parameters = [p for name, p in self.own.items() if (name in decaying) == wanted]
+            groups.append({"params": parameters, "weight_decay": rate})
+        return groups
+
+    def step(self, batch: Batch, items: int) -> float:
+        """One optimisation step on a batch of `items` labels; returns its loss."""
+        self.stage.items = items
+        device = next(self.stage.parameters()).device
+        given = {name: value.to(device) for name, value in batch.items()}
+        inputs = [given["input_ids" if "input_ids" in given else "input_values"]] if self.rank == 0 else []
+        options = {"key_mask": given["attention_mask"].bool()} if "attention_mask" in given else {}
+        losses: list[Tensor] = []
+        if self.rank == self.stages - 1:
+            labels = given["labels"]
+            self.gpipe.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels, **options)
+        else:
+            self.gpipe.step(*inputs, return_outputs=False, **options)
+        for parameter in self.tied if self.rank in (0, self.stages - 1) else []:
+            dist.all_reduce(parameter.grad, group=self.ends)
+        self._clip()
+        self.optimizer.step()
+        self.rates.step()
+        self.optimizer.zero_grad()
+        loss = torch.stack(losses).sum().detach().cpu() if losses else torch.zeros(())
+        dist.broadcast(loss, self.stages - 1, group=self.gloo)
+        return loss.item()
+
+    def _clip(self) -> None:
+        """Scale the gradient of all stages together."""
+        mine = [p.grad for name, p in self.own.items() if self.owner[name] == self.rank and p.grad is not None]
+        square = torch.stack([grad.square().sum() for grad in mine]).sum().cpu()
+        dist.all_reduce(square, group=self.gloo)
+        if self.clip:
+            factor = (self.clip / (square.sqrt().item() + 1e-6))
+            for parameter in self.own.values():
+                if parameter.grad is not None and factor < 1:
+                    parameter.grad.mul_(factor)
+
+    def gather(self) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+        """The whole model and the state of the optimiser, in every process, in main memory."""
+        moments: dict[str, Tensor] = {}
+        for name, tensor in self.whole.named_parameters():
+            owner = self.owner[name]
+            mine = self.own[name] if owner == self.rank else None
+            self._spread(tensor.data, None if mine is None else mine.detach(), owner)
+            for kind in ("exp_avg", "exp_avg_sq", "step"):
+                held = None if mine is None else self.optimizer.state[mine][kind]
+                moments[f"{name}/{kind}"] = torch.empty(()) if kind == "step" else torch.empty_like(tensor.data)
+                self._spread(moments[f"{name}/{kind}"], held, owner)
+        return self.whole, moments
+
+    def _spread(self, target: Tensor, source: Tensor | None, owner: int) -> None:
+        if source is not None:
+            target.copy_(source)
+        dist.broadcast(target, owner, group=self.gloo)

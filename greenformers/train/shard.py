@@ -1,0 +1,40 @@
+"""Fully sharded data parallelism: every process keeps a slice of each weight. Zhao 2023, arXiv:2304.11277 (FSDP2)."""
+
+import os
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
+
+
+def wanted(flag: bool) -> bool:
+    """True if the run asked for sharding, or `accelerate launch --use_fsdp` did.
+
+    Accelerate shards on GPUs only; ours is the same on every device, so accelerate must not do it as well.
+    """
+    return flag or os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def shard(model: PreTrainedModel, device: torch.device) -> None:
+    """Spread the weights of a model, layer by layer, over all processes, in place.
+
+    Raises:
+        ValueError: there is only one process.
+    """
+    if not torch.distributed.is_initialized():
+        raise ValueError("shard needs several processes: start the run with accelerate launch or torchrun")
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    model.to(device)  # type: ignore[arg-type]
+    for module in _layers(model):
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    # What the Trainer looks at: a model that shards itself is not to be wrapped again.
+    model._is_distributed_loading_by_transformers = True
+    model._is_fsdp_managed_module = True
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,0 +1,99 @@
+"""Keys and values that are kept: texts read token by token or in pieces give what one pass gives."""
+
+import pytest
+import torch
+from networks import MAX_LEN, padding
+from text_networks import causal, left, pair, tokens
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+B, M, N = 3, 17, 13
+PIECES = {"tokens": [1] * N, "pieces": [5, 1, 4, 3], "a long rest": [1, 12]}
+CLOSE = {"atol": 1e-12, "rtol": 1e-12}
+
+
+def in_pieces(network, ids, mask, lengths, **given):
+    """Logits of `ids`, read in pieces on top of a cache."""
+    past, logits, place = None, [], 0
+    for length in lengths:
+        piece, so_far = ids[:, place : place + length], None if mask is None else mask[:, : place + length]
+        out = network(piece, so_far, past_key_values=past, use_cache=True, **given)
+        past, place = out.past_key_values, place + length
+        logits.append(out.logits)
+        assert past.get_seq_length() == place
+    return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("name", ["dense", "narrow lrt", "sinusoidal"])
+def test_a_text_in_pieces(name, pieces, masked):
+    network, ids = causal(name, residual="pre"), tokens(B, N)
+    mask = left(padding(B, N)) if masked else None
+    expected = network(ids, mask).logits
+    torch.testing.assert_close(in_pieces(network, ids, mask, PIECES[pieces]), expected, **CLOSE)
+    with torch.no_grad():
+        torch.testing.assert_close(in_pieces(network, ids, mask, PIECES[pieces]), expected.detach(), **CLOSE)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("pieces", ["tokens", "pieces"])
+@pytest.mark.parametrize(
+    "name", ["dense", "lrt+linformer", "linformer, no sharing", "linformer, layerwise", "attention of each layer"]
+)
+def test_a_target_in_pieces(name, pieces, masked):
+    network, ids, target = pair(name), tokens(B, M), tokens(B, N)
+    mask, target_mask = (padding(B, M), left(padding(B, N))) if masked else (None, None)
+    expected = network(ids, mask, target, target_mask).logits
+    memory, past, logits, place = network.encoder(ids, mask), None, [], 0
+    for length in PIECES[pieces]:
+        so_far = None if target_mask is None else target_mask[:, : place + length]
+        piece = target[:, place : place + length]
+        out = network(None, mask, piece, so_far, encoder_outputs=memory, past_key_values=past, use_cache=True)
+        past, place = out.past_key_values, place + length
+        logits.append(out.logits)
+        memory = (torch.full_like(memory[0], torch.nan),)  # read once, by the first piece
+    torch.testing.assert_close(torch.cat(logits, 1), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["dense", "lrt"])
+def test_a_right_padded_prompt_is_continued(name):
+    network, ids, mask = causal(name), tokens(B, N), padding(B, N)
+    more = tokens(B, 2)
+    past = network(ids, mask, use_cache=True).past_key_values
+    found = network(more, torch.cat([mask, torch.ones(B, 2, dtype=torch.bool)], 1), past).logits
+    for i in range(B):
+        alone = network(torch.cat([ids[i : i + 1, mask[i]], more[i : i + 1]], 1)).logits
+        torch.testing.assert_close(found[i], alone[0, -2:], **CLOSE)
+
+
+def test_a_cache_is_given_back_only_where_asked_for():
+    network, ids = causal(), tokens(B, N)
+    assert network(ids).past_key_values is None
+    assert network(ids, use_cache=False).past_key_values is None
+    assert isinstance(network(ids, use_cache=True).past_key_values, DynamicCache)
+    both = pair()
+    assert both(ids, decoder_input_ids=ids).past_key_values is None
+    out = both(ids, decoder_input_ids=ids, use_cache=True)
+    assert isinstance(out.past_key_values, EncoderDecoderCache)
+
+
+def test_keys_of_a_shortened_source_are_kept_short():
+    network, ids = pair("linformer"), tokens(B, M)
+    past = network(ids, decoder_input_ids=ids[:, :3], use_cache=True).past_key_values
+    assert {layer.keys.shape[2] for layer in past.cross_attention_cache.layers} == {13}
+    assert {layer.keys.shape[2] for layer in past.self_attention_cache.layers} == {3}
+
+
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_logits_to_keep(kept):
+    network, ids = causal("narrow embedding"), tokens(B, N)
+    torch.testing.assert_close(network(ids, logits_to_keep=kept).logits, network(ids).logits[:, -kept:], **CLOSE)
+    torch.testing.assert_close(network(ids, logits_to_keep=0).logits, network(ids).logits, atol=0, rtol=0)
+
+
+def test_a_cache_may_fill_the_network_but_no_more():
+    network, ids = causal(), tokens(B, MAX_LEN)
+    past = network(ids[:, :-1], use_cache=True).past_key_values
+    torch.testing.assert_close(network(ids[:, -1:], None, past).logits[:, 0], network(ids).logits[:, -1], **CLOSE)
+    with pytest.raises(ValueError, match=r"^length must be in 1..23, got 24$"):
+        network(ids[:, -1:], None, past)
