@@ -103,11 +103,16 @@ def train(
     resume: bool,
     **flags: object,
 ) -> None:
-    """Train a network on a data set: settings from a file, from flags, or flags over a file.
+    """Train a network: settings from a file, from flags, or flags over a file.
 
-    The run folder OUT holds run.json (all settings), metrics.jsonl, curves.png, scores.json and model/, for
-    `from_pretrained`; checkpoints/ while it lasts. A run that was stopped goes on with --resume. Several processes:
-    start it with `accelerate launch` (data-parallel or FSDP), or with torchrun and --micro-batches (pipeline).
+    The run folder OUT holds run.json (all settings), metrics.jsonl,
+    curves.png, scores.json and model/, for `from_pretrained`;
+    checkpoints/ while it lasts.
+
+    A run that was stopped goes on with --resume.
+
+    Several processes: start it with `accelerate launch` (data-parallel
+    or FSDP), or with torchrun and --micro-batches (pipeline).
     """
     from greenformers.measure.parameters import parameters
     from greenformers.report.curves import run_curves, save
@@ -155,7 +160,8 @@ def _as_flags() -> list[inspect.Parameter]:
     """A flag for each of the settings; what is not given is None."""
     parameters = []
     for entry in fields(Settings):
-        default = "" if entry.default is None else f" [default: {entry.default}]"
+        # Unescaped, the help would take the brackets for markup and drop them.
+        default = "" if entry.default is None else rf" \[default: {entry.default}]"
         about = typer.Option(help=entry.metadata["help"] + default, show_default=False)
         kind = list[str] if entry.name == "option" else entry.type
         annotation = Annotated[kind | None, about]  # type: ignore[valid-type]

@@ -72,7 +72,7 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that have a label.
         """
-        return self.head(self.encoder(input_ids, attention_mask, **kwargs), labels, num_items_in_batch)
+        return self.head(self.encoder(input_ids, attention_mask, return_dict=True, **kwargs), labels, num_items_in_batch)
 
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -134,9 +134,14 @@ class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that are followed by a label.
+
+        Raises:
+            ValueError: labels and logits_to_keep are given.
         """
         given = {"past_key_values": past_key_values, "use_cache": use_cache}
-        out = self.decoder(input_ids, attention_mask, **given, **kwargs)
+        if labels is not None and logits_to_keep:
+            raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
+        out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
         return self.head(out, labels, num_items_in_batch, logits_to_keep)
 
     def head(
@@ -190,7 +195,7 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, labels).
         """
-        return self.head(self.encoder(input_ids, attention_mask, input_values, **kwargs), labels, num_items_in_batch)
+        return self.head(self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs), labels, num_items_in_batch)
 
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -235,7 +240,7 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         Returns:
             loss (cross-entropy in nats, or squared error for numbers) if labels are given, and logits (B, labels).
         """
-        return self.head(self.encoder(input_ids, attention_mask, input_values, **kwargs), labels, num_items_in_batch)
+        return self.head(self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs), labels, num_items_in_batch)
 
     def head(
         self,
@@ -245,16 +250,16 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """What follows the encoder; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.pooler_output))
-        loss = None
-        if labels is not None:
-            loss = self._total_loss(logits, labels) / (
-                labels.numel() if num_items_in_batch is None else num_items_in_batch
-            )
+        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
-    def _total_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.config.problem_type == "multi_label_classification":
-            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
-        if self.config.num_labels == 1:
-            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype), reduction="sum")
-        return F.cross_entropy(logits, labels, reduction="sum")
+    def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        several = self.config.problem_type == "multi_label_classification"
+        if not several and self.config.num_labels != 1:
+            return token_loss(logits, labels, items)
+        numbers = labels.to(logits.dtype)
+        if several:
+            total = F.binary_cross_entropy_with_logits(logits, numbers, reduction="sum")
+        else:
+            total = F.mse_loss(logits.squeeze(-1), numbers, reduction="sum")
+        return total / (labels.numel() if items is None else items)

@@ -30,6 +30,8 @@ def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Te
             or steps has the loss of the whole batch only if all parts divide by the labels of the whole.
     """
     labels = labels.flatten()
+    if logits.element_size() < 4:
+        logits = logits.float()  # a sum over a vocabulary loses too much in half precision
     total = F.cross_entropy(logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
     return total / ((labels != IGNORED).sum().clamp(min=1) if items is None else items)
 

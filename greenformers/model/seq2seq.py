@@ -89,7 +89,7 @@ class GreenformerForSeq2SeqLM(GreenformerPreTrainedModel, GenerationMixin):
             ValueError: neither decoder_input_ids nor labels are given.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, **kwargs)
+            encoder_outputs = self.encoder(input_ids, attention_mask, return_dict=True, **kwargs)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids or labels must be given, got neither")
@@ -101,6 +101,7 @@ class GreenformerForSeq2SeqLM(GreenformerPreTrainedModel, GenerationMixin):
             attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         x, labels = asked_for(out.last_hidden_state, labels, self.config)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from greenformers.data import Labelled, Splits
+from greenformers.data import Labelled, Split, Splits
 from greenformers.measure.quality import accuracy, evaluating, predict
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -31,10 +31,15 @@ class ImageClassification(Objective):
         self._splits = {"train": data.train, "valid": data.test, "test": data.test}
 
     def size(self, split: str) -> int:  # noqa: D102
-        return len(self._splits[split])
+        return len(self._split(split))
+
+    def _split(self, name: str) -> Split:
+        if name not in self._splits:
+            raise ValueError(f"split must be one of {', '.join(self._splits)}, got {name!r}")
+        return self._splits[name]
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
-        return self._splits[split][index]
+        return self._split(split)[index]
 
     def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
         return default_collate(examples)
@@ -47,7 +52,7 @@ class ImageClassification(Objective):
         return GreenformerForSequenceClassification(config)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:  # noqa: D102
-        return {"accuracy": accuracy(*predict(model, self._splits[split], batch_size=batch_size))}
+        return {"accuracy": accuracy(*predict(model, self._split(split), batch_size=batch_size))}
 
 
 class TextClassification(Objective):

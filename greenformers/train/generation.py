@@ -28,6 +28,8 @@ def continuations(
     longest, room = max(map(len, rows)), model.config.max_position_embeddings
     if not all(rows):
         raise ValueError("a prompt must have at least one character, got an empty one")
+    if longest >= room:
+        raise ValueError(f"a prompt must have at most {room - 1} tokens, got one of {longest}")
     if not 1 <= new_tokens <= room - longest:
         raise ValueError(
             f"max_new_tokens must be in 1..{room - longest} behind a prompt of {longest} tokens, got {new_tokens}"

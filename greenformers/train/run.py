@@ -118,6 +118,7 @@ def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
     task = prepare(settings)
     model = task.network()
     schedule.stream(task.objective)
+    task.objective.size("valid")  # a run without a validation split would fail at its first evaluation
     return task, model
 
 

@@ -29,7 +29,7 @@ class Settings:
         "classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default what the "
         "data set is made for.",
     )
-    tokenizer: str = _option("bpe", "Text: characters, bytes or bpe, trained on the training split.")
+    tokenizer: str = _option("bpe", "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is taken.")
     vocabulary: int | None = _option(None, "Size of the bpe vocabulary; 8000 if not given.")
     length: int = _option(128, "Text: longest sequence in tokens.")
     init: str | None = _option(None, "Run folder to start from: its tokenizer, and all weights that fit.")

@@ -1,5 +1,6 @@
 """From settings to data, tokenizer, objective and network."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,9 @@ def prepare(settings: Settings) -> Task:
     name = _objective_name(settings, data)
     if isinstance(data, Splits):
         return Task(ImageClassification(data), None, settings)
-    if settings.init is not None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(Path(settings.init) / MODEL)
+    run = settings.tokenizer if settings.init is None else settings.init
+    if settings.init is not None or (Path(run) / MODEL).is_dir():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(Path(run) / MODEL)
     else:
         tokenizer = train_tokenizer(
             settings.tokenizer, _texts(data), max_length=settings.length, vocab_size=settings.vocabulary
@@ -117,9 +119,11 @@ def _sizes(settings: Settings) -> dict[str, Any]:
     options = dict(settings.option or {})
     attention = settings.variant.split("+")[-1]
     if attention == "linformer":
-        options = {"k": settings.k or 16} | options
+        options = {"k": 16 if settings.k is None else settings.k} | options
     elif settings.k is not None:
         raise ValueError(f"k is for linformer, the variant is {settings.variant!r}; got {settings.k}")
+    if options and attention in ("transformer", "lrt"):
+        raise ValueError(f"option is for an attention, the variant is {settings.variant!r}; got {', '.join(options)}")
     sizes = {
         "hidden_size": settings.hidden,
         "num_hidden_layers": settings.layers,
@@ -138,7 +142,7 @@ def _sizes(settings: Settings) -> dict[str, Any]:
 
 
 def _start_from(model: PreTrainedModel, folder: Path) -> None:
-    """Put into a model the weights of a trained one; only the head may be new.
+    """Put into a model the weights of a trained one; the head is new unless it is one of the same kind and size.
 
     Raises:
         ValueError: the networks below the heads differ.
@@ -147,10 +151,15 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     stored = load_file(folder / "model.safetensors")
     own = model.state_dict()
     tied = set(model.all_tied_weights_keys)
+    body = f"{model.base_model_prefix}."
+    kind = json.loads((folder / "config.json").read_text())["architectures"][0]
     for name, tensor in own.items():
-        if name in stored and stored[name].shape != tensor.shape:
+        same = name in stored and stored[name].shape == tensor.shape
+        if not name.startswith(body) and not (same and kind == type(model).__name__):
+            stored.pop(name, None)
+        elif name in stored and not same:
             there, here = tuple(stored[name].shape), tuple(tensor.shape)
             raise ValueError(f"init must have the sizes of this network: {name} is {there} there and {here} here")
-        if name.startswith(f"{model.base_model_prefix}.") and name not in stored and name not in tied:
+        if name.startswith(body) and name not in stored and name not in tied:
             raise ValueError(f"init must be a network of the same slots as this one: it has no {name}")
     model.load_state_dict({name: tensor for name, tensor in stored.items() if name in own}, strict=False)

@@ -1,0 +1,109 @@
+"""Translation, Multi30k English to German: the encoder-decoder dense and with LED in every map, at equal steps.
+
+    python benchmarks/multi30k.py [--quick] [--json results/multi30k.jsonl] [--page docs/multi30k.md]
+
+BLEU and chrF by sacreBLEU on test_2016_flickr, with case, beam of 4. Stopped at any moment, the same command goes on.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from transformers import logging
+
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.translation import bleu_signature
+from greenformers.train import checkpoint
+from greenformers.train.evaluate import evaluate
+from greenformers.train.run import ensure, trained
+from greenformers.train.settings import Settings
+
+BASELINE = "transformer"
+VARIANTS = (BASELINE, "lrt")
+SETTINGS = Settings(
+    data="multi30k", vocabulary=6000, length=64, hidden=256, layers=3, decoder_layers=3, heads=4, feed_forward=1024,
+    rank=64, residual="pre", dropout=0.1, epochs=5, batch=128, learning_rate=2e-3, precision="bf16",
+    log_every=50, save_every=100, evaluate_every=226,
+)  # fmt: skip
+QUICK = {"limit": 150, "vocabulary": 500, "hidden": 32, "rank": 8, "epochs": 2, "batch": 16, "evaluate_every": 9}
+SHOWN = 8  # sentences
+
+
+def judged(run: Path) -> tuple[dict[str, float], list[str]]:
+    """Scores on the test split and every translation; computed once a run."""
+    kept = run / "test.json"
+    if not kept.exists():
+        scores, texts = evaluate(run, "test", beams=4)
+        checkpoint.replace(kept, json.dumps({"scores": scores, "texts": texts}))
+    found = json.loads(kept.read_text())
+    return found["scores"], found["texts"]
+
+
+def table(records: list[Record]) -> Table:
+    """A row a variant."""
+    found = {(record.variant, record.metric): record for record in records}
+    metrics = list(dict.fromkeys(record.metric for record in records))
+    shown = Table("variant", *(METRICS[name].label for name in metrics), title=f"Multi30k en-de, {bleu_signature()}")
+    for variant in VARIANTS:
+        shown.add_row(variant, *(f"{found[variant, name].value:,.4g}" for name in metrics))
+    return shown
+
+
+def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, object]) -> str:
+    """The table and some sentences as Markdown."""
+    found = {(record.variant, record.metric): record.value for record in records}
+    lines = ["# Multi30k, English to German", "", f"Made by `python {about['command']}`. {bleu_signature()}.", ""]
+    lines += ["| variant | parameters | BLEU | chrF | loss (nats a token) |", "|---|---:|---:|---:|---:|"]
+    for variant in VARIANTS:
+        figures = {name: found[variant, name] for name in ("parameters", "bleu", "chrf", "loss")}
+        lines.append(
+            f"| {variant} | {figures['parameters']:,.0f} | {figures['bleu']:.1f} | {figures['chrf']:.1f} "
+            f"| {figures['loss']:.3f} |"
+        )
+    lines += ["", "The first sentences of the test set:", ""]
+    for place in range(min(SHOWN, len(texts[BASELINE]))):
+        source, target, _ = texts[BASELINE][place].splitlines()
+        lines += [f"- {source}", f"  - {target}"]
+        lines += [
+            f"  - {variant}: {texts[variant][place].splitlines()[2].split(':', 1)[1].strip()}" for variant in VARIANTS
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("../shared/data/multi30k_en_de"), help="Multi30k")
+    parser.add_argument("--runs", type=Path, default=Path("runs/multi30k"), help="run folders, to go on from")
+    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    parser.add_argument("--page", type=Path, help="Markdown file for the table and sample translations")
+    given = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    base = replace(SETTINGS, folder=str(given.folder), **(QUICK if given.quick else {}))
+    runs = given.runs / ("quick" if given.quick else "small")
+    about = context("benchmarks/multi30k.py" + " --quick" * given.quick, base.seed)
+    setting = {"data": "multi30k", "split": "test", "hidden": base.hidden, "epochs": base.epochs, "beams": 4}
+    records, texts = [], {}
+    for variant in VARIANTS:
+        ensure(runs / variant, replace(base, variant=variant), Console())
+        scores, texts[variant] = judged(runs / variant)
+        figures = {"parameters": float(parameters(trained(runs / variant)))} | scores
+        records += [
+            Record("multi30k", variant, setting, name, value, METRICS[name].unit, context=about)
+            for name, value in figures.items()
+        ]
+    records = with_ratios(records, to=BASELINE)
+    Console(width=120).print(table(records))
+    if given.json:
+        append(given.json, records)
+    if given.page:
+        given.page.write_text(page(records, texts, about))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A run that is stopped and goes on ends with the same weights, to the bit, and the same curve."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import TrainerCallback
+
+from greenformers.data import Examples, Labelled, Pairs, Text, load_images, train_tokenizer
+from greenformers.train.causal_lm import CausalLM
+from greenformers.train.classification import ImageClassification, TextClassification
+from greenformers.train.fit import Schedule, fit
+from greenformers.train.masked_lm import MaskedLM
+from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.seq2seq import Seq2Seq
+
+QUIET = Console(quiet=True)
+STORY = "the cat sat on the mat and the dog sat on the cat until the mat was flat\n" * 20
+SIZES = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 20, "num_hidden_layers": 2, "rank": 3}
+STEPS, SAVE_EVERY = 11, 3
+
+
+def objective(name: str):
+    words = STORY.split()
+    sentences = [" ".join(words[i : i + 3 + i % 5]) for i in range(24)]
+    tokenizer = train_tokenizer("characters", [STORY], max_length=32)
+    text = Text("story", STORY, STORY, STORY)
+    if name == "images":
+        return ImageClassification(load_images("digits", limit=60, pool=2))
+    if name == "seq2seq":
+        pairs = [(sentence, sentence[::-1]) for sentence in sentences]
+        return Seq2Seq(Pairs("story", "en", "ne", pairs, pairs, pairs), tokenizer, 32)
+    if name == "texts":
+        examples = Examples([(sentence,) for sentence in sentences], [i % 2 for i in range(24)])
+        return TextClassification(Labelled("story", ("no", "yes"), examples, examples, examples), tokenizer, 32)
+    return {"masked": MaskedLM, "causal": CausalLM, "replaced": ReplacedTokenDetection}[name](text, tokenizer, 24)
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt(TrainerCallback):
+    """What kill -9 leaves: nothing of the step under way."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_optimizer_step(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise Stop
+
+
+def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = False, **options):
+    # Other weights than those of the run before: what is resumed must come from the checkpoint alone.
+    torch.manual_seed(1 if resume else 0)
+    task = objective(name)
+    model = task.build(task.config(**SIZES))
+    schedule = Schedule(
+        steps=STEPS, batch_size=6, learning_rate=0.01, save_every=SAVE_EVERY, evaluate_every=4, log_every=2, **options
+    )
+    callbacks = () if stop is None else (StopAt(stop),)
+    history = fit(model, task, schedule, label="", console=QUIET, folder=folder, resume=resume, callbacks=callbacks)
+    return {key: value.clone() for key, value in model.state_dict().items()}, history
+
+
+@pytest.mark.parametrize("name", ["masked", "causal", "replaced", "seq2seq", "texts", "images"])
+def test_to_the_bit(name: str, tmp_path: Path) -> None:
+    expected, history = run(name, tmp_path / "whole")
+    for stop in (4, 8):  # a step and two after a checkpoint
+        with pytest.raises(Stop):
+            run(name, tmp_path / "stopped", stop, resume=stop > 4)
+    found, resumed = run(name, tmp_path / "stopped", resume=True)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert resumed.log == history.log
+    other, _ = run(name, tmp_path / "other", seed=1)
+    assert any(not torch.equal(value, other[key]) for key, value in found.items())
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulate": 3}, {"precision": "bf16"}, {"recompute": True}, {"patience": 1}, {"clip": 0.0}], ids=str
+)
+def test_with_every_feature(tmp_path: Path, options: dict) -> None:
+    expected, history = run("masked", tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        run("masked", tmp_path / "stopped", 5, **options)
+    found, resumed = run("masked", tmp_path / "stopped", resume=True, **options)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert resumed.log == history.log
+
+
+def test_without_any_checkpoint_it_begins_anew(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run("masked", tmp_path, 1)
+    _, history = run("masked", tmp_path, resume=True)
+    assert history.steps == STEPS
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run("masked", tmp_path, 4)
+    with pytest.raises(ValueError, match="the weights of another network than the run's settings describe"):
+        run("causal", tmp_path, resume=True)
+
+
+def test_nothing_in_a_checkpoint_could_execute(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run("masked", tmp_path, 4)
+    files = sorted(path.name for path in (tmp_path / "step-3").iterdir())
+    assert files == [
+        "manifest.json", "model.safetensors", "optimizer.safetensors", "schedule.json", "trainer_state.json",
+    ]  # fmt: skip

@@ -1,0 +1,51 @@
+"""Two processes learn what one learns: data-parallel, sharded, and in a pipeline."""
+
+from pathlib import Path
+
+import pytest
+from runs import corpus, curve, finish, start, wait_for
+
+CURVES = ("loss", "eval_loss")
+WAYS = {
+    "data-parallel": [],
+    "sharded": ["--shard"],
+    "pipeline": ["--micro-batches", "4"],
+}
+# Dropout draws differ between processes, so there is none; steps are accumulated where the way allows it.
+SETTINGS = {"dropout": 0.0, "log_every": 1, "steps": 12, "evaluate_every": 6, "save_every": 5}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(corpus(tmp_path_factory.mktemp("text")))
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
+    out = tmp_path_factory.mktemp("single") / "run"
+    finish(start(out, folder=data, **SETTINGS))
+    return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_curve_is_that_of_one_process(single: Path, data: str, tmp_path: Path, way: str) -> None:
+    accumulate = 1 if way == "pipeline" else 2
+    finish(start(tmp_path / "run", *WAYS[way], processes=2, folder=data, **SETTINGS | {"accumulate": accumulate}))
+    expected, found = curve(single, *CURVES), curve(tmp_path / "run", *CURVES)
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    assert len(expected) == 14
+    assert expected[0][2] - expected[-1][2] > 0.1  # it does learn
+    for (_, _, a), (_, _, b) in zip(found, expected, strict=True):
+        assert abs(a - b) < 1e-5
+
+
+def test_a_checkpoint_does_not_depend_on_the_number_of_processes(single: Path, data: str, tmp_path: Path) -> None:
+    """Begun in two sharded processes and stopped, ended in one."""
+    out = tmp_path / "run"
+    process = start(out, "--shard", processes=2, folder=data, **SETTINGS | {"steps": 12})
+    wait_for(out / "checkpoints" / "step-5")
+    process.kill()
+    process.communicate(timeout=60)
+    finish(start(out, "--resume", folder=data, **SETTINGS))
+    for (_, _, a), (_, _, b) in zip(curve(out, *CURVES), curve(single, *CURVES), strict=True):
+        assert abs(a - b) < 1e-5
