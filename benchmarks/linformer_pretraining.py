@@ -9,6 +9,7 @@ number of bytes a step. Stopped at any moment, the same command goes on.
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,7 @@ SETTINGS = Settings(
     hidden=128, layers=4, heads=4, feed_forward=512, residual="pre", dropout=0.0, precision="bf16",
     steps=400, learning_rate=2e-3, evaluate_every=200, log_every=20, save_every=100,
 )  # fmt: skip
-QUICK = {"limit": 300, "steps": 8, "evaluate_every": 4, "log_every": 2, "save_every": 8, "hidden": 32}
+QUICK: dict[str, Any] = {"limit": 300, "steps": 8, "evaluate_every": 4, "log_every": 2, "save_every": 8, "hidden": 32}
 KS = (16, 32, 64, 128, 256)
 SHARINGS = ("none", "headwise", "key_value", "layerwise")
 LENGTHS = (128, 256, 512, 1024)

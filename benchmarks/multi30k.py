@@ -9,6 +9,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +30,15 @@ SETTINGS = Settings(
     rank=64, residual="pre", dropout=0.1, epochs=5, batch=128, learning_rate=2e-3, precision="bf16",
     log_every=50, save_every=100, evaluate_every=226,
 )  # fmt: skip
-QUICK = {"limit": 150, "vocabulary": 500, "hidden": 32, "rank": 8, "epochs": 2, "batch": 16, "evaluate_every": 9}
+QUICK: dict[str, Any] = {
+    "limit": 150,
+    "vocabulary": 500,
+    "hidden": 32,
+    "rank": 8,
+    "epochs": 2,
+    "batch": 16,
+    "evaluate_every": 9,
+}
 SHOWN = 8  # sentences
 
 
@@ -53,7 +62,7 @@ def table(records: list[Record]) -> Table:
     return shown
 
 
-def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, object]) -> str:
+def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, Any]) -> str:
     """The table and some sentences as Markdown."""
     found = {(record.variant, record.metric): record.value for record in records}
     lines = ["# Multi30k, English to German", "", f"Made by `python {about['command']}`. {bleu_signature()}.", ""]

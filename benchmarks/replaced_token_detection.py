@@ -10,6 +10,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,12 +29,18 @@ NETWORK = Settings(
     tokenizer="bpe", length=128, hidden=128, layers=4, heads=4, feed_forward=512, residual="pre", dropout=0.1,
     precision="bf16", batch=32, evaluate_every=400, log_every=50, save_every=200,
 )  # fmt: skip
-PRETRAINING = {"data": "wikitext2", "vocabulary": 8000, "steps": 800, "learning_rate": 1e-3}
-FINE_TUNING = {"data": "sst2", "objective": "classification", "epochs": 3, "learning_rate": 5e-4, "evaluate_every": 216}
-QUICK = {"limit": 400, "hidden": 32, "evaluate_every": 4, "log_every": 4}
+PRETRAINING: dict[str, Any] = {"data": "wikitext2", "vocabulary": 8000, "steps": 800, "learning_rate": 1e-3}
+FINE_TUNING: dict[str, Any] = {
+    "data": "sst2",
+    "objective": "classification",
+    "epochs": 3,
+    "learning_rate": 5e-4,
+    "evaluate_every": 216,
+}
+QUICK: dict[str, Any] = {"limit": 400, "hidden": 32, "evaluate_every": 4, "log_every": 4}
 
 
-def pretrain(folder: Path, runs: Path, changed: dict[str, object], steps: dict[str, object]) -> dict[str, Path]:
+def pretrain(folder: Path, runs: Path, changed: dict[str, Any], steps: dict[str, Any]) -> dict[str, Path]:
     """A run for each objective: name to folder."""
     base = replace(NETWORK, folder=str(folder), **PRETRAINING | changed | steps)
     for objective in OBJECTIVES:
@@ -41,12 +48,14 @@ def pretrain(folder: Path, runs: Path, changed: dict[str, object], steps: dict[s
     return {objective: runs / objective for objective in OBJECTIVES}
 
 
-def fine_tune(folder: Path, runs: Path, starts: dict[str, Path], changed: dict[str, object]) -> dict[str, list[float]]:
+def fine_tune(folder: Path, runs: Path, starts: dict[str, Path], changed: dict[str, Any]) -> dict[str, list[float]]:
     """Test accuracy in percent of every start and seed. All use one tokenizer: that of the masked language model."""
     base = replace(NETWORK, folder=str(folder), **FINE_TUNING | changed)
     found: dict[str, list[float]] = {}
     for start in (*starts, SCRATCH):
-        given = {"init": str(starts[start])} if start in starts else {"tokenizer": str(starts["masked_lm"])}
+        given: dict[str, Any] = (
+            {"init": str(starts[start])} if start in starts else {"tokenizer": str(starts["masked_lm"])}
+        )
         for seed in SEEDS:
             run = runs / f"sst2-{start.replace(' ', '-')}-{seed}"
             ensure(run, replace(base, seed=seed, **given), Console())
@@ -71,7 +80,8 @@ def verdict(found: dict[str, list[float]]) -> str:
         word = "within noise: neither confirmed nor refuted"
     else:
         word = "confirmed" if difference > 0 else "refuted"
-    return f"Replaced token detection minus masked LM: {difference:+.1f} +- {error:.1f} points (standard error); one pre-training each: {word}."
+    figures = f"{difference:+.1f} +- {error:.1f} points (standard error)"
+    return f"Replaced token detection minus masked LM: {figures}; one pre-training each: {word}."
 
 
 def main() -> None:
@@ -85,7 +95,7 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     runs = given.runs / ("quick" if given.quick else "small")
-    changed = QUICK if given.quick else {}
+    changed = dict(QUICK) if given.quick else {}
     starts = pretrain(given.wikitext2, runs, changed, {"steps": 8, "vocabulary": 600} if given.quick else {})
     found = fine_tune(given.sst2, runs, starts, changed | ({"epochs": 1} if given.quick else {}))
     console = Console(width=120)

@@ -10,6 +10,7 @@ import argparse
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -35,8 +36,16 @@ SETTINGS = Settings(
     evaluate_every=10**6, log_every=25, save_every=100,
 )  # fmt: skip
 K = 64
-FULL = {"pool": 1, "limit": None, "epochs": 8}
-QUICK = {"pool": 4, "limit": 500, "epochs": 1, "hidden": 64, "feed_forward": 256, "rank": 16, "log_every": 5}
+FULL: dict[str, Any] = {"pool": 1, "limit": None, "epochs": 8}
+QUICK: dict[str, Any] = {
+    "pool": 4,
+    "limit": 500,
+    "epochs": 1,
+    "hidden": 64,
+    "feed_forward": 256,
+    "rank": 16,
+    "log_every": 5,
+}
 
 
 def measure(base: Settings, runs: Path, k: int) -> list[Record]:
@@ -51,7 +60,7 @@ def measure(base: Settings, runs: Path, k: int) -> list[Record]:
     return records
 
 
-def judged(run: Path, variant: str, data: Splits, setting: dict[str, object], right: dict[str, Tensor]) -> list[Record]:
+def judged(run: Path, variant: str, data: Splits, setting: dict[str, Any], right: dict[str, Tensor]) -> list[Record]:
     """The figures of one trained variant; `right` collects which test images each variant gets right."""
     model = trained(run)
     train = correct(*predict(model, data.train, batch_size=64))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -101,7 +101,7 @@ def train(
     config: Path | None,
     out: Path,
     resume: bool,
-    **flags: object,
+    **flags: Any,
 ) -> None:
     """Train a network: settings from a file, from flags, or flags over a file.
 
@@ -144,7 +144,7 @@ def train(
     )
 
 
-def _given(config: Path | None, flags: dict[str, object]) -> dict[str, object]:
+def _given(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
     """Settings of a file, and over them those given as flags."""
     typed = {name: value for name, value in flags.items() if value is not None}
     if options := typed.pop("option", None):
@@ -231,8 +231,8 @@ def generate(
 
     _quiet()
     texts = [*(prompt or []), *(prompts.read_text().splitlines() if prompts else [])]
-    options = {"num_beams": beams, "do_sample": sample, "max_new_tokens": max_new_tokens}
-    draw = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options: dict[str, Any] = {"num_beams": beams, "do_sample": sample, "max_new_tokens": max_new_tokens}
+    draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for text in written(run_folder, texts, seed=seed, **options, **(draw if sample else {})):
         print(text)
 

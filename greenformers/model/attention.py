@@ -1,6 +1,6 @@
 """Self-attention and cross-attention: the linear maps around a mechanism of the attention slot. Thesis 3.1.1."""
 
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -113,8 +113,8 @@ class CrossAttention(Projected):
     ) -> tuple[Tensor, Tensor]:
         layer = self.mechanism.shape.layer
         if cache is not None and cache.is_updated.get(layer):
-            stored = cache.cross_attention_cache.layers[layer]
-            return cast(Tensor, stored.keys), cast(Tensor, stored.values)
+            stored = cast(Any, cache.cross_attention_cache.layers[layer])
+            return stored.keys, stored.values
         codes = self._codes(memory, "k", "v")
         if self.mechanism.can_reduce:
             k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))

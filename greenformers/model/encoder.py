@@ -36,6 +36,7 @@ def share(layers: nn.ModuleList) -> dict[str, str]:
 class GreenformerPreTrainedModel(PreTrainedModel):
     """What every Greenformers model shares: configuration, initialisation, saving and loading."""
 
+    config: GreenformerConfig
     config_class = GreenformerConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True

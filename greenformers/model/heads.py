@@ -1,6 +1,6 @@
 """Heads: masked and causal language modelling, and classification of tokens and sequences."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -72,13 +72,15 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that have a label.
         """
-        return self.head(self.encoder(input_ids, attention_mask, return_dict=True, **kwargs), labels, num_items_in_batch)
+        return self.head(
+            self.encoder(input_ids, attention_mask, return_dict=True, **kwargs), labels, num_items_in_batch
+        )
 
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
     ) -> MaskedLMOutput:
         """What follows the encoder; arguments as in `forward`."""
-        x, labels = asked_for(out.last_hidden_state, labels, self.config)
+        x, labels = asked_for(cast(Tensor, out.last_hidden_state), labels, self.config)
         logits = self.decoder(self.norm(self.activation(self.transform(x))))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
@@ -152,7 +154,7 @@ class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
     ) -> CausalLMOutputWithPast:
         """What follows the decoder; arguments as in `forward`."""
-        x = out.last_hidden_state[:, -logits_to_keep:]
+        x = cast(Tensor, out.last_hidden_state)[:, -logits_to_keep:]
         following = None if labels is None else F.pad(labels, (0, 1), value=-100)[:, 1:]
         x, following = asked_for(x, following, self.config)
         logits = self.score(self.narrow(x))
@@ -169,7 +171,7 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         super().__init__(config)
         self.encoder = GreenformerModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 1)
         self.post_init()
 
     @can_return_tuple
@@ -195,7 +197,11 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, labels).
         """
-        return self.head(self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs), labels, num_items_in_batch)
+        return self.head(
+            self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs),
+            labels,
+            num_items_in_batch,
+        )
 
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -240,7 +246,11 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         Returns:
             loss (cross-entropy in nats, or squared error for numbers) if labels are given, and logits (B, labels).
         """
-        return self.head(self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs), labels, num_items_in_batch)
+        return self.head(
+            self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs),
+            labels,
+            num_items_in_batch,
+        )
 
     def head(
         self,

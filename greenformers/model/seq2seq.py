@@ -1,6 +1,6 @@
 """The encoder-decoder. Vaswani 2017, arXiv:1706.03762, 3.1; with LED in every map the LRT of thesis 3.1.1."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -48,10 +48,9 @@ class GreenformerForSeq2SeqLM(GreenformerPreTrainedModel, GenerationMixin):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Teacher forcing: the labels one place to the right, behind the start token; padding where they are -100."""
-        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
-        return torch.cat([start, labels[:, :-1]], 1).masked_fill(
-            torch.cat([start != start, labels[:, :-1] == IGNORED], 1), self.config.pad_token_id
-        )
+        start, padding = cast(int, self.config.decoder_start_token_id), cast(int, self.config.pad_token_id)
+        moved = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
+        return moved.masked_fill(moved == IGNORED, padding)
 
     @can_return_tuple
     def forward(

@@ -1,7 +1,5 @@
 """Causal language modelling: every token from those before it. Radford 2018; Vaswani 2017, 3.1."""
 
-from typing import Any
-
 import torch
 from transformers import PreTrainedModel
 

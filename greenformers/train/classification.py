@@ -45,8 +45,12 @@ class ImageClassification(Objective):
         return default_collate(examples)
 
     def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
-        shape = {"vocab_size": None, "input_features": 1, "max_position_embeddings": self.data.length + 1}
-        return GreenformerConfig(**shape, num_labels=self.data.classes, **sizes)
+        shape: dict[str, Any] = {
+            "vocab_size": None,
+            "input_features": 1,
+            "max_position_embeddings": self.data.length + 1,
+        }
+        return GreenformerConfig(**shape | {"num_labels": self.data.classes} | sizes)
 
     def build(self, config: GreenformerConfig) -> PreTrainedModel:  # noqa: D102
         return GreenformerForSequenceClassification(config)
@@ -83,7 +87,11 @@ class TextClassification(Objective):
         if split not in self._rows:
             segments = zip(*self.data.split(split).texts, strict=True)
             ids = self.tokenizer(
-                *map(list, segments), truncation=True, max_length=self.length, return_attention_mask=False, verbose=False
+                *map(list, segments),
+                truncation=True,
+                max_length=self.length,
+                return_attention_mask=False,
+                verbose=False,
             )["input_ids"]
             self._rows[split] = [torch.tensor(row, dtype=torch.int32) for row in ids]
         return self._rows[split]
@@ -105,8 +113,8 @@ class TextClassification(Objective):
 
     def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
         labels = len(self.data.classes) if self.data.classes else 1
-        shape = {"max_position_embeddings": self.length, "num_labels": labels}
-        return GreenformerConfig(**vocabulary(self.tokenizer), **shape, **sizes)
+        shape: dict[str, Any] = {"max_position_embeddings": self.length, "num_labels": labels}
+        return GreenformerConfig(**vocabulary(self.tokenizer) | shape | sizes)
 
     def build(self, config: GreenformerConfig) -> PreTrainedModel:  # noqa: D102
         return GreenformerForSequenceClassification(config)

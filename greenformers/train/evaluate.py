@@ -85,7 +85,8 @@ def written(run: Path, texts: Sequence[str], *, seed: int, max_new_tokens: int |
     set_seed(seed)
     room = model.config.max_position_embeddings
     if isinstance(model, GreenformerForSeq2SeqLM):
-        return list(translations(model, tokenizer, texts, max_new_tokens=max_new_tokens or room - 1, **options))
+        new = room - 1 if max_new_tokens is None else max_new_tokens
+        return list(translations(model, tokenizer, texts, max_new_tokens=new, **options))
     longest = max(len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
     new = max_new_tokens if max_new_tokens is not None else min(100, room - longest)
     return continuations(model, tokenizer, texts, new_tokens=new, **options)

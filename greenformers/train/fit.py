@@ -11,10 +11,11 @@ from rich.console import Console
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from greenformers.train import checkpoint
+from greenformers.train.callbacks import Interruption, Pace, Patience, Watch
 from greenformers.train.objective import Objective
 from greenformers.train.shard import shard, wanted
 from greenformers.train.stream import Stream
-from greenformers.train.trainer import Interruption, Pace, Patience, ResumableTrainer, Watch
+from greenformers.train.trainer import ResumableTrainer
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -62,7 +63,16 @@ class Schedule:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        at_least_1 = ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "log_every", "save_every", "keep")
+        at_least_1 = (
+            "epochs",
+            "steps",
+            "batch_size",
+            "accumulate",
+            "evaluate_every",
+            "log_every",
+            "save_every",
+            "keep",
+        )
         for name in (*at_least_1, "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -181,9 +191,7 @@ def fit(
     return History(watch.seconds, log, stream.steps_an_epoch, reached, stopped)
 
 
-def trainer_arguments(
-    schedule: Schedule, stream: Stream, folder: Path, parts: int | None = None
-) -> TrainingArguments:
+def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, parts: int | None = None) -> TrainingArguments:
     """The schedule in the Trainer's words.
 
     Args:
@@ -198,10 +206,8 @@ def trainer_arguments(
     # torchrun and accelerate say how many processes there are; one process feeds all GPUs it sees.
     parts = parts or int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
     if schedule.batch_size % (parts * schedule.accumulate):
-        raise ValueError(
-            f"batch must be a multiple of {parts * schedule.accumulate} for {parts} processes and {schedule.accumulate} "
-            f"parts, got {schedule.batch_size}"
-        )
+        shares = parts * schedule.accumulate
+        raise ValueError(f"batch must be a multiple of {shares}, processes x accumulate, got {schedule.batch_size}")
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=stream.steps,

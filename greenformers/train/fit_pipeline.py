@@ -9,11 +9,11 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from greenformers.train import checkpoint, state
+from greenformers.train.callbacks import Interruption, Pace, Reseed, Watch
 from greenformers.train.fit import History, Schedule, trainer_arguments
 from greenformers.train.objective import Batch, Objective
 from greenformers.train.pipeline import Pipeline
 from greenformers.train.stream import Stream
-from greenformers.train.trainer import Interruption, Pace, Reseed, Watch
 
 
 def fit_pipeline(

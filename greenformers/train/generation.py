@@ -1,7 +1,7 @@
 """Text out of a trained model: continuations and translations."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -10,7 +10,12 @@ from greenformers.measure.quality import evaluating
 
 
 def continuations(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], *, new_tokens: int, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str],
+    *,
+    new_tokens: int,
+    **options: Any,
 ) -> list[str]:
     """Continue texts with a causal language model; the prompts are part of what is returned.
 
@@ -22,7 +27,7 @@ def continuations(
         **options: of transformers' `generate`: do_sample, temperature, top_k, top_p, num_beams.
 
     Raises:
-        ValueError: a prompt is empty, or does not fit the model with what is to follow.
+        ValueError: a prompt is empty, or does not fit the model with what is to follow; an option out of range.
     """
     rows = tokenizer(list(prompts), add_special_tokens=False, verbose=False)["input_ids"]
     longest, room = max(map(len, rows)), model.config.max_position_embeddings
@@ -34,11 +39,12 @@ def continuations(
         raise ValueError(
             f"max_new_tokens must be in 1..{room - longest} behind a prompt of {longest} tokens, got {new_tokens}"
         )
+    _check(options)
     # Padding goes to the left: what is new follows the prompt directly.
     ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
     with evaluating(model):
-        out = model.generate(
+        out = cast(Any, model).generate(
             ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens, **options
         )
     return tokenizer.batch_decode(out, skip_special_tokens=True)
@@ -60,9 +66,15 @@ def translations(
         sources: texts; what is longer than the model's longest sequence is cut.
         batch_size: texts at a time.
         **options: of transformers' `generate`: num_beams, max_new_tokens, do_sample.
+
+    Raises:
+        ValueError: max_new_tokens or num_beams out of range.
     """
     room = model.config.max_position_embeddings
     options = {"max_new_tokens": room - 1} | options
+    if not 1 <= options["max_new_tokens"] < room:
+        raise ValueError(f"max_new_tokens must be in 1..{room - 1}, got {options['max_new_tokens']}")
+    _check(options)
     for start in range(0, len(sources), batch_size):
         inputs = tokenizer(
             list(sources[start : start + batch_size]),
@@ -72,5 +84,17 @@ def translations(
             return_tensors="pt",
         ).to(model.device)
         with evaluating(model):
-            out = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)
+            out = cast(Any, model).generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)
         yield from tokenizer.batch_decode(out, skip_special_tokens=True)
+
+
+def _check(options: dict[str, Any]) -> None:
+    beams, share = options.get("num_beams", 1), options.get("top_p", 1.0)
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1, got {beams}")
+    if not options.get("temperature", 1.0) > 0:
+        raise ValueError(f"temperature must be above 0, got {options['temperature']}")
+    if not 0 < share <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {share}")
+    if options.get("top_k", 0) < 0:
+        raise ValueError(f"top_k must be at least 0, got {options['top_k']}")

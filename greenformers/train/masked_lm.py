@@ -1,4 +1,7 @@
-"""Masked language modelling. Devlin 2019, arXiv:1810.04805, 3.1: 15 % of the tokens; of these 80 % [MASK], 10 % random."""
+"""Masked language modelling. Devlin 2019, arXiv:1810.04805, 3.1.
+
+15 % of the tokens are asked for; of these 80 % become [MASK], 10 % a random token, 10 % stay.
+"""
 
 from typing import Any
 

@@ -6,6 +6,7 @@ all backward. The whole model stays in main memory, to be scored and saved.
 
 import copy
 import math
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ class Stage(nn.Module):
 
     def __init__(self, model: PreTrainedModel, index: int, stages: int) -> None:
         super().__init__()
-        base = model.base_model
+        base = cast(Any, model.base_model)
         if not hasattr(model, "head"):
             raise ValueError(f"a pipeline needs a single stack of layers, {type(model).__name__} has more")
         if stages > len(base.layers):
@@ -53,7 +54,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """Hidden states (B, N, d) for the next stage; from the last one the loss (1,) of a micro-batch."""
-        model = self._whole[0]
+        model = cast(Any, self._whole[0])
         if self.first:
             x = model.base_model.embedding(**{"input_values" if x.is_floating_point() else "input_ids": x})
         for layer in self.layers:
@@ -116,7 +117,7 @@ class Pipeline:
         device = next(self.stage.parameters()).device
         given = {name: value.to(device) for name, value in batch.items()}
         inputs = [given["input_ids" if "input_ids" in given else "input_values"]] if self.rank == 0 else []
-        options = {"key_mask": given["attention_mask"].bool()} if "attention_mask" in given else {}
+        options: dict[str, Any] = {"key_mask": given["attention_mask"].bool()} if "attention_mask" in given else {}
         losses: list[Tensor] = []
         if self.rank == self.stages - 1:
             labels = given["labels"]
@@ -139,7 +140,7 @@ class Pipeline:
         square = torch.stack([grad.square().sum() for grad in mine]).sum().cpu()
         dist.all_reduce(square, group=self.gloo)
         if self.clip:
-            factor = (self.clip / (square.sqrt().item() + 1e-6))
+            factor = self.clip / (square.sqrt().item() + 1e-6)
             for parameter in self.own.values():
                 if parameter.grad is not None and factor < 1:
                     parameter.grad.mul_(factor)

@@ -43,9 +43,9 @@ class Seq2Seq(Objective):
             options: dict[str, Any] = {"truncation": True, "return_attention_mask": False, "verbose": False}
             source_ids = self.tokenizer(list(sources), max_length=self.length, **options)["input_ids"]
             # One place for the end, and one for the start token the model puts in front.
-            target_ids = self.tokenizer(
-                list(targets), max_length=self.length - 1, add_special_tokens=False, **options
-            )["input_ids"]
+            target_ids = self.tokenizer(list(targets), max_length=self.length - 1, add_special_tokens=False, **options)[
+                "input_ids"
+            ]
             self._pairs[split] = [
                 (torch.tensor(a, dtype=torch.int32), torch.tensor([*b, end], dtype=torch.int32))
                 for a, b in zip(source_ids, target_ids, strict=True)

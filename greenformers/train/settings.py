@@ -21,7 +21,9 @@ class Settings:
 
     data: str = _option("digits", "Data set, see `greenformers.data.names()`.")
     folder: str | None = _option(None, "Folder with the data set's files.")
-    dataset: str | None = _option(None, "Instead of a folder: a name for `datasets`, with a configuration after a colon.")
+    dataset: str | None = _option(
+        None, "Instead of a folder: a name for `datasets`, with a configuration after a colon."
+    )
     limit: int | None = _option(None, "At most so many examples of each split.")
     pool: int = _option(1, "Images: side of the square of pixels averaged into one.")
     objective: str | None = _option(
@@ -29,7 +31,10 @@ class Settings:
         "classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default what the "
         "data set is made for.",
     )
-    tokenizer: str = _option("bpe", "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is taken.")
+    tokenizer: str = _option(
+        "bpe",
+        "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is taken.",
+    )
     vocabulary: int | None = _option(None, "Size of the bpe vocabulary; 8000 if not given.")
     length: int = _option(128, "Text: longest sequence in tokens.")
     init: str | None = _option(None, "Run folder to start from: its tokenizer, and all weights that fit.")
@@ -37,7 +42,7 @@ class Settings:
     variant: str = _option("transformer", "transformer, lrt, an attention, or lrt+ and an attention.")
     rank: int = _option(16, "Rank of the low-rank maps of lrt.")
     k: int | None = _option(None, "Projected length k of linformer; 16 if not given.")
-    option: dict[str, Any] | None = _option(None, "Option of the attention as name=value; may be repeated.")
+    option: dict[str, Any] | None = _option(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
     hidden: int = _option(64, "Width d of the network.")
     layers: int = _option(2, "Number of layers; of the encoder, where there is a decoder too.")
     decoder_layers: int | None = _option(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")

@@ -1,6 +1,7 @@
 """Fully sharded data parallelism: every process keeps a slice of each weight. Zhao 2023, arXiv:2304.11277 (FSDP2)."""
 
 import os
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,8 +32,9 @@ def shard(model: PreTrainedModel, device: torch.device) -> None:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     # What the Trainer looks at: a model that shards itself is not to be wrapped again.
-    model._is_distributed_loading_by_transformers = True
-    model._is_fsdp_managed_module = True
+    marks: Any = model
+    marks._is_distributed_loading_by_transformers = True
+    marks._is_fsdp_managed_module = True
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:

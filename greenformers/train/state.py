@@ -74,7 +74,7 @@ def put_weights(tensors: dict[str, Tensor], model: nn.Module) -> None:
     Raises:
         ValueError: they are not those of this model.
     """
-    own = {name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    own = dict([*model.named_parameters(), *model.named_buffers()])
     if tensors.keys() != own.keys() or any(tensors[name].shape != tensor.shape for name, tensor in own.items()):
         raise ValueError("these are the weights of another network than the run's settings describe")
     for name, tensor in own.items():

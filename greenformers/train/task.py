@@ -82,12 +82,19 @@ def prepare(settings: Settings) -> Task:
         return Task(ImageClassification(data), None, settings)
     run = settings.tokenizer if settings.init is None else settings.init
     if settings.init is not None or (Path(run) / MODEL).is_dir():
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(Path(run) / MODEL)
+        tokenizer = _tokenizer_of(Path(run))
     else:
         tokenizer = train_tokenizer(
             settings.tokenizer, _texts(data), max_length=settings.length, vocab_size=settings.vocabulary
         )
     return Task(OBJECTIVES[name](data, tokenizer, settings.length), tokenizer, settings)
+
+
+def _tokenizer_of(run: Path) -> PreTrainedTokenizerFast:
+    # What is not there would be taken for a name on the hub, and looked for there.
+    if not (run / MODEL / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"init must be the folder of a finished run on text, {str(run)!r} is none")
+    return PreTrainedTokenizerFast.from_pretrained(run / MODEL, local_files_only=True)
 
 
 def _objective_name(settings: Settings, data: Data) -> str:
@@ -105,7 +112,7 @@ def _objective_name(settings: Settings, data: Data) -> str:
     return name
 
 
-def _texts(data: Data) -> Any:
+def _texts(data: Text | Pairs | Labelled) -> Any:
     if isinstance(data, Text):
         return data.split("train")
     if isinstance(data, Pairs):

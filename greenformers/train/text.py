@@ -68,11 +68,15 @@ class LanguageModelling(Objective):
 def encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
     """The tokens of a text (n,) int32, nothing added. Cut at line ends: a tokenizer slows down on very long texts."""
     lines = text.splitlines(keepends=True)
-    rows = tokenizer(lines, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"] if lines else []
+    rows = (
+        tokenizer(lines, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        if lines
+        else []
+    )
     return torch.tensor([token for row in rows for token in row], dtype=torch.int32)
 
 
-def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     """What a configuration needs to know of a tokenizer."""
     return {
         "vocab_size": len(tokenizer),

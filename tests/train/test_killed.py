@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import corpus, curve, finish, start, wait_for, weights
+from processes import corpus, curve, finish, start, wait_for, weights
 
 CURVES = ("loss", "eval_loss")
 STEPS = 150

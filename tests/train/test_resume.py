@@ -37,7 +37,7 @@ def objective(name: str):
     return {"masked": MaskedLM, "causal": CausalLM, "replaced": ReplacedTokenDetection}[name](text, tokenizer, 24)
 
 
-class Stop(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -49,7 +49,7 @@ class StopAt(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, **_):
         if state.global_step == self.step:
-            raise Stop
+            raise KilledError
 
 
 def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = False, **options):
@@ -69,7 +69,7 @@ def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = Fals
 def test_to_the_bit(name: str, tmp_path: Path) -> None:
     expected, history = run(name, tmp_path / "whole")
     for stop in (4, 8):  # a step and two after a checkpoint
-        with pytest.raises(Stop):
+        with pytest.raises(KilledError):
             run(name, tmp_path / "stopped", stop, resume=stop > 4)
     found, resumed = run(name, tmp_path / "stopped", resume=True)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
@@ -83,7 +83,7 @@ def test_to_the_bit(name: str, tmp_path: Path) -> None:
 )
 def test_with_every_feature(tmp_path: Path, options: dict) -> None:
     expected, history = run("masked", tmp_path / "whole", **options)
-    with pytest.raises(Stop):
+    with pytest.raises(KilledError):
         run("masked", tmp_path / "stopped", 5, **options)
     found, resumed = run("masked", tmp_path / "stopped", resume=True, **options)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
@@ -91,21 +91,21 @@ def test_with_every_feature(tmp_path: Path, options: dict) -> None:
 
 
 def test_without_any_checkpoint_it_begins_anew(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(KilledError):
         run("masked", tmp_path, 1)
     _, history = run("masked", tmp_path, resume=True)
     assert history.steps == STEPS
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(KilledError):
         run("masked", tmp_path, 4)
     with pytest.raises(ValueError, match="the weights of another network than the run's settings describe"):
         run("causal", tmp_path, resume=True)
 
 
 def test_nothing_in_a_checkpoint_could_execute(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(KilledError):
         run("masked", tmp_path, 4)
     files = sorted(path.name for path in (tmp_path / "step-3").iterdir())
     assert files == [

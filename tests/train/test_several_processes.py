@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from runs import corpus, curve, finish, start, wait_for
+from processes import corpus, curve, finish, start, wait_for
 
 CURVES = ("loss", "eval_loss")
 WAYS = {

@@ -1,0 +1,150 @@
+"""What happens at the events of a training run: seeds, pace, early stopping, signals, progress."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from greenformers.train.objective import Objective
+from greenformers.train.stream import generator
+
+
+class Reseed(TrainerCallback):
+    """Dropout of step s draws from a generator of seed, s and process: a resumed run needs no generator's state."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        torch.manual_seed(generator(self._seed, 3, state.global_step, args.process_index).initial_seed())
+
+
+class Patience(TrainerCallback):
+    """Early stopping: end when the deciding score has not improved for so many evaluations.
+
+    Args:
+        objective: says which score decides.
+        patience: evaluations without a better score.
+        improved: called when the score is the best so far.
+    """
+
+    def __init__(self, objective: Objective, patience: int, improved: Callable[[], None]) -> None:
+        self._name, self._sign = f"eval_{objective.metric}", 1 if objective.greater_is_better else -1
+        self._patience, self._improved = patience, improved
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        scores = [self._sign * entry[self._name] for entry in state.log_history if self._name in entry]
+        best = scores.index(max(scores))
+        if best == len(scores) - 1:
+            self._improved()
+        elif len(scores) - 1 - best >= self._patience:
+            control.should_training_stop = True
+
+
+class Pace(TrainerCallback):
+    """Says when to log, evaluate and save: every so many steps, and at the end.
+
+    A checkpoint also ends a stretch of the loss curve, so that a resumed run has the same curve.
+    """
+
+    def __init__(self, log: int, evaluate: int, save: int) -> None:
+        self._log, self._evaluate, self._save = log, evaluate, save
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        step, end = state.global_step, state.global_step == state.max_steps
+        control.should_evaluate = end or step % self._evaluate == 0
+        control.should_save = end or step % self._save == 0
+        control.should_log = control.should_save or step % self._log == 0
+
+
+class Interruption(TrainerCallback):
+    """On SIGTERM and SIGINT, save after the step under way and end.
+
+    Attributes:
+        signal: the number of the signal that came, None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals while training; a second SIGINT ends at once."""
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if _anywhere(self.signal is not None) and state.global_step < state.max_steps:
+            control.should_log = control.should_save = control.should_training_stop = True
+
+
+def _anywhere(flag: bool) -> bool:
+    """True if it is so in any process: all of them must stop after the same step."""
+    if not torch.distributed.is_initialized():
+        return flag
+    found = torch.tensor(int(flag))
+    if torch.distributed.get_backend() == "nccl":
+        found = found.cuda()
+    torch.distributed.all_reduce(found)
+    return bool(found)
+
+
+class Watch(TrainerCallback):
+    """Progress bar, and the time that optimisation steps take.
+
+    Attributes:
+        seconds: in optimisation steps, without data loading and evaluation.
+    """
+
+    def __init__(self, label: str, console: Console) -> None:
+        self.seconds, self._start = 0.0, 0.0
+        self._label = label
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+        )
+        self._task = TaskID(0)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self._progress.start()
+        self._task = self._progress.add_task(
+            self._label, total=state.max_steps, completed=state.global_step, figures=""
+        )
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.seconds += time.perf_counter() - self._start
+        self._progress.update(self._task, completed=state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        names = ("loss", *(name for name in given["logs"] if name.startswith("eval_")))
+        figures = [f"{name.removeprefix('eval_')} {given['logs'][name]:.4g}" for name in names if name in given["logs"]]
+        if figures:
+            self._progress.update(self._task, figures=" ".join(figures))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._progress.stop()
