@@ -1,7 +1,7 @@
 # make setup   the environment, .venv, with the pinned versions
 # make demo    compare four variants on real images and write report/index.html
 # make test    the whole test suite
-# make bench   every benchmark, quickly, with records added to results/; then the slow tests
+# make bench   every benchmark, quickly, with records in runs/bench/; then the slow tests
 # make lint    ruff and mypy
 #
 # A CPU build of torch from another package index: make setup TORCH_INDEX=<its URL>
@@ -31,7 +31,7 @@ test: setup
 
 bench: setup
 	set -e; for script in benchmarks/*.py; do \
-		echo "$$script"; $(BIN)/python $$script --quick --json results/$$(basename $$script .py).jsonl; \
+		echo "$$script"; $(BIN)/python $$script --quick --json runs/bench/$$(basename $$script .py).jsonl; \
 	done
 	$(BIN)/python -m pytest -m slow
 

@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file the records are added to")
     parser.add_argument("--page", type=Path, help="Markdown file for the table and sample translations")
     given = parser.parse_args()
+    if not given.folder.is_dir():
+        parser.exit(message=f"skipped: {given.folder} is not there; name the data with --folder\n")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     base = replace(SETTINGS, folder=str(given.folder), **(QUICK if given.quick else {}))

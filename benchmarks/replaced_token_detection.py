@@ -92,6 +92,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
     parser.add_argument("--json", type=Path, help="file the records are added to")
     given = parser.parse_args()
+    for folder in (given.wikitext2, given.sst2):
+        if not folder.is_dir():
+            parser.exit(message=f"skipped: {folder} is not there; name the data with --wikitext2 and --sst2\n")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     runs = given.runs / ("quick" if given.quick else "small")

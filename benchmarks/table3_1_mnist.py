@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
     parser.add_argument("--json", type=Path, help="file the records are added to")
     given = parser.parse_args()
+    if not given.folder.is_dir():
+        parser.exit(message=f"skipped: {given.folder} is not there; name the data with --folder\n")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     size = "full" if given.full else "quick" if given.quick else "small"
