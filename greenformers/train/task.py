@@ -56,7 +56,14 @@ class Task:
         """
         settings = self.settings
         set_seed(settings.seed)
-        model = self.objective.build(self.objective.config(**_sizes(settings)))
+        try:
+            model = self.objective.build(self.objective.config(**_sizes(settings)))
+        except TypeError as error:
+            if settings.option is None:
+                raise
+            raise ValueError(
+                f"option must be of {settings.variant}, got {', '.join(settings.option)}: {error}"
+            ) from error
         if settings.init is not None:
             _start_from(model, Path(settings.init) / MODEL)
         return model

@@ -1,14 +1,21 @@
-"""Training: deterministic by its seed, honest about time, and it learns."""
+"""Training: deterministic by its seed, the same in parts as at once, honest about what it did, and it learns."""
+
+import io
+import math
 
 import pytest
 import torch
 from rich.console import Console
-from transformers import set_seed
+from tiny import QUIET, SIZES, TEXT, characters
 
-from greenformers.data import Splits, load
+from greenformers.data import Examples, Labelled, Splits, load
 from greenformers.measure.quality import accuracy, predict
-from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
+from greenformers.model.block import EncoderLayer
+from greenformers.train.causal_lm import CausalLM
+from greenformers.train.classification import ImageClassification, TextClassification
 from greenformers.train.fit import History, Schedule, fit
+from greenformers.train.masked_lm import MaskedLM
+from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 
 
 @pytest.fixture(scope="module")
@@ -16,46 +23,251 @@ def digits() -> Splits:
     return load("digits", limit=200, pool=2)
 
 
-def trained(data: Splits, schedule: Schedule) -> tuple[GreenformerForSequenceClassification, History]:
-    set_seed(schedule.seed)
-    config = GreenformerConfig(
-        vocab_size=None, input_features=1, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=data.length + 1, initializer_range=0.2,
-        num_labels=data.classes,
-    )  # fmt: skip
-    model = GreenformerForSequenceClassification(config)
-    return model, fit(model, data.train, data.test, schedule, label="tiny", console=Console(quiet=True))
+def texts() -> TextClassification:
+    rows = [(" ".join(TEXT.train.split()[: 1 + i % 7]),) for i in range(24)]
+    train = Examples(rows, [i % 3 for i in range(24)])
+    data = Labelled("written", ("a", "b", "c"), train, train, Examples())
+    return TextClassification(data, characters(), 16)
+
+
+OBJECTIVES = {
+    "classification": texts,
+    "masked_lm": lambda: MaskedLM(TEXT, characters(), 16),
+    "causal_lm": lambda: CausalLM(TEXT, characters(), 16),
+}
+
+
+def trained(objective, schedule: Schedule, dtype=torch.float32, **sizes):
+    torch.manual_seed(schedule.seed)
+    model = objective.build(objective.config(**SIZES | sizes)).to(dtype)
+    return model, fit(model, objective, schedule, label="tiny", console=QUIET)
+
+
+def assert_same(one, two, **tolerance) -> None:
+    for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_it_learns_and_tells_how(digits: Splits) -> None:
-    schedule = Schedule(epochs=20, batch_size=20, learning_rate=5e-3)
-    model, history = trained(digits, schedule)
-    assert [step for step, _ in history.loss] == [10 * epoch for epoch in range(1, 21)]
-    assert [epoch for epoch, _ in history.accuracy] == list(range(1, 21))
-    assert history.loss[-1][1] < 0.6 * history.loss[0][1]
-    assert history.accuracy[-1][1] > 50  # ten classes: chance is 10
-    assert history.accuracy[-1][1] == pytest.approx(accuracy(*predict(model, digits.test)))
-    assert history.seconds > 0
+    schedule = Schedule(epochs=20, batch_size=40, learning_rate=1e-2)
+    objective = ImageClassification(digits)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "hidden_dropout_prob": 0.1}
+    model, history = trained(objective, schedule, **sizes, initializer_range=0.2)
+    loss, found = history.curve("loss"), history.curve("eval_accuracy")
+    assert [step for step, _ in loss] == [step for step, _ in found] == [5 * epoch for epoch in range(1, 21)]
+    assert (history.steps_an_epoch, history.steps, history.stopped) == (5, 100, None)
+    assert loss[-1][1] < 0.6 * loss[0][1]
+    assert found[-1][1] > 50  # ten classes: chance is 10
+    assert found[-1][1] == pytest.approx(accuracy(*predict(model, digits.test)))
+    assert 0 < history.seconds < 60
+    assert [entry["epoch"] for entry in history.log if "loss" in entry] == list(range(1, 21))
+
+
+def test_the_progress_bar_says_what_it_knows(digits: Splits) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    objective = ImageClassification(digits)
+    model = objective.build(objective.config(**SIZES))
+    history = fit(model, objective, Schedule(steps=3, batch_size=10), label="my run", console=console)
+    last = [line for line in console.file.getvalue().splitlines() if "my run" in line][-1]
+    assert "3/3 steps" in last
+    assert f"accuracy {history.curve('eval_accuracy')[-1][1]:.4g}" in last
 
 
 def test_the_same_seed_gives_the_same_model(digits: Splits) -> None:
+    objective = ImageClassification(digits)
     schedule = Schedule(epochs=1, batch_size=32, seed=5)
-    (one, _), (two, _) = trained(digits, schedule), trained(digits, schedule)
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-    other, _ = trained(digits, Schedule(epochs=1, batch_size=32, seed=6))
+    (one, history), (two, _) = (trained(objective, schedule, hidden_dropout_prob=0.1) for _ in range(2))
+    assert history.steps == 200 // 32
+    assert_same(one, two, rtol=0, atol=0)
+    other, _ = trained(objective, Schedule(epochs=1, batch_size=32, seed=6), hidden_dropout_prob=0.1)
     assert not torch.equal(other.classifier.weight, one.classifier.weight)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_batch_in_parts_teaches_what_it_teaches_at_once(name: str) -> None:
+    objective = OBJECTIVES[name]()
+    options = {"steps": 4, "batch_size": 6, "warmup": 0.0, "learning_rate": 1e-2, "log_every": 1}
+    # In float64 what remains between the two is rounding, not chance.
+    whole, curve = trained(objective, Schedule(**options), torch.float64)
+    parts, other = trained(objective, Schedule(**options, accumulate=3), torch.float64)
+    assert_same(parts, whole, rtol=0, atol=1e-9)
+    losses, expected = ([value for _, value in found.curve("loss")] for found in (other, curve))
+    assert len(losses) == 4
+    assert losses == pytest.approx(expected, abs=1e-6)  # they are logged in float32
+    if name == "masked_lm":
+        # The parts differ in number of labels, so that a mean of means would not be the mean.
+        stream = Schedule(**options).stream(objective)
+        counts = [sum(int((stream[2 * p + i]["labels"] != -100).sum()) for i in (0, 1)) for p in range(12)]
+        assert any(len(set(counts[3 * step : 3 * step + 3])) > 1 for step in range(4))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_logged_loss_is_the_mean_of_a_label(name: str) -> None:
+    objective = OBJECTIVES[name]()
+    schedule = Schedule(steps=1, batch_size=5, log_every=1)
+    torch.manual_seed(0)
+    model = objective.build(objective.config(**SIZES | {"sparse_prediction": False}))
+    stream = schedule.stream(objective)
+    batch = objective.collate([stream[n] for n in range(5)])
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        logits = model(**batch).logits.log_softmax(-1)
+    if name == "causal_lm":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    asked = labels != -100
+    by_hand = -logits[asked].gather(-1, labels[asked][:, None]).mean().item()
+    history = fit(model, objective, schedule, label="", console=QUIET)
+    assert history.curve("loss") == [(1, pytest.approx(by_hand, rel=1e-5))]
+
+
+def test_the_rate_rises_and_falls() -> None:
+    _, history = trained(OBJECTIVES["classification"](), Schedule(steps=10, batch_size=4, warmup=0.2, log_every=1))
+    rates = [rate for _, rate in history.curve("learning_rate")]
+    assert len(rates) == 10
+
+    def rate(step: int) -> float:
+        return 2e-3 * (step / 2 if step < 2 else 0.5 * (1 + math.cos(math.pi * (step - 2) / 8)))
+
+    assert rates == pytest.approx([rate(step) for step in range(10)])
+
+
+def test_bfloat16_stays_close(digits: Splits) -> None:
+    objective = ImageClassification(digits)
+    options = {"steps": 30, "batch_size": 20, "log_every": 5}
+    _, expected = trained(objective, Schedule(**options))
+    model, history = trained(objective, Schedule(**options, precision="bf16"))
+    losses, wanted = ([value for _, value in found.curve("loss")] for found in (history, expected))
+    assert losses == pytest.approx(wanted, rel=0.03)
+    assert losses != pytest.approx(wanted, rel=1e-6)  # it was another precision
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert wanted[-1] < wanted[0]
+
+
+def test_recomputing_changes_nothing_but_the_work() -> None:
+    objective = OBJECTIVES["masked_lm"]()
+    calls = 0
+
+    def count(*_) -> None:
+        nonlocal calls
+        calls += torch.is_grad_enabled()  # not in evaluation
+
+    found = []
+    for recompute in (False, True):
+        calls = 0
+        torch.manual_seed(0)
+        # With dropout: the second pass must draw what the first drew.
+        model = objective.build(objective.config(**SIZES | {"hidden_dropout_prob": 0.2}))
+        layer = next(module for module in model.modules() if isinstance(module, EncoderLayer))
+        layer.feed_forward.up.register_forward_pre_hook(count)
+        fit(model, objective, Schedule(steps=3, batch_size=4, recompute=recompute), label="", console=QUIET)
+        found.append((model, calls))
+    assert [calls for _, calls in found] == [3, 6]
+    assert_same(found[0][0], found[1][0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("greater_is_better", [True, False])
+def test_patience_stops_early_and_brings_the_best_back(digits: Splits, greater_is_better: bool) -> None:
+    script = [10.0, 30.0, 30.0, 20.0, 29.0, 50.0]
+
+    class Scripted(ImageClassification):
+        def evaluate(self, model, split, batch_size):
+            assert split == "valid"
+            seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+            sign = 1 if greater_is_better else -1
+            return {"accuracy": sign * script[len(seen) - 1]}
+
+    Scripted.greater_is_better = greater_is_better
+    seen: list[dict[str, torch.Tensor]] = []
+    schedule = Schedule(steps=12, batch_size=8, evaluate_every=2, patience=3)
+    model, history = trained(Scripted(digits), schedule)
+    assert history.steps == 10
+    assert [step for step, _ in history.curve("eval_accuracy")] == [2, 4, 6, 8, 10]
+    assert history.stopped is None
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, seen[1][name])
+    assert not torch.equal(model.classifier.weight, seen[4]["classifier.weight"])
+
+
+def test_a_run_that_gets_better_to_the_end_is_not_stopped(digits: Splits) -> None:
+    class Rising(ImageClassification):
+        count = 0
+
+        def evaluate(self, model, split, batch_size):
+            self.count += 1
+            return {"accuracy": float(self.count)}
+
+    _, history = trained(Rising(digits), Schedule(steps=4, batch_size=8, evaluate_every=1, patience=1))
+    assert history.steps == 4
+
+
+def test_clipping_bounds_the_gradient() -> None:
+    objective = OBJECTIVES["classification"]()
+    options = {"steps": 4, "batch_size": 4, "weight_decay": 0.0, "warmup": 0.0}
+    start, _ = trained(objective, Schedule(**options, learning_rate=1e-30))
+    free, _ = trained(objective, Schedule(**options, clip=0.0))
+    loose, _ = trained(objective, Schedule(**options, clip=1e9))
+    tight, _ = trained(objective, Schedule(**options, clip=1e-12))
+    assert_same(free, loose, rtol=0, atol=0)
+
+    def moved(model) -> float:
+        return max((a - b).abs().max().item() for a, b in zip(model.parameters(), start.parameters(), strict=True))
+
+    # AdamW divides by the gradient's size plus 1e-8, so only a norm far below shows in the weights.
+    assert moved(free) > 4e-3
+    assert moved(tight) < 4 * 2e-3 * 1e-3
+
+
+def test_replaced_token_detection_learns_with_one_optimiser() -> None:
+    objective = ReplacedTokenDetection(TEXT, characters(), 16)
+    schedule = Schedule(steps=40, batch_size=8, learning_rate=1e-2, log_every=10)
+    torch.manual_seed(0)
+    model = objective.build(objective.config(**SIZES))
+    history = fit(model, objective, schedule, label="", console=QUIET)
+    losses = [value for _, value in history.curve("loss")]
+    assert losses[-1] < 0.8 * losses[0]
+    assert model.generator.decoder.weight is model.discriminator.encoder.embedding.word.weight
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        *(
+            ({name: value}, f"{name} must be at least 1, got {value}")
+            for name in ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "log_every", "save_every")
+            for value in (0, -3)
+        ),
+        ({"keep": 0}, "keep must be at least 1, got 0"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"batch_size": 10, "accumulate": 4}, "accumulate must divide the batch, 10, got 4"),
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
         ({"warmup": 1.5}, r"warmup must be in 0\.\.1, got 1\.5"),
+        ({"warmup": -0.1}, r"warmup must be in 0\.\.1, got -0\.1"),
+        ({"weight_decay": -1.0}, r"weight_decay must be at least 0, got -1\.0"),
+        ({"clip": -0.5}, r"clip must be at least 0, got -0\.5"),
+        ({"clip": math.nan}, "clip must be at least 0, got nan"),
+        ({"precision": "half"}, "precision must be one of fp32, bf16, fp16; got 'half'"),
     ],
 )
 def test_a_schedule_out_of_range_is_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
         Schedule(**options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_half_precision_needs_a_gpu() -> None:
+    with pytest.raises(ValueError, match=r"^precision must be fp32 or bf16 where there is no GPU, got 'fp16'$"):
+        Schedule(precision="fp16")
+
+
+def test_a_batch_larger_than_the_training_set_is_refused(digits: Splits) -> None:
+    with pytest.raises(ValueError, match=r"^batch must be at most 200, the training examples, got 201$"):
+        trained(ImageClassification(digits), Schedule(batch_size=201))
+
+
+def test_the_curve_is_by_name() -> None:
+    log = [{"step": 2, "loss": 0.5, "epoch": 0.1}, {"step": 2, "eval_loss": 0.4}, {"step": 4, "loss": 0.25}]
+    history = History(1.0, log, steps_an_epoch=20, steps=4)
+    assert history.curve("loss") == [(2, 0.5), (4, 0.25)]
+    assert history.curve("eval_loss") == [(2, 0.4)]
+    assert history.curve("nothing") == []

@@ -1,0 +1,244 @@
+"""A run folder: what it holds, what may be done with it, and starting from another one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from tiny import QUIET, SMALL, alike, captions, reviews, verses, written
+from transformers import AutoTokenizer
+
+from greenformers import GreenformerForMaskedLM, GreenformerForSeq2SeqLM
+from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassification
+from greenformers.train import run
+from greenformers.train.evaluate import evaluate
+from greenformers.train.settings import Settings
+from greenformers.train.task import prepare
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One finished run of each objective of text."""
+    top = tmp_path_factory.mktemp("runs")
+    settings = {
+        "masked_lm": {"data": "tinyshakespeare", "folder": verses(top / "verses"), "objective": "masked_lm"},
+        "replaced_token_detection": {
+            "data": "tinyshakespeare", "folder": verses(top / "verses"), "objective": "replaced_token_detection",
+        },
+        "causal_lm": {"data": "tinyshakespeare", "folder": verses(top / "verses")},
+        "seq2seq": {"data": "multi30k", "folder": captions(top / "captions")},
+    }  # fmt: skip
+    for name, given in settings.items():
+        run.start(top / name, Settings(**SMALL | given), QUIET)
+    return {name: top / name for name in settings}
+
+
+KINDS = {
+    "masked_lm": GreenformerForMaskedLM,
+    "replaced_token_detection": GreenformerForTokenClassification,
+    "causal_lm": GreenformerForCausalLM,
+    "seq2seq": GreenformerForSeq2SeqLM,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_leaves_settings_metrics_scores_and_a_model_that_loads(runs, name: str) -> None:
+    folder = runs[name]
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "model", "run.json", "scores.json"]
+    files = sorted(path.name for path in (folder / "model").iterdir())
+    assert files[0] == "config.json"
+    assert "model.safetensors" in files
+    model = KINDS[name].from_pretrained(folder / "model")
+    assert type(run.trained(folder)) is KINDS[name]
+    assert model.config.sparse_prediction is False
+    assert model.config.hidden_size == 12
+    assert not any(key.startswith("generator") for key in load_file(folder / "model" / "model.safetensors"))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    text = "ein hund 3" if name == "seq2seq" else "to be or not"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    assert len(tokenizer) == model.config.vocab_size
+    scores = json.loads((folder / "scores.json").read_text())
+    names = ["loss", "detection"] if name == "replaced_token_detection" else ["loss", "perplexity"]
+    assert list(scores) == names
+    last = run.metrics_of(folder)[-1]
+    assert {key: last[f"eval_{key}"] for key in names} == pytest.approx(scores, rel=1e-5)
+    assert run.metrics_of(folder)[-2]["step"] == 3
+    assert run.metrics_of(folder)[-2]["loss"] > 0
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "causal_lm", "seq2seq"])
+def test_the_model_that_is_left_has_the_scores_that_were_told(runs, name: str) -> None:
+    scores, shown = evaluate(runs[name], "valid", batch_size=3, beams=1)
+    told = json.loads((runs[name] / "scores.json").read_text())
+    assert {key: scores[key] for key in told} == pytest.approx(told, rel=1e-4)
+    assert len(shown) == (3 if name == "seq2seq" else 0)
+
+
+def test_replaced_token_detection_is_not_evaluated(runs) -> None:
+    with pytest.raises(ValueError, match=r"^a run of replaced_token_detection leaves an encoder: fine-tune it"):
+        evaluate(runs["replaced_token_detection"], "test")
+
+
+def test_ensure_starts_once_and_then_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data")})
+    folder = tmp_path / "run"
+    scores = run.ensure(folder, settings, QUIET)
+    assert list(scores) == ["accuracy"]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.setattr(run, "fit", lambda *_, **__: pytest.fail("it trained again"))
+    assert run.ensure(folder, settings, QUIET) == scores
+    with pytest.raises(ValueError, match=r"^run holds a run with other settings than these$"):
+        run.ensure(folder, replace(settings, seed=1), QUIET)
+    with pytest.raises(ValueError, match=r"^run has nothing to resume: it ran to its end$"):
+        run.resume(folder, QUIET)
+    with pytest.raises(ValueError, match=r"^out must be a new or empty folder, got '.*run', which holds something$"):
+        run.start(folder, settings, QUIET)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data"), "steps": 4, "batch": 2})
+    whole = run.ensure(tmp_path / "whole", settings, QUIET)
+    plain = run.fit
+
+    def interrupted(*given, **options):
+        class Signal(run.TrainerCallback):
+            def on_step_begin(self, args, state, control, **_):
+                if state.global_step == 1:
+                    import os
+                    import signal
+
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        return plain(*given, **options | {"callbacks": (*options["callbacks"], Signal())})
+
+    monkeypatch.setattr(run, "fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.ensure(tmp_path / "run", settings, QUIET)
+    assert not (tmp_path / "run" / "scores.json").exists()
+    monkeypatch.setattr(run, "fit", plain)
+    assert run.ensure(tmp_path / "run", settings, QUIET) == whole
+    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "metrics.jsonl", "model", "run.json", "scores.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch": 9}, "batch must be at most 8, the training examples, got 9"),
+        ({"variant": "foo"}, "variant must be one of .*; got 'foo'"),
+        ({"variant": "linformer", "k": 0}, r"k must be in 1\.\.16 \(the longest sequence\), got 0"),
+        ({"k": 4}, "k is for linformer, the variant is 'transformer'; got 4"),
+        ({"option": {"k": 4}}, "option is for an attention, the variant is 'transformer'; got k"),
+        ({"objective": "masked_lm"}, "objective must be one of classification for sst2, got 'masked_lm'"),
+        ({"length": 3}, "length must be at least 4, got 3"),
+        ({"tokenizer": "words"}, "kind must be one of characters, bytes, bpe, got 'words'"),
+        ({"hidden": 0}, "hidden must be at least 1, got 0"),
+        ({"precision": "half"}, "precision must be one of fp32, bf16, fp16; got 'half'"),
+        ({"pool": 2}, "pool is for images, sst2 is text: pool must be 1, got 2"),
+    ],
+)
+def test_refused_settings_leave_no_folder(tmp_path: Path, changed, message: str) -> None:
+    data = reviews(tmp_path / "data")
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        run.start(tmp_path / "run", Settings(**SMALL | {"data": "sst2", "folder": data} | changed), QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_missing_validation_split_is_found_before_the_work(tmp_path: Path) -> None:
+    reviews(tmp_path / "data")
+    (tmp_path / "data" / "dev.tsv").unlink()
+    settings = Settings(**SMALL | {"data": "sst2", "folder": str(tmp_path / "data")})
+    with pytest.raises(ValueError, match=r"^sst2 has no valid split in the folder or dataset given$"):
+        run.start(tmp_path / "run", settings, QUIET)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(
+        FileNotFoundError, match="sst2 needs the folder that holds its files, 'nowhere' is not a folder"
+    ):
+        run.start(tmp_path / "run", replace(settings, folder="nowhere"), QUIET)
+    with pytest.raises(FileNotFoundError):
+        run.resume(tmp_path / "run", QUIET)
+
+
+# Starting from another run.
+
+
+def fresh(settings: Settings):
+    return prepare(replace(settings, init=None)).network()
+
+
+@pytest.mark.parametrize("source", ["masked_lm", "replaced_token_detection"])
+@pytest.mark.parametrize("data", ["sst2", "stsb"])
+def test_a_classifier_starts_with_the_encoder_and_a_new_head(runs, tmp_path: Path, source: str, data: str) -> None:
+    folder = {"sst2": reviews, "stsb": alike}[data](tmp_path / "data")
+    settings = Settings(**SMALL | {"data": data, "folder": folder, "init": str(runs[source])})
+    task = prepare(settings)
+    assert task.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(runs[source] / "model").get_vocab()
+    model = task.network()
+    stored = load_file(runs[source] / "model" / "model.safetensors")
+    for name, tensor in model.encoder.state_dict().items():
+        assert torch.equal(tensor, stored[f"encoder.{name}"]), name
+    # The head is as it would have been without: even the discriminator's two labels are not these.
+    assert model.classifier.bias.abs().max() == 0
+    assert model.classifier.weight.shape == ({"sst2": 2, "stsb": 1}[data], 12)
+    if source == "replaced_token_detection" and data == "sst2":
+        assert not torch.equal(model.classifier.weight, stored["classifier.weight"])
+    assert run.start(tmp_path / "run", settings, QUIET).steps == 3
+
+
+def test_more_of_the_same_starts_with_the_head_too(runs) -> None:
+    for name in ("masked_lm", "causal_lm", "seq2seq"):
+        settings = replace(run.settings_of(runs[name]), init=str(runs[name]), seed=7)
+        found, wanted = prepare(settings).network().state_dict(), run.trained(runs[name]).state_dict()
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.items())
+
+
+def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
+    settings = Settings(
+        **SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data"), "init": str(runs["masked_lm"])}
+    )
+    for changed, message in (
+        (
+            {"hidden": 8},
+            r"init must have the sizes of this network: encoder\..* is \(\d+, 12\) there and \(\d+, 8\) here",
+        ),
+        (
+            {"length": 20},
+            r"init must have the sizes of this network: encoder\.embedding\.position\S* is \(16, 12\) there",
+        ),
+        ({"layers": 2}, r"init must be a network of the same slots as this one: it has no encoder\.layers\.1"),
+        ({"variant": "lrt"}, r"init must be a network of the same slots as this one: it has no encoder\.layers\.0"),
+        ({"init": str(runs["causal_lm"])}, "init must be a network of the same slots as this one: it has no encoder"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            prepare(replace(settings, **changed)).network()
+    # Nothing is looked for elsewhere under that name.
+    with pytest.raises(
+        FileNotFoundError, match=r"^init must be the folder of a finished run on text, 'nowhere' is none$"
+    ):
+        prepare(replace(settings, init="nowhere"))
+
+
+def test_the_seed_of_a_run_decides_its_weights(tmp_path: Path) -> None:
+    settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data")})
+    one, same, other = fresh(settings), fresh(settings), fresh(replace(settings, seed=1))
+    assert torch.equal(one.classifier.weight, same.classifier.weight)
+    assert not torch.equal(one.classifier.weight, other.classifier.weight)
+
+
+def test_nothing_of_the_data_is_printed(tmp_path: Path) -> None:
+    secret = "a line of its own"
+    folder = written(tmp_path / "data", train__tsv=f"{secret}\t0\nx\t1\n" * 4, dev__tsv=f"{secret}\t0\n")
+    console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    run.start(tmp_path / "run", Settings(**SMALL | {"data": "sst2", "folder": folder}), console)
+    console.file.close()
+    assert "3/3 steps" in console.export_text(clear=False)
+    assert secret not in console.export_text()

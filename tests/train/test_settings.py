@@ -1,0 +1,102 @@
+"""Settings in files: read, checked, written and read back."""
+
+import json
+from dataclasses import asdict, fields
+
+import pytest
+
+from greenformers.train.fit import Schedule
+from greenformers.train.settings import Settings, read, value_of
+
+TOML = """
+data = "multi30k"
+folder = "data/multi30k"
+length = 32
+learning_rate = 1
+warmup = 0.5
+shard = true
+[option]
+sharing = "none"
+k = 8
+"""
+GIVEN = {
+    "data": "multi30k", "folder": "data/multi30k", "length": 32, "learning_rate": 1, "warmup": 0.5, "shard": True,
+    "option": {"sharing": "none", "k": 8},
+}  # fmt: skip
+
+
+def test_toml_and_json_read_alike(tmp_path) -> None:
+    (tmp_path / "run.toml").write_text(TOML)
+    (tmp_path / "run.json").write_text(json.dumps(GIVEN | {"limit": None}))
+    assert read(tmp_path / "run.toml") == GIVEN
+    assert read(tmp_path / "run.json") == GIVEN | {"limit": None}
+    assert Settings(**read(tmp_path / "run.toml")) == Settings(**read(tmp_path / "run.json"))
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(**GIVEN), Settings(steps=7, clip=0.1 + 0.2, patience=2)])
+def test_what_is_written_reads_back(tmp_path, settings: Settings) -> None:
+    settings.write(tmp_path / "run.json")
+    assert Settings(**read(tmp_path / "run.json")) == settings
+    assert json.loads((tmp_path / "run.json").read_text()) == asdict(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rat = 1.0", "a.toml: no setting 'learning_rat'; did you mean 'learning_rate'?"),
+        ("zzzzzz = 1", "a.toml: no setting 'zzzzzz'"),
+        ("batch-size = 8", "a.toml: no setting 'batch-size'"),
+        ('epochs = "3"', "a.toml: epochs must be int, got '3'"),
+        ("epochs = 3.5", "a.toml: epochs must be int, got 3.5"),
+        ("epochs = true", "a.toml: epochs must be int, got True"),
+        ("learning_rate = true", "a.toml: learning_rate must be float, got True"),
+        ("shard = 1", "a.toml: shard must be bool, got 1"),
+        ("folder = 3", "a.toml: folder must be str, got 3"),
+        ('option = "k=8"', "a.toml: option must be dict, got 'k=8'"),
+        ("data = [", "a.toml is not TOML: "),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(tmp_path, text: str, message: str) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        read(tmp_path / "a.toml")
+    found = str(caught.value)
+    assert "\n" not in found
+    if message.endswith(" ") or "zzz" in message or "batch-size" in message:
+        assert found.startswith(message)
+    else:
+        assert found == message
+
+
+def test_json_must_hold_settings_by_name(tmp_path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"^a\.json must hold settings by name, got a list$"):
+        read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match=r"^a\.json is not JSON: "):
+        read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{"epochs": null}')
+    with pytest.raises(ValueError, match=r"^a\.json: epochs must be int, got None$"):
+        read(tmp_path / "a.json")
+
+
+def test_every_setting_of_the_schedule_reaches_it() -> None:
+    assert Settings().schedule == Schedule(epochs=Settings().epochs)
+    shared = {entry.name for entry in fields(Schedule)} & {entry.name for entry in fields(Settings)}
+    assert {entry.name for entry in fields(Schedule)} - shared == {"batch_size"}
+    changed = {
+        "epochs": 3, "steps": 5, "accumulate": 2, "learning_rate": 0.5, "warmup": 0.25, "weight_decay": 0.125,
+        "clip": 2.0, "seed": 9, "precision": "bf16", "shard": True, "recompute": True, "evaluate_every": 11,
+        "log_every": 12, "save_every": 13, "keep": 4, "patience": 6,
+    }  # fmt: skip
+    assert set(changed) == shared
+    assert Settings(batch=34, **changed).schedule == Schedule(batch_size=34, **changed)
+    with pytest.raises(ValueError, match=r"^epochs must be at least 1, got 0$"):
+        _ = Settings(epochs=0).schedule
+
+
+def test_values_as_typed() -> None:
+    typed = {"8": 8, "0.5": 0.5, "true": True, "[1, 2]": [1, 2], "none": "none", "": "", "null": None}
+    for text, value in typed.items():
+        assert value_of(text) == value
+        assert type(value_of(text)) is type(value)
