@@ -15,9 +15,11 @@ from typing import get_type_hints
 from greenformers.data._draw import drawn
 from greenformers.data._images import Split, Splits, pooled
 from greenformers.data._kinds import Examples, Labelled, Pairs, Text
+from greenformers.data._tokenizer import KINDS as TOKENIZERS
 from greenformers.data._tokenizer import train_tokenizer
 
 __all__ = [
+    "TOKENIZERS",
     "Examples",
     "Labelled",
     "Pairs",

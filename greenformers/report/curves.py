@@ -57,7 +57,7 @@ def run_curves(name: str, log: Sequence[Mapping[str, float]]) -> Figure | None:
             if key == "loss" or key.startswith("eval_"):
                 series.setdefault(key, []).append((entry["step"], value))
     losses = {label: series[key] for key, label in (("loss", "training"), ("eval_loss", "validation")) if key in series}
-    panels = [Panel("Step", "Loss (nats)", losses)] if losses else []
+    panels = [Panel("Step", "Loss", losses)] if losses else []
     for key, points in series.items():
         if key not in ("loss", "eval_loss"):
             panels.append(Panel("Step", f"Validation {key.removeprefix('eval_')}", {key: points}))

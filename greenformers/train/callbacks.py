@@ -1,5 +1,6 @@
 """What happens at the events of a training run: seeds, pace, early stopping, signals, progress."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ class Patience(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         scores = [self._sign * entry[self._name] for entry in state.log_history if self._name in entry]
+        scores = [-math.inf if math.isnan(score) else score for score in scores]
         best = scores.index(max(scores))
         if best == len(scores) - 1:
             self._improved()

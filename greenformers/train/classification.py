@@ -130,7 +130,7 @@ class TextRegression(TextClassification):
     metric = "spearman"
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Spearman's and Pearson's correlation in percent, and the root of the mean squared error."""
+        """Spearman's and Pearson's correlation in percent (0 where all are equal), root of the mean squared error."""
         loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
         device = next(model.parameters()).device
         found, wanted = [], []
@@ -140,8 +140,10 @@ class TextRegression(TextClassification):
                 inputs = {name: value.to(device) for name, value in batch.items()}
                 found.append(model(**inputs).logits.squeeze(-1).double().cpu())
         x, y = torch.cat(found), torch.cat(wanted)
+        # What is constant correlates with nothing.
+        varied = bool(x.std() > 0 and y.std() > 0)
         return {
-            "spearman": 100 * float(spearmanr(x, y).statistic),
-            "pearson": 100 * float(pearsonr(x, y).statistic),
+            "spearman": 100 * float(spearmanr(x, y).statistic) if varied else 0.0,
+            "pearson": 100 * float(pearsonr(x, y).statistic) if varied else 0.0,
             "rmse": (x - y).square().mean().sqrt().item(),
         }

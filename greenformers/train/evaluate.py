@@ -40,7 +40,9 @@ def evaluate(
     model = trained(run)
     settings = settings_of(run)
     # The run's own tokenizer, not one trained anew.
-    settings = replace(settings, init=str(run), folder=settings.folder if folder is None else str(folder))
+    settings = replace(
+        settings, init=str(run), vocabulary=None, folder=settings.folder if folder is None else str(folder)
+    )
     objective = prepare(settings).objective
     if isinstance(objective, ReplacedTokenDetection):
         raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")

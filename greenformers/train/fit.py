@@ -191,28 +191,32 @@ def fit(
     return History(watch.seconds, log, stream.steps_an_epoch, reached, stopped)
 
 
-def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, parts: int | None = None) -> TrainingArguments:
-    """The schedule in the Trainer's words.
+def per_process(schedule: Schedule, *, whole: bool = False) -> int:
+    """Examples that a process computes at once.
 
     Args:
-        schedule: how long and how fast.
-        stream: the examples.
-        folder: where checkpoints go.
-        parts: how many processes share a batch; by default all there are.
+        schedule: says how many a step has, and in how many parts.
+        whole: every process sees the whole batch, as the stages of a pipeline do.
 
     Raises:
         ValueError: the batch cannot be shared.
     """
     # torchrun and accelerate say how many processes there are; one process feeds all GPUs it sees.
-    parts = parts or int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
-    if schedule.batch_size % (parts * schedule.accumulate):
-        shares = parts * schedule.accumulate
+    processes = 1 if whole else int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
+    shares = processes * schedule.accumulate
+    if schedule.batch_size % shares:
         raise ValueError(f"batch must be a multiple of {shares}, processes x accumulate, got {schedule.batch_size}")
+    return schedule.batch_size // shares
+
+
+def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole: bool = False) -> TrainingArguments:
+    """The schedule in the Trainer's words; `whole` and errors as in `per_process`."""
+    at_once = per_process(schedule, whole=whole)
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=stream.steps,
-        per_device_train_batch_size=schedule.batch_size // parts // schedule.accumulate,
-        per_device_eval_batch_size=4 * schedule.batch_size // parts // schedule.accumulate,
+        per_device_train_batch_size=at_once,
+        per_device_eval_batch_size=4 * at_once,
         gradient_accumulation_steps=schedule.accumulate,
         learning_rate=schedule.learning_rate,
         lr_scheduler_type="cosine",

@@ -73,7 +73,7 @@ class _Run:
     ) -> None:
         self.objective, self.schedule, self.folder = objective, schedule, folder
         self.stream: Stream = schedule.stream(objective)
-        self.arguments: TrainingArguments = trainer_arguments(schedule, self.stream, folder, parts=1)
+        self.arguments: TrainingArguments = trainer_arguments(schedule, self.stream, folder, whole=True)
         self.longest = model.config.max_position_embeddings
         device = self.arguments.device  # asking for it is what lets the processes meet
         if start is not None:

@@ -49,9 +49,10 @@ class MaskedLM(LanguageModelling):
         return {"input_ids": torch.cat([first, hidden, last]), "labels": torch.cat([none, labels, none])}
 
     def _masked(self, tokens: Tensor, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        asked = torch.rand(tokens.shape, generator=source) < MASKED
-        # A block in which nothing is asked for teaches nothing.
-        asked[torch.randint(len(tokens), (1,), generator=source)] |= ~asked.any()
+        # The same number in every block: a batch in parts has the loss of the whole, whatever stands in which part.
+        count = max(1, round(MASKED * len(tokens)))
+        asked = torch.zeros(len(tokens), dtype=torch.bool)
+        asked[torch.randperm(len(tokens), generator=source)[:count]] = True
         fate = torch.rand(tokens.shape, generator=source)
         others = torch.randint(len(self.tokenizer), tokens.shape, generator=source)
         to_mask, to_random = self.replaced

@@ -78,7 +78,7 @@ class GeneratorAndDiscriminator(GreenformerPreTrainedModel):
         """
         filled = self.generator(input_ids, attention_mask, labels=labels, num_items_in_batch=num_items_in_batch)
         drawn, truth = self.replace(input_ids, labels, filled.logits)
-        # The discriminator answers for every token: one mask stands for this many answers.
+        # The discriminator answers for every token; every block has as many masks, each of them for so many answers.
         masks = (labels != IGNORED).sum().clamp(min=1)
         answers = None if num_items_in_batch is None else (truth.numel() / masks) * num_items_in_batch
         judged = self.discriminator(drawn, attention_mask, labels=truth, num_items_in_batch=answers)

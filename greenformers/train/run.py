@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from greenformers import model as networks
 from greenformers.train import checkpoint, state
-from greenformers.train.fit import History, fit
+from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.save import check_new, save
@@ -115,6 +115,11 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
     """Data, objective and network; what can be wrong with the settings is found here, before anything is written."""
     schedule = settings.schedule
+    per_process(schedule, whole=settings.micro_batches is not None)
+    alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+    if alone and (settings.shard or settings.micro_batches is not None):
+        name = "shard" if settings.shard else "micro_batches"
+        raise ValueError(f"{name} needs several processes: start the run with torchrun")
     task = prepare(settings)
     model = task.network()
     schedule.stream(task.objective)
@@ -147,7 +152,7 @@ def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *
 
 
 def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[str, float]) -> None:
-    model = task.network()
+    model = task.fresh()
     state.put_weights(tensors, model)
     # Of replaced token detection the discriminator is kept; and who uses a model wants scores of all positions.
     kept = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model

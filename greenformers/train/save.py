@@ -16,8 +16,8 @@ def check_new(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"out must be a new or empty folder, got {str(folder)!r}, which holds something")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent):
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    with tempfile.TemporaryDirectory(dir=above):
         pass
 
 
@@ -27,6 +27,7 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFas
     Raises:
         OSError: the disk is full or not writable.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         whole = Path(temporary) / "model"
         model.save_pretrained(whole)

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
-from greenformers.data import Labelled, Pairs, Splits, Text, load, train_tokenizer
+from greenformers.data import TOKENIZERS, Labelled, Pairs, Splits, Text, load, train_tokenizer
 from greenformers.model.variant import slots
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification, TextRegression
@@ -49,7 +49,19 @@ class Task:
     settings: Settings
 
     def network(self) -> PreTrainedModel:
-        """A fresh model, or one with the weights of the run in `init`.
+        """The model a run starts with: a fresh one, or one with the weights of the run in `init`.
+
+        Raises:
+            ValueError: as `fresh`, or the run in `init` has another network.
+            OSError: there is no finished run in `init`.
+        """
+        model = self.fresh()
+        if self.settings.init is not None:
+            _start_from(model, Path(self.settings.init) / MODEL)
+        return model
+
+    def fresh(self) -> PreTrainedModel:
+        """A model that has learnt nothing.
 
         Raises:
             ValueError: a size out of range, or a variant that cannot do what the objective needs.
@@ -57,16 +69,13 @@ class Task:
         settings = self.settings
         set_seed(settings.seed)
         try:
-            model = self.objective.build(self.objective.config(**_sizes(settings)))
+            return self.objective.build(self.objective.config(**_sizes(settings)))
         except TypeError as error:
             if settings.option is None:
                 raise
             raise ValueError(
                 f"option must be of {settings.variant}, got {', '.join(settings.option)}: {error}"
             ) from error
-        if settings.init is not None:
-            _start_from(model, Path(settings.init) / MODEL)
-        return model
 
 
 def prepare(settings: Settings) -> Task:
@@ -87,9 +96,12 @@ def prepare(settings: Settings) -> Task:
     name = _objective_name(settings, data)
     if isinstance(data, Splits):
         return Task(ImageClassification(data), None, settings)
-    run = settings.tokenizer if settings.init is None else settings.init
-    if settings.init is not None or (Path(run) / MODEL).is_dir():
-        tokenizer = _tokenizer_of(Path(run))
+    if settings.init is not None:
+        if settings.vocabulary is not None:
+            raise ValueError(f"vocabulary is that of the run in init, {settings.init}; got {settings.vocabulary}")
+        tokenizer = _tokenizer_of("init must be", settings.init)
+    elif settings.tokenizer not in TOKENIZERS:
+        tokenizer = _tokenizer_of(f"tokenizer must be one of {', '.join(TOKENIZERS)} or", settings.tokenizer)
     else:
         tokenizer = train_tokenizer(
             settings.tokenizer, _texts(data), max_length=settings.length, vocab_size=settings.vocabulary
@@ -97,11 +109,12 @@ def prepare(settings: Settings) -> Task:
     return Task(OBJECTIVES[name](data, tokenizer, settings.length), tokenizer, settings)
 
 
-def _tokenizer_of(run: Path) -> PreTrainedTokenizerFast:
+def _tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:
+    folder = Path(run) / MODEL
     # What is not there would be taken for a name on the hub, and looked for there.
-    if not (run / MODEL / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"init must be the folder of a finished run on text, {str(run)!r} is none")
-    return PreTrainedTokenizerFast.from_pretrained(run / MODEL, local_files_only=True)
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"{rule} the folder of a finished run on text, got {run!r}")
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def _objective_name(settings: Settings, data: Data) -> str:

@@ -94,11 +94,6 @@ def test_a_batch_in_parts_teaches_what_it_teaches_at_once(name: str) -> None:
     losses, expected = ([value for _, value in found.curve("loss")] for found in (other, curve))
     assert len(losses) == 4
     assert losses == pytest.approx(expected, abs=1e-6)  # they are logged in float32
-    if name == "masked_lm":
-        # The parts differ in number of labels, so that a mean of means would not be the mean.
-        stream = Schedule(**options).stream(objective)
-        counts = [sum(int((stream[2 * p + i]["labels"] != -100).sum()) for i in (0, 1)) for p in range(12)]
-        assert any(len(set(counts[3 * step : 3 * step + 3])) > 1 for step in range(4))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

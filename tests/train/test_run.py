@@ -139,7 +139,10 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
         ({"option": {"k": 4}}, "option is for an attention, the variant is 'transformer'; got k"),
         ({"objective": "masked_lm"}, "objective must be one of classification for sst2, got 'masked_lm'"),
         ({"length": 3}, "length must be at least 4, got 3"),
-        ({"tokenizer": "words"}, "kind must be one of characters, bytes, bpe, got 'words'"),
+        (
+            {"tokenizer": "words"},
+            "tokenizer must be one of characters, bytes, bpe or the folder of a finished run on text, got 'words'",
+        ),
         ({"hidden": 0}, "hidden must be at least 1, got 0"),
         ({"precision": "half"}, "precision must be one of fp32, bf16, fp16; got 'half'"),
         ({"pool": 2}, "pool is for images, sst2 is text: pool must be 1, got 2"),
@@ -221,9 +224,7 @@ def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
             prepare(replace(settings, **changed)).network()
     # Nothing is looked for elsewhere under that name.
-    with pytest.raises(
-        FileNotFoundError, match=r"^init must be the folder of a finished run on text, 'nowhere' is none$"
-    ):
+    with pytest.raises(ValueError, match=r"^init must be the folder of a finished run on text, got 'nowhere'$"):
         prepare(replace(settings, init="nowhere"))
 
 
