@@ -35,7 +35,7 @@ class Schedule:
         clip: largest norm of the gradient; 0 for any.
         seed: of the order of the examples, dropout and masks.
         precision: of the matrix products; "fp16" needs a GPU. Weights and optimiser stay float32.
-        shard: spread weights and optimiser state over the processes (FSDP).
+        shard: spread weights and optimiser state over the processes (FSDP), where there are several.
         recompute: keep no activations within a layer, compute them again in the backward pass.
         evaluate_every: steps between evaluations; by default an epoch.
         log_every: steps between entries of the loss; by default an epoch.
@@ -169,8 +169,9 @@ def fit(
     pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
     sharded = wanted(schedule.shard)
     arguments = trainer_arguments(schedule, stream, folder)
-    if sharded:
-        shard(model, arguments.device)
+    device = arguments.device  # asking for it is what lets the processes meet
+    if sharded and torch.distributed.is_initialized():
+        shard(model, device)
     trainer = ResumableTrainer(
         model,
         arguments,

@@ -45,6 +45,9 @@ def start(folder: Path, settings: Settings, console: Console) -> Outcome:
         ValueError: a setting out of range, or the folder holds something; nothing is written then.
         OSError: a file is missing, or the folder cannot be written to.
     """
+    # Only here: a run that was sharded may go on in one process.
+    if settings.shard and _alone():
+        raise ValueError("shard needs several processes: start the run with torchrun")
     if first_process():
         check_new(folder)
     task, model = _prepared(settings)
@@ -116,10 +119,8 @@ def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
     """Data, objective and network; what can be wrong with the settings is found here, before anything is written."""
     schedule = settings.schedule
     per_process(schedule, whole=settings.micro_batches is not None)
-    alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
-    if alone and (settings.shard or settings.micro_batches is not None):
-        name = "shard" if settings.shard else "micro_batches"
-        raise ValueError(f"{name} needs several processes: start the run with torchrun")
+    if settings.micro_batches is not None and _alone():
+        raise ValueError("micro_batches needs several processes: start the run with torchrun")
     task = prepare(settings)
     model = task.network()
     schedule.stream(task.objective)
@@ -174,6 +175,10 @@ class _Metrics(TrainerCallback):
         if state.is_world_process_zero:
             lines = [json.dumps(entry) + "\n" for entry in state.log_history if "train_runtime" not in entry]
             checkpoint.replace(self._path, "".join(lines))
+
+
+def _alone() -> bool:
+    return int(os.environ.get("WORLD_SIZE", 1)) == 1
 
 
 def first_process() -> bool:

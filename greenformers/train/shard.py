@@ -19,13 +19,7 @@ def wanted(flag: bool) -> bool:
 
 
 def shard(model: PreTrainedModel, device: torch.device) -> None:
-    """Spread the weights of a model, layer by layer, over all processes, in place.
-
-    Raises:
-        ValueError: there is only one process.
-    """
-    if not torch.distributed.is_initialized():
-        raise ValueError("shard needs several processes: start the run with accelerate launch or torchrun")
+    """Spread the weights of a model, layer by layer, over all processes, in place."""
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     model.to(device)  # type: ignore[arg-type]
     for module in _layers(model):

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 40
 
 # Everything that could make a resumed run differ: dropout, masks, accumulation, clipping, schedule, early stopping.
@@ -39,6 +41,14 @@ def start(out: Path, *more: str, processes: int = 1, **changed) -> subprocess.Po
     command = [sys.executable, *launcher, "-m", "greenformers", "train", "--out", str(out), *flags(**changed), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def kill(process: subprocess.Popen) -> str:
+    """End a run and all its processes at once; what it printed."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
+    return process.communicate(timeout=60)[0]
 
 
 def finish(process: subprocess.Popen) -> str:

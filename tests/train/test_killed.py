@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import corpus, curve, finish, start, wait_for, weights
+from processes import corpus, curve, finish, kill, start, wait_for, weights
 
 CURVES = ("loss", "eval_loss")
 STEPS = 150
@@ -43,12 +43,10 @@ def kill_once(out: Path, data: str, steps: int, source: random.Random) -> str:
         assert time.monotonic() < end
         time.sleep(0.002)
     time.sleep(source.uniform(0, 0.2))
-    process.kill()
-    printed, _ = process.communicate(timeout=60)
-    return printed
+    return kill(process)
 
 
-def kill(times: int, out: Path, data: str, steps: int) -> list[int]:
+def kill_often(times: int, out: Path, data: str, steps: int) -> list[int]:
     """Kill a run so often; after each kill its newest checkpoint must be whole. How far each life got."""
     source = random.Random(times)
     reached = []
@@ -60,7 +58,7 @@ def kill(times: int, out: Path, data: str, steps: int) -> list[int]:
 
 def test_killed_at_random_moments(whole: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    reached = kill(2, out, data, STEPS)
+    reached = kill_often(2, out, data, STEPS)
     assert reached == sorted(set(reached))  # every life got further
     finish(start(out, "--resume", folder=data, steps=STEPS))
     assert weights(out) == weights(whole)
@@ -71,7 +69,7 @@ def test_killed_at_random_moments(whole: Path, data: str, tmp_path: Path) -> Non
 @pytest.mark.timeout(900)
 def test_killed_twenty_times(data: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    reached = kill(20, out, data, MANY_STEPS)
+    reached = kill_often(20, out, data, MANY_STEPS)
     print("checkpoints reached by each life:", reached)
     assert len(reached) == 20
     finish(start(out, "--resume", folder=data, steps=MANY_STEPS))
@@ -96,8 +94,7 @@ def test_a_truncated_checkpoint_is_named_and_skipped(whole: Path, data: str, tmp
     out = tmp_path / "run"
     process = start(out, folder=data, steps=STEPS)
     wait_for(out / "checkpoints" / "step-6")
-    process.kill()
-    process.communicate(timeout=60)
+    kill(process)
     damaged = out / "checkpoints" / f"step-{newest(out)}"
     file = damaged / "optimizer.safetensors"
     content = file.read_bytes()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from processes import corpus, curve, finish, start, wait_for
+from processes import corpus, curve, finish, kill, start, wait_for
 
 CURVES = ("loss", "eval_loss")
 WAYS = {
@@ -39,13 +39,15 @@ def test_the_curve_is_that_of_one_process(single: Path, data: str, tmp_path: Pat
         assert abs(a - b) < 1e-5
 
 
-def test_a_checkpoint_does_not_depend_on_the_number_of_processes(single: Path, data: str, tmp_path: Path) -> None:
-    """Begun in two sharded processes and stopped, ended in one."""
+def test_a_checkpoint_does_not_depend_on_the_number_of_processes(data: str, tmp_path: Path) -> None:
+    """Begun in two sharded processes and killed, ended in one."""
+    longer = SETTINGS | {"steps": 60, "save_every": 2, "evaluate_every": 20}
     out = tmp_path / "run"
-    process = start(out, "--shard", processes=2, folder=data, **SETTINGS | {"steps": 12})
-    wait_for(out / "checkpoints" / "step-5")
-    process.kill()
-    process.communicate(timeout=60)
-    finish(start(out, "--resume", folder=data, **SETTINGS))
-    for (_, _, a), (_, _, b) in zip(curve(out, *CURVES), curve(single, *CURVES), strict=True):
-        assert abs(a - b) < 1e-5
+    process = start(out, "--shard", processes=2, folder=data, **longer)
+    wait_for(out / "checkpoints" / "step-4")
+    kill(process)
+    assert (out / "checkpoints").exists(), "it ended before it could be killed"
+    finish(start(out, "--resume", folder=data, **longer))
+    finish(start(tmp_path / "single", folder=data, **longer))
+    for (_, _, a), (_, _, b) in zip(curve(out, *CURVES), curve(tmp_path / "single", *CURVES), strict=True):
+        assert abs(a - b) < 1e-4  # rounding adds up over the steps
