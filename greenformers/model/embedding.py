@@ -57,7 +57,8 @@ class Embedding(nn.Module):
             x = x + (self.position.weight[:length] if positions is None else self.position(positions))
         elif self.config.position == "sinusoidal":
             table = sinusoidal(length if positions is None else longest, x.shape[2], x.device).to(x.dtype)
-            x = x + (table if positions is None else table[positions])
+            # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
+            x = x * x.shape[2] ** 0.5 + (table if positions is None else table[positions])
         return self.dropout(self.widen(self.norm(x)))
 
 

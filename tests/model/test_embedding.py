@@ -52,7 +52,7 @@ def test_position_sinusoidal():
         ]
     )
     torch.testing.assert_close(sinusoidal(N, d, torch.device("cpu")), table, atol=1e-5, rtol=0)
-    torch.testing.assert_close(module(ids), module.norm(module.word(ids) + table), atol=1e-5, rtol=0)
+    torch.testing.assert_close(module(ids), module.norm(d**0.5 * module.word(ids) + table), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("width", [2, 5, 8])
