@@ -25,11 +25,15 @@ OBJECTIVES = ("masked_lm", "replaced_token_detection")
 SCRATCH = "not pre-trained"
 SEEDS = (0, 1, 2)
 T_95 = 2.776  # Student's t for 95 % with 2 x 3 - 2 degrees of freedom
+# Small batches: at this size what matters is the number of updates, and the plateau at the frequencies of tokens is
+# left after some two thousand.
 NETWORK = Settings(
-    tokenizer="bpe", length=128, hidden=128, layers=4, heads=4, feed_forward=512, residual="pre", dropout=0.1,
-    precision="bf16", batch=32, evaluate_every=400, log_every=50, save_every=200,
+    tokenizer="bpe", length=128, hidden=128, layers=2, heads=4, feed_forward=512, residual="pre",
+    position="sinusoidal", dropout=0.1, precision="bf16", log_every=100, save_every=500,
 )  # fmt: skip
-PRETRAINING: dict[str, Any] = {"data": "wikitext2", "vocabulary": 8000, "steps": 800, "learning_rate": 1e-3}
+PRETRAINING: dict[str, Any] = {
+    "data": "wikitext2", "vocabulary": 8000, "batch": 8, "steps": 4000, "learning_rate": 1e-3, "evaluate_every": 2000,
+}  # fmt: skip
 FINE_TUNING: dict[str, Any] = {
     "data": "sst2",
     "objective": "classification",
