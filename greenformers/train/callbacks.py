@@ -27,6 +27,11 @@ class Reseed(TrainerCallback):
         torch.manual_seed(generator(self._seed, 3, state.global_step, args.process_index).initial_seed())
 
 
+def better(score: float) -> float:
+    """A score to choose by, greater is better: what is not a number is the worst."""
+    return -math.inf if math.isnan(score) else score
+
+
 class Patience(TrainerCallback):
     """Early stopping: end when the deciding score has not improved for so many evaluations.
 
@@ -41,8 +46,7 @@ class Patience(TrainerCallback):
         self._patience, self._improved = patience, improved
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        scores = [self._sign * entry[self._name] for entry in state.log_history if self._name in entry]
-        scores = [-math.inf if math.isnan(score) else score for score in scores]
+        scores = [better(self._sign * entry[self._name]) for entry in state.log_history if self._name in entry]
         best = scores.index(max(scores))
         if best == len(scores) - 1:
             self._improved()

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from greenformers import model as networks
 from greenformers.train import checkpoint, state
+from greenformers.train.callbacks import better
 from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
+from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.save import check_new, save
 from greenformers.train.settings import Settings, read
@@ -144,12 +146,21 @@ def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *
     steps = schedule.stream(task.objective).steps
     if history.stopped is not None:
         return Outcome({}, history, steps)
-    batch = 4 * schedule.batch_size // schedule.accumulate
-    scores = task.objective.evaluate(model, "valid", batch)
+    scores = _scores_of(history, task.objective, best=schedule.patience is not None)
     tensors = state.weights(model)  # of a sharded model all processes must give their part
     if first_process():
         _finish(folder, task, tensors, scores)
     return Outcome(scores, history, steps)
+
+
+def _scores_of(history: History, objective: Objective, *, best: bool) -> dict[str, float]:
+    """The scores of the weights that are kept: those of the last evaluation, or of the best one."""
+    key = f"eval_{objective.metric}"
+    entries = [entry for entry in history.log if key in entry]
+    sign = 1 if objective.greater_is_better else -1
+    # The first of equals, as early stopping has it.
+    kept = max(entries, key=lambda entry: better(sign * entry[key])) if best else entries[-1]
+    return {name.removeprefix("eval_"): value for name, value in kept.items() if name.startswith("eval_")}
 
 
 def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[str, float]) -> None:
