@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from greenformers import model as networks
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import better
+from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.objective import Objective
@@ -124,6 +125,8 @@ def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
     if settings.micro_batches is not None and _alone():
         raise ValueError("micro_batches needs several processes: start the run with torchrun")
     task = prepare(settings)
+    if schedule.patience is not None and isinstance(task.objective, ImageClassification):
+        raise ValueError(f"patience would choose by the test images: {settings.data} has no validation split")
     model = task.network()
     schedule.stream(task.objective)
     task.objective.size("valid")  # a run without a validation split would fail at its first evaluation

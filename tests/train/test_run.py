@@ -243,3 +243,12 @@ def test_nothing_of_the_data_is_printed(tmp_path: Path) -> None:
     console.file.close()
     assert "3/3 steps" in console.export_text(clear=False)
     assert secret not in console.export_text()
+
+
+def test_the_test_images_choose_no_model(tmp_path: Path) -> None:
+    settings = Settings(
+        data="digits", patience=1, **{name: SMALL[name] for name in ("hidden", "heads") if name in SMALL}
+    )
+    with pytest.raises(ValueError, match=r"^patience would choose by the test images: digits has no validation split$"):
+        run.start(tmp_path / "run", settings, QUIET)
+    assert list(tmp_path.iterdir()) == []

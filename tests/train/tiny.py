@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from greenformers.data import Text, train_tokenizer
+from greenformers.train.causal_lm import CausalLM
+from greenformers.train.seq2seq import Seq2Seq
+from greenformers.train.stream import Numbered
 
 QUIET = Console(quiet=True)
 
@@ -64,3 +68,30 @@ def captions(folder: Path) -> str:
         for place, language in enumerate(("en", "de")):
             files[f"{part}__{language}"] = "".join(f"{pair[place]}\n" for pair in pairs[:count])
     return written(folder, **files)
+
+
+def build(objective, seed: int = 0, **sizes):
+    torch.manual_seed(seed)
+    return objective.build(objective.config(**SIZES | sizes)).eval()
+
+
+def batches(objective, split: str, size: int):
+    examples = list(Numbered(objective, split))
+    return [objective.collate(examples[start : start + size]) for start in range(0, len(examples), size)]
+
+
+def by_hand(model, objective, split: str) -> float:
+    """Mean over all labels of a split, one example at a time, in float64."""
+    losses = []
+    for batch in batches(objective, split, 1):
+        labels = batch["labels"]
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        if isinstance(objective, Seq2Seq):
+            start = torch.tensor([[objective.tokenizer.cls_token_id]])
+            inputs["decoder_input_ids"] = torch.cat([start, labels[:, :-1]], 1)
+        with torch.no_grad():
+            scores = model(**inputs).logits.double().log_softmax(-1)
+        if isinstance(objective, CausalLM):
+            scores, labels = scores[:, :-1], labels[:, 1:]
+        losses += [-scores[0, n, label] for n, label in enumerate(labels[0]) if label != -100]
+    return torch.stack(losses).mean().item()

@@ -1,0 +1,181 @@
+"""Runs on the command line: trained from files and flags, resumed, evaluated, and made to write."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, refused, run
+
+from greenformers.measure.record import read
+
+VERSE = "to be or not to be that is the question\nwhether tis nobler in the mind to suffer\n"
+TINY = """
+tokenizer = "characters"
+length = 16
+hidden = 8
+heads = 2
+feed_forward = 16
+layers = 1
+steps = 3
+batch = 4
+"""
+
+
+def corpus(folder: Path) -> Path:
+    """A folder with the text of Tiny Shakespeare and the pairs of Multi30k, in short."""
+    folder.mkdir()
+    (folder / "input.txt").write_text(VERSE * 20)
+    for part, count in (("train", 8), ("val", 3), ("test_2016_flickr", 5)):
+        for language, word in (("en", "dog"), ("de", "hund")):
+            (folder / f"{part}.{language}").write_text("".join(f"{word} {n}\n" for n in range(count)))
+    return folder
+
+
+def test_a_language_model_from_a_file_to_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, config, out = corpus(tmp_path / "data"), tmp_path / "tiny.toml", tmp_path / "run"
+    config.write_text(f'data = "tinyshakespeare"\nfolder = "{folder}"\n{TINY}')
+    words = ["train", str(config), "--out", str(out), "--hidden", "12", "--seed", "3", "--resume"]
+    assert run(monkeypatch, *words) == 0  # --resume starts where there is nothing yet
+    assert re.search(r"validation loss \d\.\d+, perplexity \d+\.\d+, ", capsys.readouterr().out)
+    settings = json.loads((out / "run.json").read_text())
+    given = {"hidden": 12, "seed": 3, "heads": 2, "steps": 3, "tokenizer": "characters", "epochs": 25}
+    assert {name: settings[name] for name in given} == given  # flags over the file over defaults
+
+    assert run(monkeypatch, "evaluate", str(out), "--split", "valid", "--batch", "7") == 0
+    scores = json.loads((out / "scores.json").read_text())
+    assert capsys.readouterr().out.splitlines() == [
+        f"valid loss: {scores['loss']:.4g}",
+        f"valid perplexity: {scores['perplexity']:.4g}",
+    ]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "input.txt").write_text("question\n" * 90)
+    assert run(monkeypatch, "evaluate", str(out), "--split", "valid", "--folder", str(other)) == 0
+    assert capsys.readouterr().out.splitlines()[0] != f"valid loss: {scores['loss']:.4g}"
+
+    (tmp_path / "prompts").write_text("nobler\nmind\n")
+    asked = ["generate", str(out), "--prompt", "to be", "--prompts", str(tmp_path / "prompts"), "--max-new-tokens", "4"]
+    assert run(monkeypatch, *asked) == 0
+    greedy = capsys.readouterr().out
+    lines = greedy.replace("\n", "|")
+    assert re.fullmatch(r"to be.{0,4}\|nobler.{0,4}\|mind.{0,4}\|", lines)
+    assert run(monkeypatch, *asked) == 0
+    assert capsys.readouterr().out == greedy
+    drawn = []
+    for seed in ("1", "1", "2"):
+        assert run(monkeypatch, *asked, "--sample", "--temperature", "3", "--top-k", "9", "--seed", seed) == 0
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0] == drawn[1]
+    assert len({*drawn, greedy}) == 3
+
+    for words, message in (
+        (["--prompt", ""], "a prompt must have at least one character, got an empty one"),
+        ([], "there must be at least one prompt, got none"),
+        (["--prompt", "x" * 20], "a prompt must have at most 15 tokens, got one of 20"),
+        (
+            ["--prompt", "to", "--max-new-tokens", "15"],
+            "max_new_tokens must be in 1..14 behind a prompt of 2 tokens, got 15",
+        ),
+        (
+            ["--prompt", "to", "--max-new-tokens", "0"],
+            "max_new_tokens must be in 1..14 behind a prompt of 2 tokens, got 0",
+        ),
+        (["--prompts", str(tmp_path / "nowhere")], "No such file or directory"),
+        (["--prompt", "to", "--beams", "0"], "beams must be at least 1, got 0"),
+        (["--prompt", "to", "--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
+        (["--prompt", "to", "--sample", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
+        (["--prompt", "to", "--sample", "--top-k", "-1"], "top_k must be at least 0, got -1"),
+    ):
+        assert message in refused(monkeypatch, capsys, "generate", str(out), *words)
+
+
+def test_a_translator_from_flags_to_scores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, config, out = corpus(tmp_path / "data"), tmp_path / "tiny.toml", tmp_path / "run"
+    config.write_text(TINY)
+    assert run(monkeypatch, "train", str(config), "--data", "multi30k", "--folder", str(folder), "--out", str(out)) == 0
+    capsys.readouterr()
+    results = tmp_path / "results.jsonl"
+    assert run(monkeypatch, "evaluate", str(out), "--beams", "2", "--samples", "2", "--results", str(results)) == 0
+    shown = capsys.readouterr().out
+    assert re.findall("(?:source|target): (.*)", shown) == ["dog 0", "hund 0", "dog 1", "hund 1"]
+    assert len(re.findall("(?m)^ours:   ", shown)) == 2
+    values = dict(re.findall(r"(?m)^test (\w+): (\S+)$", shown))
+    found = {record.metric: record.value for record in read(results)}
+    assert list(values) == list(found) == ["loss", "perplexity", "bleu", "chrf"]
+    assert {name: f"{value:.4g}" for name, value in found.items()} == values
+
+    assert run(monkeypatch, "generate", str(out), "--prompt", "dog 0", "--prompt", "dog 1", "--beams", "2") == 0
+    ours = re.findall("(?m)^ours:   (.*)$", shown)
+    assert capsys.readouterr().out.splitlines() == ours
+    for words, message in (
+        (
+            ["generate", str(out), "--prompt", "dog", "--max-new-tokens", "16"],
+            "max_new_tokens must be in 1..15, got 16",
+        ),
+        (["generate", str(out), "--prompt", "dog", "--max-new-tokens", "0"], "max_new_tokens must be in 1..15, got 0"),
+        (["evaluate", str(out), "--beams", "0"], "beams must be at least 1, got 0"),
+        (["evaluate", str(out), "--batch", "0"], "batch"),
+        (["evaluate", str(out), "--folder", str(tmp_path / "gone")], "is not a folder"),
+    ):
+        assert message in refused(monkeypatch, capsys, *words)
+
+
+def test_options_of_an_attention_are_name_and_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["train", *SMALL, "--variant", "linformer", "--option", "sharing=layerwise", "--option"]
+    assert run(monkeypatch, *words, "k=5", "--out", str(tmp_path / "run")) == 0
+    stored = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert stored["attention_options"] == {"k": 5, "sharing": "layerwise"}
+    for option, message in (
+        ("k", "option must be name=value, got 'k'"),
+        ("k=many", "k must"),
+        ("width=3", "option must be of linformer, got sharing, width: "),
+        ("sharing=all", "sharing must be one of"),
+    ):
+        assert message in refused(monkeypatch, capsys, *words, option, "--out", str(tmp_path / "other"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_resumed_run_keeps_its_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from greenformers.train import run as runs
+
+    folder, out = corpus(tmp_path / "data"), tmp_path / "run"
+    (tmp_path / "tiny.toml").write_text(f'data = "tinyshakespeare"\nfolder = "{folder}"\n{TINY}')
+    words = ["train", str(tmp_path / "tiny.toml"), "--out", str(out), "--resume"]
+    train = runs._train
+
+    def killed(*_, **__):
+        raise SystemExit(9)
+
+    monkeypatch.setattr(runs, "_train", killed)
+    assert run(monkeypatch, *words) == 9
+    monkeypatch.setattr(runs, "_train", train)
+    assert [path.name for path in out.iterdir()] == ["run.json"]
+    line = refused(monkeypatch, capsys, *words, "--batch", "5")
+    assert line == "greenformers: batch of this run is 4, and stays so; got 5"
+    assert "new or empty folder" in refused(monkeypatch, capsys, *words[:-1])
+    assert run(monkeypatch, *words, "--batch", "4") == 0
+    assert (out / "scores.json").exists()
+
+
+def test_an_error_never_shows_the_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    secret = "the patient said"
+    (tmp_path / "train.tsv").write_text(f"sentence\tlabel\nfine\t1\n{secret}\t{secret}\n")
+    words = ["train", "--data", "sst2", "--folder", str(tmp_path), "--out", str(tmp_path / "run")]
+    line = refused(monkeypatch, capsys, *words)
+    assert "train.tsv, line 3" in line
+    assert "patient" not in line
+    (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\n" + secret.encode() + b"\xff\t1\n")
+    line = refused(monkeypatch, capsys, *words)
+    assert "train.tsv: expected UTF-8" in line
+    assert "patient" not in line
