@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import chisquare
-from tiny import TEXT, batches, build, characters
+from tiny import TEXT, batches, build, by_hand, characters
 
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator, ReplacedTokenDetection
