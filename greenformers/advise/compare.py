@@ -65,6 +65,8 @@ class Network:
             intermediate_size=self.feed_forward,
             # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
             initializer_range=self.hidden**-0.5,
+            # Short runs on small data learn too little, not too much.
+            hidden_dropout_prob=0.0,
             **slot,
         )
 

@@ -51,7 +51,7 @@ class Settings:
     residual: str = _option("post", "Layer norm: post or pre.")
     position: str = _option("learned", "Positions: learned, sinusoidal or none.")
     pooling: str = _option("cls", "What stands for a whole sequence: cls or mean.")
-    dropout: float = _option(0.1, "Dropout after the embedding and each block.")
+    dropout: float = _option(0.0, "Dropout after the embedding and each block.")
 
     epochs: int = _option(25, "Passes over the training set.")
     steps: int | None = _option(None, "Optimisation steps, in place of epochs.")
