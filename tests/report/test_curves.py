@@ -24,7 +24,7 @@ def test_a_run_shows_what_it_logged() -> None:
         {"eval_perplexity": [(10, 5.75), (20, 3.5)]},
     ]
     assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == [
-        ("Step", "Loss (nats)"),
+        ("Step", "Loss"),
         ("Step", "Validation perplexity"),
     ]
     legends = [axes.get_legend() for axes in figure.axes]
