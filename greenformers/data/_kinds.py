@@ -7,15 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 SPLITS = ("train", "valid", "test")
 
 T = TypeVar("T", bound=Sized)
 
 
+class _Split(Generic[T]):
+    """What the kinds share: a name and three splits."""
+
+    name: str
+    train: T
+    valid: T
+    test: T
+
+    def split(self, name: str) -> T:
+        """The content of a split: train, valid or test.
+
+        Raises:
+            ValueError: no such split, or an empty one.
+        """
+        if name not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
+        content: T = getattr(self, name)
+        if not len(content):
+            raise ValueError(f"{self.name} has no {name} split in the folder or dataset given")
+        return content
+
+
 @dataclass(frozen=True, eq=False)
-class Text:
+class Text(_Split[str]):
     """Running text, for language modelling.
 
     Attributes:
@@ -30,17 +52,9 @@ class Text:
     valid: str
     test: str
 
-    def split(self, name: str) -> str:
-        """The text of a split: train, valid or test.
-
-        Raises:
-            ValueError: no such split, or an empty one.
-        """
-        return _filled(self.name, name, {"train": self.train, "valid": self.valid, "test": self.test})
-
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class Pairs(_Split[list[tuple[str, str]]]):
     """Sentences and their translations.
 
     Attributes:
@@ -58,14 +72,6 @@ class Pairs:
     train: list[tuple[str, str]]
     valid: list[tuple[str, str]]
     test: list[tuple[str, str]]
-
-    def split(self, name: str) -> list[tuple[str, str]]:
-        """The pairs of a split: train, valid or test.
-
-        Raises:
-            ValueError: no such split, or an empty one.
-        """
-        return _filled(self.name, name, {"train": self.train, "valid": self.valid, "test": self.test})
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +91,7 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class Labelled(_Split[Examples]):
     """Texts to classify, or to score.
 
     Attributes:
@@ -101,19 +107,3 @@ class Labelled:
     train: Examples
     valid: Examples
     test: Examples
-
-    def split(self, name: str) -> Examples:
-        """The examples of a split: train, valid or test.
-
-        Raises:
-            ValueError: no such split, or an empty one.
-        """
-        return _filled(self.name, name, {"train": self.train, "valid": self.valid, "test": self.test})
-
-
-def _filled(data: str, name: str, splits: dict[str, T]) -> T:
-    if name not in splits:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
-    if not len(splits[name]):
-        raise ValueError(f"{data} has no {name} split in the folder or dataset given")
-    return splits[name]

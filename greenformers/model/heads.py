@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
-from greenformers.model.loss import asked_for, narrow, token_loss
+from greenformers.model.loss import Scoring, asked_for, narrow, token_loss
 
 
 class GreenformerForMaskedLM(GreenformerPreTrainedModel):
@@ -86,7 +86,7 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
-class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
+class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixin):
     """Decoder that continues a text; the output embedding is the input embedding."""
 
     base_model_prefix = "decoder"
@@ -100,14 +100,6 @@ class GreenformerForCausalLM(GreenformerPreTrainedModel, GenerationMixin):
         self.narrow = narrow(config)
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The map from vectors to scores of tokens."""
-        return self.score
-
-    def set_output_embeddings(self, new_embeddings: Any) -> None:
-        """Replace the map from vectors to scores of tokens."""
-        self.score = new_embeddings
 
     @can_return_tuple
     def forward(

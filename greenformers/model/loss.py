@@ -9,6 +9,20 @@ IGNORED = -100
 """The label of a position where no token is asked for; transformers' convention."""
 
 
+class Scoring:
+    """A model whose `score` is the output matrix; transformers asks for it under these names."""
+
+    score: nn.Module
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The map from vectors to scores of tokens."""
+        return self.score
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the map from vectors to scores of tokens."""
+        self.score = new_embeddings
+
+
 def asked_for(x: Tensor, labels: Tensor | None, config: GreenformerConfig) -> tuple[Tensor, Tensor | None]:
     """With `sparse_prediction` and labels, only the positions that have a label: (n, d) and (n,).
 

@@ -13,10 +13,10 @@ from transformers.utils.generic import can_return_tuple
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
-from greenformers.model.loss import IGNORED, asked_for, narrow, token_loss
+from greenformers.model.loss import IGNORED, Scoring, asked_for, narrow, token_loss
 
 
-class GreenformerForSeq2SeqLM(GreenformerPreTrainedModel, GenerationMixin):
+class GreenformerForSeq2SeqLM(Scoring, GreenformerPreTrainedModel, GenerationMixin):
     """Encoder and decoder over one vocabulary; both embeddings and the scores share one matrix.
 
     The configuration needs `decoder_layers`, `pad_token_id` and `decoder_start_token_id`.
@@ -37,14 +37,6 @@ class GreenformerForSeq2SeqLM(GreenformerPreTrainedModel, GenerationMixin):
         self.narrow = narrow(config)
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The map from vectors to scores of tokens."""
-        return self.score
-
-    def set_output_embeddings(self, new_embeddings: Any) -> None:
-        """Replace the map from vectors to scores of tokens."""
-        self.score = new_embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
         """Teacher forcing: the labels one place to the right, behind the start token; padding where they are -100."""
