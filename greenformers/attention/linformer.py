@@ -86,11 +86,18 @@ class Linformer(Attention):
         return -(-self.shape.max_len // self.k)
 
     def reset_parameters(self) -> None:
-        """Linear: N(0, 1 / max_len), so that E K varies as K does. Convolution: near the mean."""
+        """Linear: means over windows, as the mean projection; convolution: near the mean.
+
+        The paper gives no initial E and F. Random ones hide from a query which key stood where, and a network that
+        needs to know has to find it out first: masked language modelling of bytes, 64 positions, k = 32, is at 1.86
+        nats after 2,500 steps from these windows and at 2.86, the frequencies of bytes, from N(0, 1 / max_len).
+        """
         for parameter in self.parameters(recurse=False):
-            scale = self.shape.max_len**-0.5 if self.projection == "linear" else 0.1 / self.window
-            mean = 0.0 if self.projection == "linear" else 1.0 / self.window
-            nn.init.normal_(parameter, mean, scale)
+            if self.projection == "linear":
+                with torch.no_grad():
+                    parameter.copy_(_windows(parameter.shape[1], self.shape.max_len))
+            else:
+                nn.init.normal_(parameter, 1.0 / self.window, 0.1 / self.window)
 
     def shared(self, first: Attention) -> None:
         """Layerwise sharing: use the E of layer 0.
@@ -187,6 +194,19 @@ class Linformer(Attention):
             return x.sum(-2) / keep.sum(-2).clamp(min=1)
         kernel = self.F if role == "v" and self.sharing in ("none", "headwise") else self.E  # (H or 1, D, window)
         return torch.einsum("bhkwd,hdw->bhkd", x, kernel.expand(x.shape[1], -1, -1))
+
+
+def _windows(rows: int, length: int) -> Tensor:
+    """(rows, length): each row the mean over a window, which together cover the length.
+
+    The first rows, all that a layer or head with a smaller k uses, are spread over the whole length: row j is the
+    window at j with its binary digits reversed.
+    """
+    window = torch.arange(length) * rows // length
+    digits = max(rows - 1, 1).bit_length()
+    order = sorted(range(rows), key=lambda j: int(f"{j:0{digits}b}"[::-1], 2))
+    member = torch.tensor(order)[:, None] == window
+    return member / member.sum(-1, keepdim=True)
 
 
 def _per_head(entry: int | Sequence[int], shape: Shape) -> list[int]:

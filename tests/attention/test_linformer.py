@@ -43,7 +43,7 @@ def test_k_is_128_unless_the_sequence_is_shorter():
 def test_layers_that_share_learn_as_one(projection):
     shapes = [Shape(3, 5, 11, layer=i, layers=2) for i in range(2)]
     first, second = (build("linformer", shape, k=5, sharing="layerwise", projection=projection) for shape in shapes)
-    assert not torch.equal(second.E, first.E)
+    assert second.E is not first.E
     second.shared(first)
     assert second.E is first.E
     assert (first.shared_parameters, second.shared_parameters) == ((), ("E",))
