@@ -7,10 +7,14 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
+from greenformers import _plugin
+
 __version__ = version("greenformers")
 
 _HOME = {
     "Attention": "greenformers.attention",
+    "Budget": "greenformers.compress.budget",
+    "CompressionReport": "greenformers.compress.result",
     "Shape": "greenformers.attention",
     "build": "greenformers.attention",
     "names": "greenformers.attention",
@@ -22,8 +26,15 @@ _HOME = {
     "GreenformerForSeq2SeqLM": "greenformers.model",
     "GreenformerForSequenceClassification": "greenformers.model",
     "GreenformerForTokenClassification": "greenformers.model",
+    "auto_fact": "greenformers.compress.auto_fact",
+    "compress": "greenformers.compress",
+    "load": "greenformers.compress.load",
+    "merge": "greenformers.compress.merge",
+    "save": "greenformers.compress.save",
     "Record": "greenformers.measure.record",
 }
+
+_plugin.install()
 
 __all__ = sorted([*_HOME, "__version__"])
 
@@ -31,7 +42,8 @@ __all__ = sorted([*_HOME, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'greenformers' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    found = import_module(_HOME[name])
+    return found if found.__name__.endswith(f"{__name__}.{name}") else getattr(found, name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,156 @@
+"""The call of the thesis' own toolkit, `greenformer` 0.2.2, with its meaning of the rank, and a reader of its files."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy as copy_of
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.compress.checkpoint import mark
+from greenformers.compress.solve import solve
+from greenformers.compress.walk import (
+    Convolution,
+    Site,
+    Unit,
+    commit,
+    dense,
+    filled,
+    kind_of,
+    pack,
+    put,
+    sites,
+    unit,
+    units,
+    unpack,
+)
+from greenformers.lowrank.linear import LED
+
+SOLVERS = {"random": "random", "svd": "svd", "nmf": "nmf", "snmf": "semi_nmf"}
+
+
+def auto_fact(
+    module: nn.Module,
+    rank: float,
+    solver: str = "random",
+    num_iter: int = 10,  # noqa: ARG001
+    submodules: Sequence[nn.Module] | None = None,
+    deepcopy: bool = False,
+    fact_led_unit: bool = False,
+) -> nn.Module:
+    """Factorise all linear maps and convolutions of a network to one rank.
+
+    Args:
+        module: a network, or one map.
+        rank: below 1 the share of each map's limit r_max = int(m n / (m + n)), so of its weights; from 1 on the rank
+            itself. Maps whose limit is not above the rank stay dense.
+        solver: "random", "svd", "nmf" or "snmf".
+        num_iter: for compatibility. The SVD here is exact, and the non-negative solvers run until they settle.
+        submodules: only maps in these parts of the network.
+        deepcopy: leave the network as it is and return a changed copy.
+        fact_led_unit: factorise maps again that are low rank already, if that lowers their rank.
+
+    Returns:
+        The network, changed in place unless `deepcopy`; a new unit where it is one map itself.
+
+    Raises:
+        ValueError: a value out of range, or a weight that is not finite.
+    """
+    if solver not in SOLVERS:
+        raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
+    if not rank > 0 or (rank >= 1 and rank != int(rank)):
+        raise ValueError(f"rank must be a share in (0, 1) or a whole number from 1 on, got {rank}")
+    if submodules is not None and not submodules:
+        raise ValueError("submodules must name at least one module, or be None for all")
+    root = nn.ModuleDict({"it": module})
+    paths = None if submodules is None else _paths(root, submodules)
+    if deepcopy:
+        root = copy_of(root)
+    unpacked = unpack(root)
+    if fact_led_unit:
+        _again(root, rank, solver)
+    found = [
+        (site, chosen)
+        for site in sites(root, lambda path, part: kind_of(part) in ("linear", "conv") and _within(path, paths))
+        if (chosen := _rank(site, rank))
+    ]
+    made: dict[str, Unit] = {}
+    for site, chosen in found:
+        part = solve(site, chosen, SOLVERS[solver])
+        made |= filled(root, site, part.decoder[..., :chosen], part.encoder[:, :chosen])
+    commit(root, made)
+    pack(root, unpacked)
+    mark(root["it"])
+    return root["it"]
+
+
+def _paths(root: nn.Module, submodules: Sequence[nn.Module]) -> list[str]:
+    wanted = {id(part) for part in submodules}
+    found = [path for path, part in root.named_modules(remove_duplicate=False) if id(part) in wanted]
+    if not found:
+        raise ValueError("none of the submodules is a part of the network")
+    return found
+
+
+def _within(path: str, parts: Sequence[str] | None) -> bool:
+    return parts is None or any(path == part or path.startswith(f"{part}.") for part in parts)
+
+
+def _rank(site: Site, rank: float) -> int | None:
+    limit = site.m * site.n // (site.m + site.n)
+    chosen = int(limit * rank) if rank < 1 else int(rank)
+    return chosen if 0 < chosen < limit else None
+
+
+def _again(root: nn.Module, rank: float, solver: str) -> None:
+    for path, made in list(units(root)):
+        full = nn.ModuleDict({"it": dense(made)})
+        site = sites(full, lambda *_: True)[0]
+        chosen = _rank(site, rank)
+        if chosen and chosen < made.rank and isinstance(made, LED):
+            part = solve(site, chosen, SOLVERS[solver])
+            put(root, path, filled(full, site, part.decoder, part.encoder)["it"])
+
+
+def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a dense network the factorised form and the weights of a `greenformer` 0.2.2 state dict, in place.
+
+    Args:
+        model: the network as it was before `greenformer` changed it.
+        state: with keys `*.led_unit.{0,1}.weight`, `*.led_unit.1.bias`, and `ced_unit` for convolutions; read it from
+            safetensors, or with `torch.load(..., weights_only=True)`.
+
+    Raises:
+        ValueError: the state has no factorised map, or does not fit the network.
+    """
+    first = [key for key in state if key.endswith(("led_unit.0.weight", "ced_unit.0.weight"))]
+    if not first:
+        raise ValueError("the state has no led_unit or ced_unit: it is not of a network factorised by greenformer")
+    target = nn.ModuleDict({"it": copy_of(model)})
+    found = {f"it.{key}": value for key, value in state.items()}
+    for key in first:
+        path = f"it.{key}".rsplit(".led_unit", 1)[0].rsplit(".ced_unit", 1)[0]
+        stem = f"it.{key}".removesuffix(".0.weight")
+        try:
+            module = target.get_submodule(path)
+        except AttributeError as error:
+            raise ValueError(f"the network has no {path.removeprefix('it.')!r}") from error
+        groups: Any = module.groups if isinstance(module, get_args(Convolution)) else 1
+        try:
+            made = unit(module, len(found[f"{stem}.0.weight"]) // groups)
+        except TypeError as error:
+            raise ValueError(f"{path.removeprefix('it.')}: {error}") from error
+        put(target, path, made)
+        found[f"{path}.encoder"] = found.pop(f"{stem}.0.weight")
+        found[f"{path}.decoder"] = found.pop(f"{stem}.1.weight").reshape(made.decoder.shape)
+        if f"{stem}.1.bias" in found:
+            found[f"{path}.bias"] = found.pop(f"{stem}.1.bias")
+    try:
+        target.load_state_dict(found)
+    except RuntimeError as error:
+        raise ValueError(f"the state does not fit the network: {' '.join(str(error).split())}") from error
+    with torch.no_grad():
+        for path, made in units(target):
+            put(model, path.removeprefix("it."), made)
+        model.load_state_dict(target["it"].state_dict())
+    mark(model)

@@ -1,0 +1,123 @@
+"""How much of a network is kept, and how ranks follow from it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from greenformers.compress.walk import Site
+from greenformers.lowrank.rank import Point, kept_energy, largest, rounded, spend, stable_rank
+
+HOW = ("hull", "uniform", "rank", "energy", "stable")
+OF = ("parameters", "flops", "latency")
+
+Cost = Callable[[Site, int | None], float]
+"""Of a site at a rank, or dense (None), in the units of the budget."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is kept of the selected maps.
+
+    Attributes:
+        amount: see `how`.
+        how: "hull": `amount` is the share of the cost of all maps together, spent where it saves most error. "uniform":
+            of each map by itself the share of its weights. "rank": one rank for all. "energy": the smallest rank that
+            keeps this share of the squared singular values. "stable": `amount` times the stable rank |W|^2 / s_1^2.
+        of: the cost that "hull" spends: parameters, flops or latency, the latter measured.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    amount: float
+    how: str = "hull"
+    of: str = "parameters"
+
+    def __post_init__(self) -> None:
+        if self.how not in HOW:
+            raise ValueError(f"a budget is one of {', '.join(HOW)}; got {self.how!r}")
+        if self.of not in OF:
+            raise ValueError(f"a budget is spent of {', '.join(OF)}; got {self.of!r}")
+        if self.how == "rank" and not (self.amount >= 1 and self.amount == int(self.amount)):
+            raise ValueError(f"a rank must be a whole number from 1 on, got {self.amount}")
+        if self.how == "stable" and not self.amount > 0:
+            raise ValueError(f"the multiple of the stable rank must be positive, got {self.amount}")
+        if self.how in ("hull", "uniform", "energy") and not 0 < self.amount <= 1:
+            raise ValueError(f"the share to keep must be in (0, 1], got {self.amount}")
+
+    @property
+    def needs_spectrum(self) -> bool:
+        """True where ranks follow from singular values."""
+        return self.how in ("hull", "energy", "stable")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A site and its spectrum.
+
+    Attributes:
+        site: the map.
+        energies: squared singular values, falling; of a grouped convolution those of the groups, added up.
+        exact: error that no rank avoids, squared.
+    """
+
+    site: Site
+    energies: Tensor | None
+
+
+def candidates(site: Site, multiple: int) -> list[int]:
+    """The ranks a site may get: multiples that make it smaller, or the largest that does, where all are too large."""
+    limit = largest(site.m, site.n)
+    return list(range(multiple, limit + 1, multiple)) or ([limit] if limit else [])
+
+
+def ranks(layers: Sequence[Layer], budget: Budget, cost: Cost, multiple: int) -> list[int | None]:
+    """The rank of each layer, None for one that stays dense.
+
+    Args:
+        layers: of all sites, with spectra where the budget needs them.
+        budget: what to keep.
+        cost: of a site at a rank.
+        multiple: ranks are multiples of this.
+
+    Raises:
+        ValueError: the budget cannot be met.
+    """
+    if budget.how == "hull":
+        return _spent(layers, budget.amount, cost, multiple)
+    found = []
+    for layer in layers:
+        limit = largest(layer.site.m, layer.site.n)
+        wanted = _wanted(layer, budget)
+        found.append(None if wanted > limit else rounded(wanted, multiple, limit))
+    return found
+
+
+def _wanted(layer: Layer, budget: Budget) -> float:
+    site = layer.site
+    if budget.how == "rank":
+        return budget.amount
+    if budget.how == "uniform":
+        if budget.amount == 1:
+            return float("inf")
+        return budget.amount * site.m * site.n / (site.m + site.n)
+    assert layer.energies is not None
+    if budget.how == "energy":
+        return kept_energy(layer.energies, budget.amount)
+    return budget.amount * stable_rank(layer.energies)
+
+
+def _spent(layers: Sequence[Layer], share: float, cost: Cost, multiple: int) -> list[int | None]:
+    points = []
+    for layer in layers:
+        assert layer.energies is not None
+        dropped = layer.energies.sum() - layer.energies.cumsum(0)
+        offered = [
+            Point(rank, cost(layer.site, rank), max(dropped[rank - 1].item(), 0.0))
+            for rank in candidates(layer.site, multiple)
+            if rank <= len(dropped)
+        ]
+        points.append([*offered, Point(None, cost(layer.site, None), 0.0)])
+    everything = sum(row[-1].cost for row in points)
+    return [point.rank for point in spend(points, share * everything)]

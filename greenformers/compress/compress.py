@@ -1,0 +1,229 @@
+"""The verb: factorise the maps of a trained network within a budget. The network itself is changed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import torch
+from torch import nn
+
+from greenformers.compress.budget import Budget, Cost, Layer, ranks
+from greenformers.compress.calibrate import Batch, Loss, Trace, covariances, trace
+from greenformers.compress.checkpoint import mark
+from greenformers.compress.loss import default
+from greenformers.compress.result import CompressionReport, LayerReport
+from greenformers.compress.sequential import sequential
+from greenformers.compress.solve import Solved, solve
+from greenformers.compress.speed import Latency, measure
+from greenformers.compress.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
+from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
+from greenformers.lowrank.rank import MULTIPLE, largest
+from greenformers.measure.parameters import parameters
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of it that is."""
+
+
+def compress(
+    model: nn.Module,
+    budget: float | Budget = 0.5,
+    *,
+    solver: str = "svd",
+    select: Select = None,
+    calibration: Iterable[Batch] | None = None,
+    loss: Loss | None = None,
+    example: Batch | None = None,
+    multiple: int | None = None,
+    only_if_faster: bool = False,
+    memory: float = 2**30,
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> CompressionReport:
+    """Put low-rank units in the place of a trained network's maps. Nothing is changed if this raises.
+
+    Args:
+        model: any network; of `transformers`, its configuration then says how to reload it.
+        budget: a share of the weights of the selected maps, or a `Budget`.
+        solver: "svd" and "randomized" look at weights alone; "activation", "sequential" and "loss" at what the maps
+            see on the calibration data, the last also at its gradients; "nmf", "semi_nmf" and "random".
+        select: which maps, see `greenformers.compress.walk.sites`; by default the linear ones.
+        calibration: batches: mappings of keyword arguments, sequences of positional ones, or tensors.
+        loss: for "loss", a function of model and batch; by default the model's own, or how far its outputs move.
+        example: a batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
+        multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU.
+        only_if_faster: leave dense what is not faster on the example, as measured.
+        memory: bytes of calibration statistics held at once, see `greenformers.compress.calibrate.covariances`.
+        seed: of solvers that draw, and of the probes of "loss".
+        progress: called as work goes on.
+
+    Raises:
+        ValueError: a value out of range; a selection, weights or data that do not serve.
+    """
+    if solver not in SOLVERS:
+        raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
+    budget = _budget(budget, solver)
+    batches = None if calibration is None else list(calibration)
+    if solver in CALIBRATED and not batches:
+        raise ValueError(f"solver {solver!r} needs calibration data, at least one batch")
+    example = batches[0] if example is None and batches else example
+    before = parameters(model)
+    unpacked = unpack(model)
+    try:
+        found = sites(model, select)
+        traced = None
+        if example is not None:
+            traced = trace(model, found, example)
+        elif budget.of != "parameters" or only_if_faster:
+            raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
+        multiple = multiple or MULTIPLE.get(found[0].matrices().device.type, 8)
+        cost = _cost(budget, traced, multiple)
+        highest = _highest(found, budget)
+        solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, progress)
+        chosen = _ranks(found, solved, budget, cost, multiple)
+        if only_if_faster and traced is not None:
+            chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
+        solved = _final(model, found, traced, solved, chosen, solver, batches, seed, progress)
+        units: dict[str, Unit] = {}
+        for path, rank in chosen.items():
+            part = solved[path]
+            units |= filled(model, part.site, part.decoder[..., :rank], part.encoder[:, :rank], part.shift(rank))
+    except BaseException:
+        pack(model, unpacked)
+        raise
+    commit(model, units)
+    pack(model, unpacked)
+    mark(model)
+    layers = [_report(site, solved.get(site.path), chosen.get(site.path)) for site in found]
+    return CompressionReport(solver, asdict(budget), layers, before, parameters(model))
+
+
+def _budget(budget: float | Budget, solver: str) -> Budget:
+    if not isinstance(budget, Budget):
+        return Budget(budget, "hull" if solver in SPECTRAL else "uniform")
+    if budget.needs_spectrum and solver not in SPECTRAL:
+        raise ValueError(
+            f"solver {solver!r} has no spectrum for a budget {budget.how!r}; uniform shares or one rank do without"
+        )
+    return budget
+
+
+def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:
+    if budget.of == "parameters" or traced is None:
+        return lambda site, rank: site.parameters(rank)
+    if budget.of == "flops":
+        positions = traced.positions
+
+        def flops(site: Site, rank: int | None) -> float:
+            if site.kind == "embedding":  # looking up is free, the second factor is not
+                return 0 if rank is None else 2 * positions[site.path] * rank * site.n
+            return 2 * positions[site.path] * site.parameters(rank)
+
+        return flops
+    return Latency(dict(traced.shapes), multiple)
+
+
+def _highest(found: Sequence[Site], budget: Budget) -> dict[str, int]:
+    """The highest rank each site could get; sites that no rank makes smaller are left out."""
+    highest = {site.path: largest(site.m, site.n) for site in found}
+    if budget.how == "rank":
+        highest = {path: int(budget.amount) for path, limit in highest.items() if budget.amount <= limit}
+    return {path: limit for path, limit in highest.items() if limit}
+
+
+def _solve(
+    model: nn.Module,
+    found: Sequence[Site],
+    traced: Trace | None,
+    highest: Mapping[str, int],
+    solver: str,
+    batches: list[Batch] | None,
+    loss: Loss | None,
+    memory: float,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Solved]:
+    """Factors of each site at its highest rank; of solvers without a spectrum none yet, as the rank matters."""
+    if solver not in SPECTRAL:
+        return {}
+    if solver not in CALIBRATED:
+        solved = {}
+        for index, site in enumerate(found):
+            if site.path in highest:
+                solved[site.path] = solve(site, highest[site.path], solver, seed=seed)
+            progress("factorising", (index + 1) / len(found))
+        return solved
+    assert batches
+    assert traced is not None
+    if solver == "loss":
+        loss = loss or default(model, batches[0], seed)
+    statistics = covariances(
+        model, traced, batches, loss=loss if solver == "loss" else None, memory=memory,
+        progress=lambda share: progress("calibrating", share),
+    )  # fmt: skip
+    solved = {}
+    for site, seen in statistics:
+        if site.path in highest:
+            # Ranks of `sequential` are chosen by the dense inputs; its factors come later, map by map.
+            how = "activation" if solver == "sequential" else solver
+            solved[site.path] = solve(site, highest[site.path], how, seen)
+    return solved
+
+
+def _ranks(
+    found: Sequence[Site], solved: Mapping[str, Solved], budget: Budget, cost: Cost, multiple: int
+) -> dict[str, int]:
+    layers = []
+    for site in found:
+        part = solved.get(site.path)
+        energies = torch.zeros(1) if part is None or part.energies is None else part.energies
+        import os
+
+        if os.environ.get("REL") and part is not None:
+            energies = energies / part.total
+        layers.append(Layer(site, energies))
+    chosen = zip(found, ranks(layers, budget, cost, multiple), strict=True)
+    return {site.path: rank for site, rank in chosen if rank is not None}
+
+
+def _final(
+    model: nn.Module,
+    found: Sequence[Site],
+    traced: Trace | None,
+    solved: dict[str, Solved],
+    chosen: Mapping[str, int],
+    solver: str,
+    batches: list[Batch] | None,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Solved]:
+    """The factors at the chosen ranks, for solvers that could not have them before."""
+    if solver == "sequential":
+        assert batches
+        assert traced is not None
+        return sequential(model, traced, chosen, batches, lambda share: progress("factorising", share))
+    if solver not in SPECTRAL:
+        solved = {}
+        for index, (path, rank) in enumerate(chosen.items()):
+            solved[path] = solve(_site(found, path), rank, solver, seed=seed + index)
+            progress("factorising", (index + 1) / len(chosen))
+    return solved
+
+
+def _site(found: Iterable[Site], path: str) -> Site:
+    return next(site for site in found if site.path == path)
+
+
+def _faster(site: Site, rank: int, traced: Trace) -> bool:
+    times = measure(site, [rank], traced.shapes[site.path])
+    return times[rank] < times[None]
+
+
+def _report(site: Site, part: Solved | None, rank: int | None) -> LayerReport:
+    predicted: float | None = 0.0
+    achieved = 0.0
+    if rank is not None:
+        assert part is not None
+        predicted, achieved = part.predicted(rank), part.achieved(rank)
+    return LayerReport(
+        site.path, site.paths[1:], (site.groups, site.m, site.n), rank, site.dense, site.parameters(rank), predicted,
+        achieved,
+    )  # fmt: skip

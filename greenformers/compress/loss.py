@@ -1,0 +1,93 @@
+"""The loss whose curvature the solver `loss` keeps, where the user gives none.
+
+A language model has its own. For any other network it is how far the outputs move: with random probes v,
+d = gradient of <v, output> gives E[d d^T] = the Gauss-Newton matrix of the squared change of the output.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.compress.calibrate import Batch, Loss, call
+
+
+def own(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss that the model computes for the labels of the batch, or for its own next tokens.
+
+    Raises:
+        ValueError: the model gives no loss on this batch.
+    """
+    if isinstance(batch, Mapping) and "labels" not in batch and generates(model):
+        labels = batch["input_ids"]
+        if "attention_mask" in batch:
+            labels = labels.masked_fill(~batch["attention_mask"].bool(), -100)
+        batch = {**batch, "labels": labels}
+    loss = getattr(call(model, batch), "loss", None)
+    if loss is None:
+        raise ValueError(f"{type(model).__name__} gives no loss on this batch: add labels, or pass a loss")
+    # Means are over the tokens of a batch: times their number, so that long batches count as long.
+    labels = batch["labels"] if isinstance(batch, Mapping) else None
+    return loss if labels is None else loss * (labels != -100).sum()
+
+
+def generates(model: nn.Module) -> bool:
+    """True for a causal language model: its labels are its inputs."""
+    config = getattr(model, "config", None)
+    return (
+        config is not None
+        and not getattr(config, "is_encoder_decoder", False)
+        and callable(getattr(model, "can_generate", None))
+        and bool(model.can_generate())  # type: ignore[operator]
+    )
+
+
+class Movement:
+    """<v, output> for a probe v drawn anew for each batch, v ~ N(0, I).
+
+    The output is, of a sequence classifier, the logits; of an encoder, the mean over the positions that are no
+    padding, brought to unit length as sentence embeddings are; else the first tensor.
+
+    Args:
+        seed: of the probes.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The projection of the output on the next probe."""
+        out = output(call(model, batch), batch)
+        v = torch.randn(out.shape, generator=self.generator).to(out)
+        return (v * out).sum()
+
+
+def output(found: object, batch: Batch) -> Tensor:
+    """What the network is used for, of all that it returns."""
+    if isinstance(found, Tensor):
+        return found
+    logits = getattr(found, "logits", None)
+    if logits is not None:
+        return logits
+    hidden = getattr(found, "last_hidden_state", None)
+    if hidden is not None:
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        return torch.nn.functional.normalize(pooled(hidden, mask), dim=-1) if hidden.dim() == 3 else hidden
+    first = found[0] if isinstance(found, (tuple, list)) else next(iter(vars(found).values()))
+    if not isinstance(first, Tensor):
+        raise ValueError(f"a {type(found).__name__} starts with no tensor: pass a loss")
+    return first
+
+
+def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over positions (B, N, d) -> (B, d) that are no padding."""
+    if mask is None:
+        return hidden.mean(1)
+    weight = mask.to(hidden.dtype)[..., None]
+    return (hidden * weight).sum(1) / weight.sum(1).clamp_min(1)
+
+
+def default(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
+    """`own` where the model gives a loss on this batch, else `Movement`."""
+    labelled = isinstance(batch, Mapping) and "labels" in batch
+    return own if labelled or generates(model) else Movement(seed)

@@ -1,0 +1,100 @@
+"""Write a compressed network to a folder: weights in safetensors, and a card that says how to load it."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from greenformers.compress.checkpoint import ranks_of, ties_of
+from greenformers.compress.result import CompressionReport
+
+STRUCTURE = "greenformers.json"
+"""What `config.json` says for a `transformers` model, of any other network."""
+
+
+def save(model: nn.Module, folder: str | Path, report: CompressionReport | None = None, card: str = "") -> Path:
+    """Write a compressed network; `greenformers.load` reads it.
+
+    A folder that exists is replaced once all is written: a crash leaves the old one, or the new one.
+
+    Args:
+        model: with low-rank units.
+        folder: for the files.
+        report: of `compress`; its table goes on the card, and all of it into `compression.json`.
+        card: more Markdown for the card.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: the network has no low-rank unit.
+        OSError: the folder cannot be written, or holds something that is no saved network.
+    """
+    ranks = ranks_of(model)
+    if not ranks:
+        raise ValueError("the network has no low-rank map: compress it first")
+    folder = Path(folder)
+    check_target(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        if isinstance(model, PreTrainedModel):
+            model.save_pretrained(made)
+        else:
+            save_model(model, str(made / "model.safetensors"))
+            (made / STRUCTURE).write_text(json.dumps({"ranks": ranks, "ties": ties_of(model)}, indent=1) + "\n")
+        if report is not None:
+            (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+        (made / "README.md").write_text(_card(model, report, card))
+        made.chmod(0o755)
+        replace(made, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return folder
+
+
+def check_target(folder: Path) -> None:
+    """See that a folder is free, or holds a network saved before.
+
+    Raises:
+        FileExistsError: it is a file, or holds something else.
+    """
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "README.md").exists())):
+        raise FileExistsError(f"{folder} exists and holds no saved network: name another folder")
+
+
+def replace(made: Path, folder: Path) -> None:
+    """Put a finished folder in the place of another."""
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        folder.rename(old / "old")
+        made.rename(folder)
+        shutil.rmtree(old)
+    else:
+        made.rename(folder)
+
+
+def _card(model: nn.Module, report: CompressionReport | None, card: str) -> str:
+    name = type(model).__name__
+    loading = (
+        f"import greenformers\nfrom transformers import {name}\n\n"
+        f'model = {name}.from_pretrained("this folder")  # after `import greenformers`, which registers the plug-in\n'
+        'model = greenformers.load("this folder")  # or this, which does not return a network with missing weights'
+        if isinstance(model, PreTrainedModel)
+        else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
+    )
+    parts = [
+        "---\nlibrary_name: greenformers\ntags: [greenformers, low-rank]\n---",
+        f"# {name}, low rank",
+        "Some linear maps of this network are products of two smaller ones. `greenformers` must be installed to load "
+        "it: **without it `transformers` warns and draws these weights at random.**",
+        f"```python\n{loading}\n```",
+        card,
+        "" if report is None else f"## What was done\n\n{report.markdown()}",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"

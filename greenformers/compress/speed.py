@@ -1,0 +1,70 @@
+"""What a map costs at a rank: multiply-adds, or seconds as measured on this machine."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.compress.walk import Site, unit
+from greenformers.measure.latency import interleaved
+
+MEASURED = 8  # ranks of a map that are timed; between them time is linear, to within what such a budget can resolve
+
+
+class Latency:
+    """Seconds that maps take on the inputs of an example; each shape is measured once.
+
+    Args:
+        shapes: of the inputs of each site, one a call, by path.
+        multiple: ranks are multiples of this.
+    """
+
+    def __init__(self, shapes: dict[str, Sequence[torch.Size]], multiple: int) -> None:
+        self.shapes, self.multiple = shapes, multiple
+        self.known: dict[object, dict[int | None, float]] = {}
+
+    def __call__(self, site: Site, rank: int | None) -> float:
+        """Seconds of a site at a rank, or dense; between measured ranks interpolated."""
+        from greenformers.compress.budget import candidates
+
+        key = (repr(site.module), site.matrices().dtype, tuple(self.shapes[site.path]))
+        if key not in self.known:
+            ranks = candidates(site, self.multiple)
+            step = max(1, -(-len(ranks) // MEASURED))
+            self.known[key] = measure(site, sorted({*ranks[::step], *ranks[-1:]}), self.shapes[site.path])
+        times = self.known[key]
+        return times[rank] if rank in times else _between(times, rank)
+
+
+def _between(times: dict[int | None, float], rank: int | None) -> float:
+    ranks = sorted(known for known in times if known is not None)
+    assert rank is not None
+    below = max(known for known in ranks if known < rank)
+    above = min(known for known in ranks if known > rank)
+    share = (rank - below) / (above - below)
+    return times[below] * (1 - share) + times[above] * share
+
+
+def measure(site: Site, ranks: Sequence[int], shapes: Sequence[torch.Size]) -> dict[int | None, float]:
+    """Seconds on inputs of these shapes, dense (None) and at each rank; medians, interleaved."""
+    modules: dict[int | None, nn.Module] = {None: site.module} | {rank: _drawn(site, rank) for rank in ranks}
+    weight = site.module.weight
+    assert isinstance(weight, Tensor)
+    inputs = [_input(site, shape, weight) for shape in shapes]
+    calls = {str(rank): lambda made=module: [made(x) for x in inputs] for rank, module in modules.items()}
+    with torch.inference_mode():
+        timings = interleaved(calls, repeats=7, warmup=2, min_time=0.1, device=weight.device)
+    return {rank: timings[str(rank)].median for rank in modules}
+
+
+def _drawn(site: Site, rank: int) -> nn.Module:
+    made = unit(site.module, rank)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.02)  # what memory happens to hold may be slow to multiply: subnormal numbers
+    return made
+
+
+def _input(site: Site, shape: torch.Size, weight: Tensor) -> Tensor:
+    if site.kind == "embedding":
+        return torch.zeros(shape, dtype=torch.long, device=weight.device)
+    return torch.randn(shape, device=weight.device).to(weight.dtype)

@@ -1,0 +1,285 @@
+"""The maps of a network that have a low-rank form: found, seen as matrices, replaced.
+
+| kind | module | matrix (m x n) | in its place |
+|---|---|---|---|
+| linear | nn.Linear; Conv1D of transformers, transposed | out x in | LED |
+| conv | nn.Conv1d, 2d, 3d; one matrix a group | out / g x in / g times kernel | LowRankConv |
+| embedding | nn.Embedding | entries x width | LowRankEmbedding |
+
+The packed projections of an nn.MultiheadAttention are unpacked first (`unpack`) and are linear maps from then on.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from greenformers.lowrank.convolution import LowRankConv
+from greenformers.lowrank.embedding import LowRankEmbedding
+from greenformers.lowrank.linear import LED
+from greenformers.lowrank.multihead import LowRankMultihead, refuse_fast_path
+
+Unit = LED | LowRankConv | LowRankEmbedding
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Select = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+
+KINDS = ("linear", "conv", "embedding")
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """The kind of a dense map that has a low-rank form, by its exact class: subclasses may compute something else."""
+    if type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, Conv1D):
+        return "linear"
+    if type(module) in get_args(Convolution):
+        return "conv"
+    if type(module) is nn.Embedding and module.max_norm is None:
+        return "embedding"
+    return None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A dense map, or several that share one weight.
+
+    Attributes:
+        paths: where it stands in the network; the first gives it its name.
+        module: at the first path.
+        kind: one of `KINDS`.
+        groups: of a convolution; else 1.
+        m, n: of the matrix, of each group.
+    """
+
+    paths: tuple[str, ...]
+    module: nn.Module
+    kind: str
+    groups: int
+    m: int
+    n: int
+
+    @property
+    def path(self) -> str:
+        """The name of the site."""
+        return self.paths[0]
+
+    @property
+    def dense(self) -> int:
+        """Weights of the dense map."""
+        return self.groups * self.m * self.n
+
+    def parameters(self, rank: int | None) -> int:
+        """Weights at a rank, without the bias; of the dense map for None."""
+        return self.dense if rank is None else self.groups * rank * (self.m + self.n)
+
+    def matrices(self) -> Tensor:
+        """The weight as matrices (groups, m, n)."""
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        if isinstance(self.module, Conv1D):
+            weight = weight.mT
+        return weight.detach().reshape(self.groups, self.m, self.n)
+
+
+def sites(model: nn.Module, select: Select = None) -> list[Site]:
+    """The maps that are to be factorised.
+
+    Args:
+        model: any network.
+        select: None for all linear maps but those whose weight an embedding shares; a kind; a pattern such as
+            "*.layer.[0-3].*.query", or several, of kinds or patterns; or a function of path and module. A map that
+            shares its weight with one selected comes with it.
+
+    Raises:
+        ValueError: nothing is selected, or a pattern selects nothing.
+    """
+    found: dict[int, list[tuple[str, nn.Module]]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path and kind_of(module):
+            weight = module.weight
+            if isinstance(weight, Tensor) and weight.is_floating_point():
+                found.setdefault(id(weight), []).append((path, module))
+    holders = Counter(
+        id(parameter)
+        for module in {id(module): module for module in model.modules()}.values()
+        for parameter in module.parameters(recurse=False)
+    )
+    groups = [group for weight, group in found.items() if _choosable(group, holders[weight])]
+    chosen = _chosen(groups, select)
+    return [_site(group) for group in chosen]
+
+
+def _choosable(group: list[tuple[str, nn.Module]], holders: int) -> bool:
+    # Not if something of another class holds the weight too: it would be left with a copy. And an embedding and the
+    # linear map tied to it share both factors, but a tied Conv1D would need them transposed.
+    modules = {id(module): module for _, module in group}.values()
+    return len(modules) == holders and len({type(module) is Conv1D for module in modules}) == 1
+
+
+def _chosen(groups: list[list[tuple[str, nn.Module]]], select: Select) -> list[list[tuple[str, nn.Module]]]:
+    if callable(select):
+        chosen = [group for group in groups if any(select(path, module) for path, module in group)]
+    elif select is None:
+        chosen = [group for group in groups if all(kind_of(module) == "linear" for _, module in group)]
+    else:
+        patterns = [select] if isinstance(select, str) else list(select)
+        for pattern in patterns:
+            if not any(_fits(pattern, *member) for group in groups for member in group):
+                raise ValueError(
+                    f"the selection {pattern!r} matches none of the {len(groups)} maps; "
+                    f"kinds are {', '.join(KINDS)}, paths are such as {_examples(groups)}"
+                )
+        chosen = [group for group in groups if any(_fits(p, *member) for member in group for p in patterns)]
+    if not chosen:
+        raise ValueError(f"nothing is selected: of the network's {len(groups)} maps none fits")
+    return chosen
+
+
+def _fits(pattern: str, path: str, module: nn.Module) -> bool:
+    return kind_of(module) == pattern if pattern in KINDS else fnmatchcase(path, pattern)
+
+
+def _examples(groups: list[list[tuple[str, nn.Module]]]) -> str:
+    return ", ".join(repr(group[0][0]) for group in groups[:2]) or "(none)"
+
+
+def _site(group: list[tuple[str, nn.Module]]) -> Site:
+    module = group[0][1]
+    kind = kind_of(module)
+    assert kind is not None
+    paths = tuple(path for path, _ in group)
+    weight: Any = module.weight
+    if isinstance(module, get_args(Convolution)):
+        convolution: Any = module
+        g = convolution.groups
+        return Site(paths, module, kind, g, len(weight) // g, weight[0].numel())
+    m, n = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
+    return Site(paths, module, kind, 1, m, n)
+
+
+def unpack(model: nn.Module) -> list[str]:
+    """Unpack every nn.MultiheadAttention, so that its projections are linear maps. The paths of those unpacked."""
+    found = [path for path, module in model.named_modules() if path and type(module) is nn.MultiheadAttention]
+    for path in found:
+        attention = model.get_submodule(path)
+        assert isinstance(attention, nn.MultiheadAttention)
+        put(model, path, LowRankMultihead.like(attention))
+    return found
+
+
+def pack(model: nn.Module, paths: Iterable[str]) -> None:
+    """Pack again those attentions that have stayed dense."""
+    for path in paths:
+        attention = model.get_submodule(path)
+        if isinstance(attention, LowRankMultihead) and not any(isinstance(part, LED) for part in attention.modules()):
+            put(model, path, attention.to_dense())
+
+
+def unit(module: nn.Module, rank: int) -> Unit:
+    """An empty low-rank unit for a dense map, on its device and of its dtype.
+
+    Raises:
+        TypeError: the map has no low-rank form.
+        ValueError: rank out of range.
+    """
+    kind = kind_of(module)
+    if isinstance(module, get_args(Convolution)):
+        return LowRankConv.like(module, rank)
+    if kind == "embedding":
+        return LowRankEmbedding.like(module, rank)  # type: ignore[arg-type]
+    if kind != "linear":
+        raise TypeError(f"a {type(module).__name__} has no low-rank form; linear maps, convolutions and embeddings do")
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    m, n = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
+    with torch.device(weight.device):
+        return LED(n, m, rank, bias=module.bias is not None).to(weight.dtype)
+
+
+def filled(
+    model: nn.Module, site: Site, decoder: Tensor, encoder: Tensor, shift: Tensor | None = None
+) -> dict[str, Unit]:
+    """The units that stand for a site, by path, from the factors of its matrices: (g, m, r) and (g, r, n).
+
+    Maps that share the weight share the factors. Weights that were frozen stay so. Biases are the dense ones, or new
+    ones raised by `shift`, until `commit`.
+    """
+    made: dict[int, Unit] = {}
+    found: dict[str, Unit] = {}
+    for path in site.paths:
+        module = model.get_submodule(path)
+        if id(module) not in made:
+            made[id(module)] = _filled(module, decoder, encoder, shift, next(iter(made.values()), None))
+        found[path] = made[id(module)]
+    return found
+
+
+def _filled(module: nn.Module, decoder: Tensor, encoder: Tensor, shift: Tensor | None, first: Unit | None) -> Unit:
+    made = unit(module, decoder.shape[-1])
+    if first is not None:
+        made.decoder, made.encoder = first.decoder, first.encoder
+    else:
+        with torch.no_grad():
+            made.decoder.copy_(decoder.reshape(made.decoder.shape))
+            made.encoder.copy_(encoder.reshape(made.encoder.shape))
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                # The row of padding is zero as a rule; so is its factor then, exactly.
+                made.decoder[module.padding_idx] *= module.weight[module.padding_idx].any()
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        made.decoder.requires_grad_(trained)
+        made.encoder.requires_grad_(trained)
+    bias = getattr(module, "bias", None)
+    if isinstance(made, LED | LowRankConv) and isinstance(bias, nn.Parameter):
+        made.bias = bias if shift is None else nn.Parameter((bias + shift).to(bias.dtype), bias.requires_grad)
+    made.train(module.training)
+    return made
+
+
+def commit(model: nn.Module, found: Mapping[str, Unit]) -> None:
+    """Put units in the place of dense maps, for good: raised biases go into the parameters that were there.
+
+    So a bias that something else holds too stays shared.
+    """
+    for path, made in found.items():
+        before = getattr(model.get_submodule(path), "bias", None)
+        if isinstance(made, LED | LowRankConv) and isinstance(before, nn.Parameter) and made.bias is not before:
+            assert made.bias is not None
+            with torch.no_grad():
+                before.copy_(made.bias)
+            made.bias = before
+        put(model, path, made)
+
+
+def dense(made: Unit) -> nn.Module:
+    """The dense map that a unit stands for."""
+    if not isinstance(made, LED):
+        return made.to_dense()
+    with torch.device(made.decoder.device):
+        full = nn.Linear(made.in_features, made.out_features, made.bias is not None).to(made.decoder.dtype)
+    with torch.no_grad():
+        full.weight.copy_(made.weight)
+    if made.bias is not None:
+        full.bias = made.bias
+    return full.train(made.training)
+
+
+def units(model: nn.Module) -> Iterator[tuple[str, Unit]]:
+    """The low-rank units of a network, by path; one that stands at several paths, at each."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, get_args(Unit)):
+            yield path, module
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Place a module at a path, with its parent's training mode."""
+    parent = model.get_submodule(path.rpartition(".")[0])
+    setattr(parent, path.rpartition(".")[2], module)
+    if isinstance(module, LED):
+        for end in [0, *(i for i, letter in enumerate(path) if letter == ".")]:
+            around = model.get_submodule(path[:end])
+            if isinstance(around, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+                refuse_fast_path(around)
+                return
