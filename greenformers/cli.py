@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from greenformers.compress.budget import Budget
+
 app = typer.Typer(
     name="greenformers",
     help="A transformer goes in; a measured, greener transformer comes out.",
@@ -184,6 +186,117 @@ train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     + _as_flags()
 )
 app.command()(train)
+
+
+@app.command()
+def compress(
+    model: Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")],
+    out: Annotated[Path, typer.Option(help="Folder for the compressed model.")],
+    keep: Annotated[float | None, typer.Option(help="Share of the maps to keep, in (0, 1]; 0.5 if not given.")] = None,
+    of: Annotated[str, typer.Option(help="What is shared out: parameters, flops, or latency, which is measured.")] = (
+        "parameters"
+    ),
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="The same share of every map, not where it loses least.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(help="In place of --keep: one rank for all maps.")] = None,
+    energy: Annotated[float | None, typer.Option(help="In place of --keep: share of squared singular values.")] = None,
+    stable_rank: Annotated[float | None, typer.Option(help="In place of --keep: this many stable ranks.")] = None,
+    solver: Annotated[
+        str, typer.Option(help="svd, randomized, nmf, semi_nmf, random; with texts: activation, sequential, loss.")
+    ] = "svd",
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Texts the model is to be good at: a line each, or a .tsv.")
+    ] = (None),
+    limit: Annotated[int, typer.Option(help="At most so many texts for calibration.")] = 1000,
+    length: Annotated[int, typer.Option(help="Longest text in tokens, and length of a language model's blocks.")] = 128,
+    select: Annotated[
+        list[str] | None, typer.Option(help="Pattern of paths such as '*.query', or linear, conv, embedding; repeat.")
+    ] = None,
+    only_if_faster: Annotated[bool, typer.Option("--only-if-faster", help="Leave dense what is no faster.")] = False,
+    multiple: Annotated[
+        int | None, typer.Option(help="Ranks are multiples of this; by default 8, on a GPU 64.")
+    ] = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(help="Texts to judge by: .txt, or .tsv with sentence, label or sentence1, sentence2, score."),
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Lengths to measure costs at, with commas; '' for none.")] = "128",
+    seed: Seed = 0,
+    country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder of a report page; by default OUT/report.")] = None,
+) -> None:
+    """Factorise a trained model's maps; measure what it gained and what it lost."""
+    from greenformers.compress.command import Wanted, run
+    from greenformers.measure.record import append, context
+    from greenformers.report.page import write
+    from greenformers.report.table import tables
+
+    _quiet()
+    console = _console()
+    budget = _budget(keep, of, uniform, rank, energy, stable_rank)
+    wanted = Wanted(
+        model=model, out=out, budget=budget, solver=solver, select=select, calibrate=calibrate, limit=limit,
+        length=length, evaluate=evaluate, lengths=_numbers("lengths", lengths), only_if_faster=only_if_faster,
+        multiple=multiple, seed=seed, country=country,
+    )  # fmt: skip
+    with _Steps(console) as steps:
+        done, found = run(wanted, context(_command(), seed), steps)
+    console.print(str(done).splitlines()[0])
+    _show(console, tables(found, console.width))
+    if results is not None:
+        append(results, found)
+    page = write(found, report or out / "report", f"{Path(model).name}, low rank")
+    console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
+
+
+def _budget(
+    keep: float | None, of: str, uniform: bool, rank: int | None, energy: float | None, stable_rank: float | None
+) -> "Budget":
+    from greenformers.compress.budget import Budget
+
+    given = {"--keep": keep, "--rank": rank, "--energy": energy, "--stable-rank": stable_rank}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} exclude each other")
+    if rank is not None:
+        return Budget(rank, "rank")
+    if energy is not None:
+        return Budget(energy, "energy")
+    if stable_rank is not None:
+        return Budget(stable_rank, "stable")
+    return Budget(0.5 if keep is None else keep, "uniform" if uniform else "hull", of)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"{name} must be whole numbers from 1 on, with commas between; got {text!r}")
+    return [int(word) for word in words]
+
+
+class _Steps:
+    """Progress of work that names its steps."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self._known: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Steps":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, what: str, share: float) -> None:
+        if what not in self._known:
+            self._known[what] = self._bars.add_task(what, total=1.0)
+        self._bars.update(self._known[what], completed=share)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import save_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.compress.checkpoint import ranks_of, ties_of
 from greenformers.compress.result import CompressionReport
@@ -16,7 +16,13 @@ STRUCTURE = "greenformers.json"
 """What `config.json` says for a `transformers` model, of any other network."""
 
 
-def save(model: nn.Module, folder: str | Path, report: CompressionReport | None = None, card: str = "") -> Path:
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    report: CompressionReport | None = None,
+    card: str = "",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Path:
     """Write a compressed network; `greenformers.load` reads it.
 
     A folder that exists is replaced once all is written: a crash leaves the old one, or the new one.
@@ -26,6 +32,7 @@ def save(model: nn.Module, folder: str | Path, report: CompressionReport | None 
         folder: for the files.
         report: of `compress`; its table goes on the card, and all of it into `compression.json`.
         card: more Markdown for the card.
+        tokenizer: saved beside it.
 
     Returns:
         The folder.
@@ -47,6 +54,8 @@ def save(model: nn.Module, folder: str | Path, report: CompressionReport | None 
         else:
             save_model(model, str(made / "model.safetensors"))
             (made / STRUCTURE).write_text(json.dumps({"ranks": ranks, "ties": ties_of(model)}, indent=1) + "\n")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(made)
         if report is not None:
             (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
         (made / "README.md").write_text(_card(model, report, card))

@@ -26,9 +26,8 @@ SPECTRAL = ("svd", "randomized", "activation", "sequential", "loss")
 """Solvers with a spectrum, from which ranks can be chosen."""
 
 NEEDS = {"activation": ("inputs",), "sequential": ("inputs", "cross"), "loss": ("inputs", "gradients")}
-"""The statistics that calibrated solvers need."""
-
 CALIBRATED = tuple(NEEDS)
+"""Solvers that need statistics, and which."""
 
 SOLVERS = (*SPECTRAL, "nmf", "semi_nmf", "random")
 
@@ -65,13 +64,13 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Factors:
-    """D and E of the highest rank asked for, in order of importance.
+    """D and E of the highest rank asked for; where there is a spectrum, in order of importance.
 
     Attributes:
         decoder: D (m, r).
         encoder: E (r, n).
-        energies: squared singular values of the whitened weight, falling; of `randomized` the first r, and one more
-            that stands for all the others. None for solvers without a spectrum.
+        energies: squared singular values of the whitened weight, falling. All of them, or the first r and one more
+            that stands for the others (`randomized`), or None (solvers without a spectrum).
     """
 
     decoder: Float[Tensor, "m r"]
@@ -123,8 +122,10 @@ def factorize(
         found = _plain(W if W.dtype == torch.float64 else W.float(), rank, solver, seed, largest)
     else:
         generator = torch.Generator(W.device).manual_seed(seed)
-        found = Factors(*_DRAWN[solver](W.double(), rank, generator), None)
-    return Factors(found.decoder.to(weight.dtype), found.encoder.to(weight.dtype), found.energies)
+        drawn = _DRAWN[solver](W.double(), rank, generator)
+        found = Factors(*drawn, None) if solver == "random" else _balanced(*drawn, None)
+    decoder, encoder = (factor.to(weight.dtype).contiguous() for factor in (found.decoder, found.encoder))
+    return Factors(decoder, encoder, found.energies)
 
 
 def _plain(W: Tensor, rank: int, solver: str, seed: int, largest: float) -> Factors:
@@ -184,7 +185,7 @@ def _truncated(M: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """The truncated SVD of M, as two factors of which one is orthonormal, and all squared singular values, in float64.
 
     From eigenvectors V of the smaller of M^T M and M M^T: M V V^T is M projected, so an error e in V costs e^2. Where
-    what is dropped is too small for that, in the next better arithmetic, in the end by an SVD of M itself.
+    too little is dropped for that, in float64, and in the end by an SVD of M itself.
     """
     wide = M.shape[0] < M.shape[1]
     A = M.mT if wide else M  # (p, q), p >= q
@@ -214,8 +215,8 @@ def _gram(A: Float[Tensor, "p q"]) -> Float[Tensor, "q q"]:
 def _balanced(decoder: Tensor, encoder: Tensor, energies: Tensor | None, rank: int = 0) -> Factors:
     """The same product from components whose two halves are of one size, with zeros up to the rank.
 
-    Half precision then holds both factors, and learning goes on at one pace. The largest entry of each row of E is
-    made positive, so that the factors do not hang on the sign an eigenvector happens to come with.
+    Half precision then holds both factors, and learning goes on at one pace. Of the two signs that a component can
+    have, the one in which the largest entry of its row of E is positive.
     """
     d, e = decoder.square().sum(0).sqrt(), encoder.square().sum(1).sqrt()
     there = (d > 0) & (e > 0)

@@ -16,35 +16,27 @@ def nmf(
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
     """W ~ D E from non-negative parts, by hierarchical alternating least squares. Cichocki & Phan 2009.
 
-    Trained weights have both signs, which no non-negative product can follow. W is the difference of its positive and
-    its negative part; each gets a non-negative factorisation, and of the rank the share of its squared norm. Where W
-    is non-negative this is plain NMF.
+    Trained weights have both signs, which no non-negative product can follow. So some components are added and some
+    are subtracted, W ~ A H - B G with all four non-negative: in the shares of the rank that the positive and the
+    negative entries have of the squared norm. Where W is non-negative this is plain NMF.
 
     Returns:
         D, whose columns each have one sign, and E >= 0.
     """
-    parts = (W.clamp_min(0), (-W).clamp_min(0))
-    share = parts[0].square().sum() / W.square().sum().clamp_min(torch.finfo(W.dtype).tiny)
-    first = round(rank * share.item())
-    # Both parts get a component where both are there and the rank has room.
+    share = W.clamp_min(0).square().sum() / W.square().sum().clamp_min(torch.finfo(W.dtype).tiny)
+    added = round(rank * share.item())
+    # Both signs get a component where both are there and the rank has room.
     if rank > 1 and 0 < share < 1:
-        first = min(max(first, 1), rank - 1)
-    found = []
-    for part, r, sign in ((parts[0], first, 1.0), (parts[1], rank - first, -1.0)):
-        if r:
-            A, H = _hals(part, r, generator, sweeps)
-            found.append((sign * A, H))
-    return torch.cat([A for A, _ in found], 1), torch.cat([H for _, H in found])
-
-
-def _hals(V: Tensor, rank: int, generator: torch.Generator, sweeps: int) -> tuple[Tensor, Tensor]:
-    scale = (V.mean() / rank).sqrt()
-    A = torch.rand(V.shape[0], rank, dtype=V.dtype, device=V.device, generator=generator) * scale
-    H = torch.rand(rank, V.shape[1], dtype=V.dtype, device=V.device, generator=generator) * scale
+        added = min(max(added, 1), rank - 1)
+    signs = W.new_ones(rank)
+    signs[added:] = -1
+    both = signs[:, None] * signs
+    scale = (W.abs().mean() / rank).sqrt()
+    A, E = (torch.rand(rank, size, dtype=W.dtype, device=W.device, generator=generator).mul_(scale) for size in W.shape)
     for _ in range(sweeps):
-        _exact_rows(H, A.mT @ V, A.mT @ A)
-        _exact_rows(A.mT, H @ V.mT, H @ H.mT)
-    return A, H
+        _exact_rows(E, signs[:, None] * (A @ W), both * (A @ A.mT))
+        _exact_rows(A, signs[:, None] * (E @ W.mT), both * (E @ E.mT))
+    return (A * signs[:, None]).mT, E
 
 
 def _exact_rows(H: Tensor, product: Tensor, gram: Tensor) -> None:

@@ -3,7 +3,7 @@
 A budget is spent where it buys most. Every layer offers points (cost, error): one a rank, and staying dense, which
 makes no error. On the lower convex hull of its points, each step to the next has a slope, error saved per unit of
 cost; the steepest steps of all layers are taken until the budget is spent. That is the optimum over all budgets that
-fall between two steps, and never more than one step away from it elsewhere (Lagrange; Shoham & Gersho 1988).
+end at a step, and at most one step's saving away from it elsewhere (Lagrange; Shoham & Gersho 1988).
 """
 
 from collections.abc import Sequence
@@ -98,23 +98,41 @@ def spend(layers: Sequence[Sequence[Point]], budget: float) -> list[Point]:
     Raises:
         ValueError: not even the cheapest point of every layer fits the budget.
     """
+    budget *= 1 + 1e-12  # sums of costs are rounded
     hulls = [hull(points) for points in layers]
-    place = [0] * len(hulls)
-    spent = sum(points[0].cost for points in hulls)
-    if spent > budget * (1 + 1e-9):
+    chosen = [points[0] for points in hulls]
+    left = budget - sum(point.cost for point in chosen)
+    if left < 0:
         dearest = sum(max(point.cost for point in points) for points in layers)
-        raise ValueError(f"the budget must be at least {spent / dearest:.3f} of the dense layers', their lowest ranks")
-    steps = [
-        (_slope(a, b), index, position, b.cost - a.cost)
-        for index, points in enumerate(hulls)
-        for position, (a, b) in enumerate(pairwise(points), 1)
-    ]
+        lowest = (budget - left) / dearest
+        raise ValueError(f"the budget must be at least {lowest:.3f} of the dense layers', their lowest ranks")
+    steps = []
+    for index, points in enumerate(hulls):
+        slope = float("inf")
+        for a, b in pairwise(points):
+            slope = min(slope, _slope(a, b))  # they fall along a hull; rounding must not change their order
+            steps.append((slope, index, b))
     stopped = set()
-    for _, index, position, cost in sorted(steps, key=lambda step: (-step[0], step[1], step[2])):
-        # Slopes fall along a hull, so a layer's steps come in order. A step that does not fit ends its layer's climb:
-        # later ones of other layers may still fit.
-        if index in stopped or spent + cost > budget * (1 + 1e-9):
+    for _, index, point in sorted(steps, key=lambda step: -step[0]):
+        cost = point.cost - chosen[index].cost
+        # A step that does not fit ends its layer's climb; steps of other layers may still fit.
+        if index in stopped or cost > left:
             stopped.add(index)
             continue
-        place[index], spent = position, spent + cost
-    return [points[at] for points, at in zip(hulls, place, strict=True)]
+        chosen[index], left = point, left - cost
+    return _filled(layers, chosen, left)
+
+
+def _filled(layers: Sequence[Sequence[Point]], chosen: list[Point], left: float) -> list[Point]:
+    """What is left buys points off the hulls, the largest saving first: mostly ranks short of a step to dense."""
+
+    def best(index: int) -> Point:
+        at = chosen[index]
+        return min((point for point in layers[index] if point.cost - at.cost <= left), key=lambda point: point.error)
+
+    for index in sorted(range(len(layers)), key=lambda index: best(index).error - chosen[index].error):
+        point = best(index)
+        if point.error < chosen[index].error:
+            left -= point.cost - chosen[index].cost
+            chosen[index] = point
+    return chosen

@@ -41,6 +41,9 @@ METRICS: dict[str, Metric] = {
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),
     "flops_training": Metric("FLOPs, training", "GFLOP"),
+    "size": Metric("Size on disk", "MiB"),
+    "energy_inference": Metric("Energy, inference", "mWh"),
+    "cosine": Metric("Cosine to dense", "", False),
     "energy": Metric("Energy, training", "Wh"),
     "co2": Metric("CO2, training", "g"),
 }

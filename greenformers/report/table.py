@@ -26,6 +26,7 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "MiB": (("KiB", 1 / 1024), ("MiB", 1), ("GiB", 1024)),
     "GFLOP": (("MFLOP", 1e-3), ("GFLOP", 1), ("TFLOP", 1e3)),
     "Wh": (("mWh", 1e-3), ("Wh", 1), ("kWh", 1e3)),
+    "mWh": (("µWh", 1e-3), ("mWh", 1), ("Wh", 1e3)),
     "g": (("mg", 1e-3), ("g", 1), ("kg", 1e3)),
 }
 

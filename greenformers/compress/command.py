@@ -1,0 +1,176 @@
+"""`greenformers compress`: a model folder in, a smaller one out, with proof of what it lost."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from greenformers.compress.budget import Budget
+from greenformers.compress.compress import compress
+from greenformers.compress.load import check_local, check_weights, read_json
+from greenformers.compress.quality import judge
+from greenformers.compress.result import CompressionReport
+from greenformers.compress.save import check_target, save
+from greenformers.compress.side_by_side import measured
+from greenformers.compress.texts import Texts, batches, read_texts, task_of
+from greenformers.lowrank.factorize import CALIBRATED
+from greenformers.measure.record import METRICS, Record, with_ratios
+
+DENSE, LOW_RANK = "dense", "low rank"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command was asked for; the flags of `greenformers compress`, where they are explained."""
+
+    model: str
+    out: Path
+    budget: Budget
+    solver: str
+    select: Sequence[str] | None
+    calibrate: Path | None
+    limit: int
+    length: int
+    evaluate: Path | None
+    lengths: Sequence[int]
+    only_if_faster: bool
+    multiple: int | None
+    seed: int
+    country: str
+
+
+def run(
+    wanted: Wanted, about: dict[str, Any], progress: Callable[[str, float], None]
+) -> tuple[CompressionReport, list[Record]]:
+    """Compress, measure both models, save.
+
+    Raises:
+        ValueError: what a user can mend.
+        OSError: a file that cannot be read or written.
+    """
+    check_target(wanted.out)
+    if wanted.solver in CALIBRATED and wanted.calibrate is None:
+        raise ValueError(f"solver {wanted.solver!r} needs texts: name a file with --calibrate")
+    seen = None if wanted.calibrate is None else read_texts(wanted.calibrate)
+    judged = None if wanted.evaluate is None else read_texts(wanted.evaluate)
+    dense, tokenizer = pretrained(wanted.model, needs_tokenizer=seen is not None or judged is not None)
+    calibration = None if seen is None or tokenizer is None else _calibration(seen, tokenizer, dense, wanted)
+    example: Any = None
+    if wanted.budget.of != "parameters" or wanted.only_if_faster:
+        example = {"input_ids": torch.zeros(8, max(wanted.lengths, default=128), dtype=torch.long)}
+    small = copy.deepcopy(dense)
+    report = compress(
+        small, wanted.budget, solver=wanted.solver, select=wanted.select, calibration=calibration, example=example,
+        multiple=wanted.multiple, only_if_faster=wanted.only_if_faster, seed=wanted.seed, progress=progress,
+    )  # fmt: skip
+    models = {DENSE: dense, LOW_RANK: small}
+    records: list[Record] = []
+    if judged is not None and tokenizer is not None:
+        progress("judging", 0.0)
+        records = _judged(models, judged, tokenizer, wanted, about)
+        progress("judging", 1.0)
+    progress("measuring", 0.0)
+    sizes = {DENSE: _bytes(dense), LOW_RANK: _bytes(small)}
+    vocabulary = small.config.get_text_config().vocab_size if wanted.lengths else 1
+    costs = measured(
+        models, sizes, wanted.lengths, vocabulary=vocabulary, country=wanted.country, about=about
+    )  # fmt: skip
+    progress("measuring", 1.0)
+    records = with_ratios([*costs, *records], to=DENSE)
+    save(small, wanted.out, report, card=_card(wanted, records), tokenizer=tokenizer)
+    return report, records
+
+
+def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A model of a local folder, without any network, or of the hub; weights in safetensors, no code of its own.
+
+    Raises:
+        ValueError: damaged or foreign files; a model that asks for code of its own; no tokenizer where one is needed.
+        OSError: not found.
+    """
+    local = Path(name).is_dir()
+    if local:
+        check_local(read_json(Path(name) / "config.json"), Path(name))
+        check_weights(Path(name))
+    elif Path(name).exists() or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"{name} is not a folder with a model")
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(name, **options)
+    if local and getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"{name} is compressed already; greenformers.load and greenformers.merge make it dense again")
+    names = config.architectures or []
+    cls = getattr(transformers, names[0], None) if names else None
+    if cls is None:
+        raise ValueError(f"{name} names the architecture {names[:1]}, which transformers does not have")
+    try:
+        found: Any = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(f"{name}: the weights do not fit the configuration: {str(error)[:300]}") from error
+    model, info = found
+    if info["missing_keys"]:
+        raise ValueError(
+            f"{name} lacks {len(info['missing_keys'])} weights, {sorted(info['missing_keys'])[0]} among them"
+        )
+    tokenizer = None
+    if needs_tokenizer or not local or (Path(name) / "tokenizer_config.json").exists():
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    return model.eval(), tokenizer
+
+
+def _calibration(
+    seen: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, wanted: Wanted
+) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(wanted.seed)
+    lines = seen.lines
+    chosen = torch.randperm(len(lines), generator=generator)[: wanted.limit].sort().values.tolist()
+    return batches([lines[place] for place in chosen], tokenizer, task_of(model), wanted.length)
+
+
+def _judged(
+    models: dict[str, PreTrainedModel],
+    texts: Texts,
+    tokenizer: PreTrainedTokenizerBase,
+    wanted: Wanted,
+    about: dict[str, Any],
+) -> list[Record]:
+    return [
+        Record(
+            "compress", name, {"texts": texts.name}, metric, value, METRICS[metric].unit, interval=interval,
+            to=DENSE if interval else None, context=about,
+        )
+        for name, scores in judge(models, texts, tokenizer, wanted.length).items()
+        for metric, (value, interval) in scores.items()
+    ]  # fmt: skip
+
+
+def _bytes(model: PreTrainedModel) -> int:
+    """Of the weights as saved: tied ones once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) + sum(
+        buffer.numel() * buffer.element_size() for name, buffer in model.named_buffers() if name in model.state_dict()
+    )
+
+
+def _card(wanted: Wanted, records: Sequence[Record]) -> str:
+    lines = [
+        "## Before and after",
+        "",
+        f"Made from `{Path(wanted.model).name}` with solver `{wanted.solver}`, budget `{wanted.budget}`.",
+        "",
+        "| | setting | dense | low rank |",
+        "|---|---|---:|---:|",
+    ]
+    values: dict[tuple[str, str], dict[str, str]] = {}
+    for record in records:
+        setting = ", ".join(f"{key} {value}" for key, value in record.setting.items())
+        kind = "" if record.source == "measured" else f" ({record.source})"
+        text = f"{record.value:,.4g} {record.unit}{kind}".strip()
+        values.setdefault((METRICS[record.metric].label, setting), {})[record.variant] = text
+    lines += [f"| {label} | {at} | {row[DENSE]} | {row[LOW_RANK]} |" for (label, at), row in values.items()]
+    return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""The costs of a compressed model beside the dense one's: size, FLOPs, latency, memory, energy."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from greenformers.compress.loss import output
+from greenformers.measure.costs import Subject, costs
+from greenformers.measure.energy import EnergyMeter
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import METRICS, Record
+
+METERED = ("latency", "peak_memory_inference", "flops")
+BATCH = 8
+SECONDS = 2.0  # of work, for one figure of energy: the meter reads about once a second
+
+
+def measured(
+    models: Mapping[str, PreTrainedModel],
+    sizes: Mapping[str, int],
+    lengths: Sequence[int],
+    *,
+    vocabulary: int,
+    repeats: int = 20,
+    country: str = "USA",
+    about: dict[str, Any],
+) -> list[Record]:
+    """Records of each model, on batches of 8 random texts of each length, without padding.
+
+    Args:
+        models: by variant, all on one device.
+        sizes: bytes of each on disk.
+        lengths: in tokens.
+        vocabulary: how many token ids to draw from.
+        repeats: timed runs of each, interleaved.
+        country: whose electricity: a 3-letter ISO code.
+        about: context of the records.
+    """
+    records = []
+    for name, model in models.items():
+        whole = {"parameters": float(parameters(model)), "size": sizes[name] / 2**20}
+        records += [
+            Record("compress", name, {}, metric, value, METRICS[metric].unit, source="counted", context=about)
+            for metric, value in whole.items()
+        ]
+    for length in lengths:
+        setting = {"length": length, "batch": BATCH}
+        subjects = {name: Subject(model, _call(model, length, vocabulary)) for name, model in models.items()}
+        found = costs(subjects, METERED, benchmark="compress", setting=setting, repeats=repeats, about=about)
+        by_name = {record.variant: record.value for record in found if record.metric == "latency"}
+        records += found
+        for name, subject in subjects.items():
+            runs = max(1, round(1000 * SECONDS / by_name[name]))
+            with torch.inference_mode(), EnergyMeter(country) as meter:
+                for _ in range(runs):
+                    subject.forward()
+            records.append(
+                Record(
+                    "compress", name, setting, "energy_inference", 1000 * meter.energy_wh / runs,
+                    METRICS["energy_inference"].unit, source=meter.source, context=about,
+                )
+            )  # fmt: skip
+    return records
+
+
+def _call(model: PreTrainedModel, length: int, vocabulary: int) -> Callable[[], Tensor]:
+    ids = torch.randint(0, vocabulary, (BATCH, length), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids.to(model.device)}
+    if getattr(model.config, "is_encoder_decoder", False):
+        batch["decoder_input_ids"] = batch["input_ids"]
+    return lambda: output(model(**batch), batch).sum()

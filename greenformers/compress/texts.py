@@ -1,0 +1,144 @@
+"""Texts for calibration and evaluation: from a file to batches of token ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from greenformers.data._files import read_lines
+from greenformers.data._labels import score_reader
+from greenformers.data._table import read_table
+
+Task = Literal["causal_lm", "masked_lm", "classifier", "encoder"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The content of a file.
+
+    Attributes:
+        name: of the file.
+        segments: of each example one text, or two.
+        labels: of each example, where the file has them.
+    """
+
+    name: str
+    segments: list[tuple[str, ...]]
+    labels: list[float] | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """All texts."""
+        return [text for example in self.segments for text in example]
+
+
+def read_texts(path: Path) -> Texts:
+    """A text file, one text a line; or a table with the extension .tsv (.tsv.gz, .tsv.xz) and a header.
+
+    The header names sentence1, sentence2 and score (pairs and how alike they are), or sentence and label (a class as a
+    whole number).
+
+    Raises:
+        ValueError: no text in it, or a damaged table.
+        OSError: it cannot be read.
+    """
+    suffixes = "".join(path.suffixes[-2:])
+    if ".tsv" in suffixes:
+        header = read_lines(path)[:1]
+        columns = header[0].split("\t") if header else []
+        pairs = {"sentence1", "sentence2", "score"} <= set(columns)
+        if not pairs and not {"sentence", "label"} <= set(columns):
+            raise ValueError(
+                f"{path.name}, line 1: the header must name sentence1, sentence2, score or sentence, label"
+            )
+        found = read_table(
+            path,
+            ("sentence1", "sentence2") if pairs else ("sentence",),
+            "score" if pairs else "label",
+            score_reader(-1e9, 1e9),
+        )
+        texts = Texts(path.name, [tuple(row) for row in found.texts], list(found.labels))
+    else:
+        texts = Texts(path.name, [(line.strip(),) for line in read_lines(path) if line.strip()])
+    if not texts.segments:
+        raise ValueError(f"{path.name} holds no text")
+    return texts
+
+
+def task_of(model: PreTrainedModel) -> Task:
+    """What a model is for, by the name of its class.
+
+    Raises:
+        ValueError: none of the tasks that texts can judge.
+    """
+    name = type(model).__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "causal_lm"
+    if name.endswith("ForMaskedLM"):
+        return "masked_lm"
+    if name.endswith("ForSequenceClassification"):
+        return "classifier"
+    if name.endswith("Model") and not getattr(model.config, "is_encoder_decoder", False):
+        return "encoder"
+    raise ValueError(
+        f"texts can calibrate and judge encoders, classifiers, masked and causal language models; got a {name}"
+    )
+
+
+def batches(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    length: int,
+    size: int = 16,
+) -> list[dict[str, Tensor]]:
+    """Batches without padding: blocks of running text for a causal language model, else texts of equal length.
+
+    Args:
+        texts: any number.
+        tokenizer: of the model.
+        task: of the model.
+        length: of a block, or the longest text, in tokens.
+        size: most texts in a batch.
+
+    Raises:
+        ValueError: too little text for one block.
+    """
+    if task == "causal_lm":
+        ids = [token for text in texts for token in tokenizer(text + "\n", add_special_tokens=False)["input_ids"]]
+        blocks = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        if not blocks:
+            raise ValueError(f"the text has {len(ids)} tokens; one block of {length} is needed")
+        return [_stacked(blocks[start : start + size]) for start in range(0, len(blocks), size)]
+    by_length: dict[int, list[list[int]]] = {}
+    for text in texts:
+        ids = tokenizer(text, truncation=True, max_length=length)["input_ids"]
+        by_length.setdefault(len(ids), []).append(ids)
+    return [
+        _stacked(rows[start : start + size])
+        for _, rows in sorted(by_length.items())
+        for start in range(0, len(rows), size)
+    ]
+
+
+def _stacked(rows: list[list[int]]) -> dict[str, Tensor]:
+    return {"input_ids": torch.tensor(rows)}
+
+
+def padded(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, size: int
+) -> list[tuple[list[int], Any]]:
+    """Batches of texts of similar length, padded: (which texts, batch)."""
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    found = []
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        batch = tokenizer(
+            [texts[place] for place in places], truncation=True, max_length=length, padding=True, return_tensors="pt"
+        )
+        found.append((places, dict(batch)))
+    return found

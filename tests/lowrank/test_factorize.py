@@ -1,0 +1,533 @@
+import pytest
+import torch
+
+from greenformers.lowrank.factorize import (
+    CALIBRATED,
+    SOLVERS,
+    SPECTRAL,
+    Factors,
+    Statistics,
+    factorize,
+    randomized,
+    root,
+)
+
+m, n, r, tokens = 23, 37, 5, 101
+SHAPES = [(23, 37), (37, 23), (31, 31), (131, 61)]
+f64 = torch.float64
+
+
+def orthonormal(rows, columns):
+    return torch.linalg.qr(torch.randn(rows, columns, dtype=f64)).Q
+
+
+def with_spectrum(spectrum, m=m, n=n):
+    """A weight of known singular values, in float64."""
+    spectrum = torch.as_tensor(spectrum, dtype=f64)
+    return orthonormal(m, len(spectrum)) * spectrum @ orthonormal(n, len(spectrum)).mT
+
+
+def falling(m=m, n=n):
+    return with_spectrum(torch.linspace(2, 0.3, min(m, n)), m, n)
+
+
+def product(found):
+    return found.decoder.double() @ found.encoder.double()
+
+
+def truncation(W, rank):
+    U, z, Vh = torch.linalg.svd(W.double(), full_matrices=False)
+    return U[:, :rank] * z[:rank] @ Vh[:rank]
+
+
+def squared(M):
+    return M.double().square().sum().item()
+
+
+def covariance(*X):
+    return X[0] @ X[-1].mT
+
+
+def statistics(m=m, n=n):
+    X, changed, gradients = (torch.randn(size, tokens, dtype=f64) for size in (n, n, m))
+    changed = X + 0.3 * changed
+    return Statistics(covariance(changed), cross=covariance(X, changed), gradients=covariance(gradients))
+
+
+def find(W, rank, solver, seed=0):
+    return factorize(W, rank, solver, statistics(*W.shape) if solver in CALIBRATED else None, seed)
+
+
+# svd
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 1), (1, 7), (7, 1), (2, 3), (3, 5)])
+def test_svd_is_the_truncated_svd(shape):
+    W = torch.randn(shape, dtype=f64)
+    for rank in sorted({1, (min(shape) + 1) // 2, min(shape)}):
+        found = factorize(W, rank)
+        assert found.decoder.shape == (shape[0], rank)
+        assert found.encoder.shape == (rank, shape[1])
+        torch.testing.assert_close(product(found), truncation(W, rank), atol=1e-11, rtol=0)
+        torch.testing.assert_close(found.energies, torch.linalg.svdvals(W).square(), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_svd_of_narrower_weights(shape, dtype, tolerance):
+    W = falling(*shape).to(dtype)
+    found = factorize(W, r)
+    assert found.decoder.dtype == found.encoder.dtype == dtype
+    torch.testing.assert_close(product(found), truncation(W, r), atol=tolerance, rtol=0)
+    torch.testing.assert_close(found.energies, torch.linalg.svdvals(W.double()).square(), atol=1e-5, rtol=0)
+
+
+index = torch.arange(1, 62, dtype=f64)
+STEEP = {
+    "1 / i": 1 / index,
+    "1 / i^2": index**-2,
+    "1 / i^4": index**-4,
+    "geometric": 0.7**index,
+    "outlier": torch.cat([torch.tensor([1e4]), torch.linspace(2, 1, 60)]),
+    "far outlier": torch.cat([torch.tensor([1e6]), torch.linspace(2, 1, 60)]),
+    "rank 3": torch.tensor([2.0, 1.0, 0.5]),
+    "rank of the factors": torch.linspace(2, 1, 11),
+    "one more": torch.linspace(2, 1, 12),
+    "all equal": torch.ones(61),
+    "a step": torch.cat([torch.ones(20), torch.full((41,), 0.1)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, f64])
+@pytest.mark.parametrize("solver", ["svd", "randomized"])
+@pytest.mark.parametrize("name", STEEP)
+def test_spectra_that_squares_do_not_resolve(name, solver, dtype):
+    rank = 11
+    for shape in ((61, 67), (131, 61)):
+        W = with_spectrum(STEEP[name], *shape).to(dtype)
+        found = factorize(W, rank, solver)
+        z = torch.linalg.svdvals(W.double())
+        best = z[rank:].square().sum().sqrt().item()
+        allowed = 1e-6 if solver == "svd" else 0.02
+        rounding = {torch.float32: 3e-7, f64: 1e-14}[dtype] * z.norm().item()
+        error = (W.double() - product(found)).norm().item()
+        assert error <= (1 + allowed) * best + rounding
+        assert found.error(rank) == pytest.approx(error / z.norm().item(), rel=1e-2, abs=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["svd", "randomized"])
+def test_rank_deficient_and_zero_weights(solver):
+    W = torch.randn(m, 3, dtype=f64) @ torch.randn(3, n, dtype=f64)
+    torch.testing.assert_close(product(factorize(W, r, solver)), W, atol=1e-12, rtol=0)
+    nothing = factorize(torch.zeros(131, 61), r, solver)
+    assert not nothing.decoder.any()
+    assert not nothing.encoder.any()
+    assert nothing.error(r) == 0
+
+
+@pytest.mark.parametrize("solver", SPECTRAL)
+def test_full_rank_is_the_weight(solver):
+    W = torch.randn(m, n, dtype=f64)
+    if solver == "sequential":  # without a change: otherwise the best weight is another
+        C = covariance(torch.randn(n, tokens, dtype=f64))
+        found = factorize(W, m, solver, Statistics(C, cross=C))
+    else:
+        found = find(W, m, solver)
+    torch.testing.assert_close(product(found), W, atol=1e-10, rtol=0)
+    assert found.error(m) == 0
+
+
+# all solvers
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_same_to_the_bit(solver):
+    W, seen = torch.randn(131, 61), statistics(131, 61)
+    first, second = (factorize(W, r, solver, seen, seed=3) for _ in range(2))
+    assert torch.equal(first.decoder, second.decoder)
+    assert torch.equal(first.encoder, second.encoder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, f64])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_dtype_stays(solver, dtype):
+    W = torch.randn(m, n).to(dtype)
+    found = find(W, r, solver)
+    for factor in (found.decoder, found.encoder):
+        assert factor.dtype == dtype
+        assert factor.isfinite().all()
+        assert factor.is_contiguous()  # safetensors takes no other
+        assert not factor.requires_grad
+    assert found.energies is None or found.energies.dtype == f64
+
+
+def test_a_parameter_may_be_given():
+    W = torch.nn.Parameter(torch.randn(m, n))
+    assert not factorize(W, r).decoder.requires_grad
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e-12, 1e12, 1e30])
+def test_extremes_are_finite(solver, size):
+    W = falling(61, 67)
+    seen = statistics(61, 67)
+    found = factorize((size * W).float(), r, solver, seen)
+    assert found.decoder.isfinite().all()
+    assert found.encoder.isfinite().all()
+    if solver != "random" and size > 1e-40:  # the smallest floats have no digits to factorise
+        ordinary = factorize(W.float(), r, solver, seen)
+        torch.testing.assert_close(product(found) / size, product(ordinary), atol=1e-4, rtol=0)
+        if solver in SPECTRAL:
+            assert found.error(r) == pytest.approx(ordinary.error(r), rel=1e-4)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_constant_row_and_a_dead_column(solver):
+    W = torch.randn(m, n)
+    W[3], W[:, 7] = 5.0, 0.0
+    found = find(W, r, solver)
+    assert found.decoder.isfinite().all()
+    assert found.encoder.isfinite().all()
+
+
+@pytest.mark.parametrize("solver", SPECTRAL)
+def test_truncations_are_nested(solver):
+    W, seen = torch.randn(m, n, dtype=f64), statistics()
+    high, low = (factorize(W, rank, solver, seen) for rank in (11, r))
+    cut = high.truncate(r)
+    assert cut.decoder.is_contiguous()
+    assert cut.encoder.is_contiguous()
+    torch.testing.assert_close(cut.decoder, low.decoder, atol=1e-9, rtol=0)
+    torch.testing.assert_close(cut.encoder, low.encoder, atol=1e-9, rtol=0)
+    assert cut.error(r) == pytest.approx(low.error(r))
+
+
+@pytest.mark.parametrize("solver", sorted(set(SOLVERS) - {"random"}))
+def test_both_halves_of_a_component_are_of_one_size(solver):
+    found = find(torch.randn(m, n, dtype=f64), r, solver)
+    torch.testing.assert_close(found.decoder.norm(dim=0), found.encoder.norm(dim=1))
+    assert (found.encoder.amax(1) >= -found.encoder.amin(1)).all()
+
+
+@pytest.mark.parametrize("solver", SPECTRAL)
+def test_energies_fall_and_give_the_error(solver):
+    found = find(torch.randn(m, n, dtype=f64), r, solver)
+    assert (found.energies.diff() <= 0).all()
+    total = found.energies.sum().item()
+    for rank in (1, r):
+        assert found.error(rank) == pytest.approx((found.energies[rank:].sum().item() / total) ** 0.5)
+
+
+def test_no_spectrum_no_error():
+    assert Factors(torch.ones(m, r), torch.ones(r, n), None).error(r) is None
+
+
+# activation
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activation_makes_the_error_its_spectrum_says(shape):
+    W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], tokens, dtype=f64) * torch.rand(shape[1], 1, dtype=f64)
+    found = factorize(W, r, "activation", Statistics(covariance(X)))
+    error = squared((W - product(found)) @ X)
+    assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-9)
+    assert error == pytest.approx(squared(W @ X - truncation(W @ X, r)), rel=1e-9)  # Eckart and Young on the outputs
+    assert found.error(r) == pytest.approx((error / squared(W @ X)) ** 0.5)
+
+
+def test_activation_is_better_than_any_other():
+    W, X = torch.randn(m, n, dtype=f64), torch.randn(n, tokens, dtype=f64) * torch.linspace(0.1, 3, n)[:, None]
+    found = factorize(W, r, "activation", Statistics(covariance(X)))
+    error = squared((W - product(found)) @ X)
+    assert error < 0.99 * squared((W - product(factorize(W, r))) @ X)
+    for size in (1e-3, 1e-2, 0.1):
+        D = found.decoder + size * torch.randn_like(found.decoder)
+        E = found.encoder + size * torch.randn_like(found.encoder)
+        assert squared((W - D @ E) @ X) > error
+
+
+def test_activation_for_white_inputs_is_the_svd():
+    W = torch.randn(m, n, dtype=f64)
+    found = factorize(W, r, "activation", Statistics(7 * torch.eye(n)))
+    torch.testing.assert_close(product(found), truncation(W, r), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("seen", [1, 3, 11, 30])
+@pytest.mark.parametrize("shape", [(m, n), (n, m)])
+def test_fewer_tokens_than_inputs(shape, seen):
+    W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], seen, dtype=f64)
+    found = factorize(W, r, "activation", Statistics(covariance(X)))
+    assert found.decoder.shape == (shape[0], r)
+    expected = squared(W @ X - truncation(W @ X, r))
+    assert squared((W - product(found)) @ X) == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    if seen <= r:
+        torch.testing.assert_close(product(found) @ X, W @ X, atol=1e-10, rtol=0)
+
+
+def test_inputs_never_seen_are_not_forgotten():
+    """A projection of W, so never further from it than nothing is, and no larger."""
+    W, X = torch.randn(m, n, dtype=f64), torch.randn(n, r + 2, dtype=f64)
+    found = product(factorize(W, r, "activation", Statistics(covariance(X))))
+    unseen = torch.randn(n, tokens, dtype=f64)
+    unseen -= X @ torch.linalg.lstsq(X, unseen).solution
+    assert squared(found @ unseen) > 0.05 * squared(W @ unseen)
+    assert squared((W - found) @ unseen) < squared(W @ unseen)
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+def test_nothing_seen_is_the_svd(solver):
+    W, nothing = torch.randn(m, n, dtype=f64), torch.zeros(n, n)
+    found = factorize(W, r, solver, Statistics(nothing, cross=nothing, gradients=torch.zeros(m, m)))
+    torch.testing.assert_close(product(found), truncation(W, r), atol=1e-11, rtol=0)
+    assert found.error(r) == 0
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e12])
+def test_the_number_of_tokens_does_not_matter(solver, scale):
+    W, seen = torch.randn(m, n, dtype=f64), statistics()
+    scaled = Statistics(scale * seen.inputs, cross=scale * seen.cross, gradients=scale * seen.gradients)
+    found, expected = factorize(W, r, solver, scaled), factorize(W, r, solver, seen)
+    torch.testing.assert_close(found.decoder, expected.decoder, atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.encoder, expected.encoder, atol=1e-9, rtol=0)
+
+
+# sequential
+
+
+def reduced_rank_regression(Y, X, rank):
+    """The best V of a rank for Y ~ V X. Izenman 1975: least squares, projected on its leading outputs."""
+    V = torch.linalg.lstsq(X.mT, Y.mT, driver="gelsd").solution.mT
+    U = torch.linalg.svd(V @ X, full_matrices=False).U[:, :rank]
+    return U @ U.mT @ V
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("seen", [tokens, 17])
+def test_sequential_is_reduced_rank_regression(shape, seen):
+    W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], seen, dtype=f64)
+    changed = X + 0.5 * torch.randn_like(X)
+    found = factorize(W, r, "sequential", Statistics(covariance(changed), cross=covariance(X, changed)))
+    best = reduced_rank_regression(W @ X, changed, r)
+    error = squared(W @ X - product(found) @ changed)
+    assert error == pytest.approx(squared(W @ X - best @ changed), rel=1e-8)
+    torch.testing.assert_close(product(found) @ changed, best @ changed, atol=1e-7, rtol=0)
+    # The spectrum tells what is lost beyond the best weight of full rank.
+    full = reduced_rank_regression(W @ X, changed, min(shape))
+    unavoidable = squared(W @ X - full @ changed)
+    assert found.energies[r:].sum().item() == pytest.approx(error - unavoidable, rel=1e-7)
+    plain = factorize(W, r, "activation", Statistics(covariance(changed)))
+    assert error < squared(W @ X - product(plain) @ changed)
+
+
+@pytest.mark.parametrize("seen", [tokens, 17])
+def test_sequential_without_a_change_is_activation(seen):
+    W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, seen, dtype=f64))
+    found, expected = (factorize(W, r, solver, Statistics(C, cross=C)) for solver in ("sequential", "activation"))
+    torch.testing.assert_close(product(found), product(expected), atol=1e-10, rtol=0)
+    torch.testing.assert_close(found.energies, expected.energies, atol=1e-8, rtol=0)
+
+
+def test_sequential_does_not_fit_the_rounding_of_float32():
+    """Inputs that all but miss some directions: what float32 covariances say there is noise."""
+    W = torch.randn(m, n, dtype=f64)
+    X = torch.cat([torch.randn(20, tokens), 1e-6 * torch.randn(n - 20, tokens)])
+    changed = X + 0.1 * torch.randn_like(X) * X.abs()
+    seen = Statistics(covariance(changed), cross=covariance(X, changed))
+    found = factorize(W, 15, "sequential", seen)
+    assert product(found).norm() < 2 * W.norm()
+
+
+# loss
+
+
+def symmetric_root(C, power):
+    eigenvalues, Q = torch.linalg.eigh(C)
+    return Q * eigenvalues**power @ Q.mT
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_loss_minimises_the_two_sided_error(shape):
+    W, seen = torch.randn(shape, dtype=f64), statistics(*shape)
+    C, G = seen.inputs, seen.gradients
+    if shape[0] > tokens:
+        G = G + torch.eye(shape[0])
+        seen = Statistics(C, gradients=G)
+    found = factorize(W, r, "loss", seen)
+    whitened = truncation(symmetric_root(G, 0.5) @ W @ symmetric_root(C, 0.5), r)
+    best = symmetric_root(G, -0.5) @ whitened @ symmetric_root(C, -0.5)
+    torch.testing.assert_close(product(found), best, atol=1e-8, rtol=0)
+    rest = W - product(found)
+    error = torch.trace(G @ rest @ C @ rest.mT).item()
+    assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-8)
+    for size in (1e-3, 1e-2, 0.1):
+        other = W - (found.decoder + size * torch.randn_like(found.decoder)) @ found.encoder
+        assert torch.trace(G @ other @ C @ other.mT).item() > error
+
+
+def test_loss_with_equal_gradients_is_activation():
+    W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64))
+    found = factorize(W, r, "loss", Statistics(C, gradients=torch.eye(m)))
+    expected = factorize(W, r, "activation", Statistics(C))
+    torch.testing.assert_close(product(found), product(expected), atol=1e-10, rtol=0)
+    torch.testing.assert_close(found.energies, expected.energies, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("seen", [2, 7])
+def test_loss_from_few_gradients(seen):
+    W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64))
+    G = covariance(torch.randn(m, seen, dtype=f64))
+    found = factorize(W, r, "loss", Statistics(C, gradients=G))
+    rest = W - product(found)
+    error = torch.trace(G @ rest @ C @ rest.mT).item()
+    assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-8, abs=1e-6)
+    # Outputs that the loss did not feel are still as near as the inner dimension allows.
+    assert torch.trace(rest @ C @ rest.mT) < torch.trace(W @ C @ W.mT)
+
+
+def test_root_of_a_singular_covariance():
+    C = covariance(torch.randn(n, 11, dtype=f64))
+    S, S_inverse = root(C)
+    assert S.shape == (n, 11)
+    torch.testing.assert_close(S @ S.mT, C, atol=1e-10, rtol=0)
+    torch.testing.assert_close(S_inverse @ S, torch.eye(11, dtype=f64), atol=1e-10, rtol=0)
+
+
+# randomized
+
+
+@pytest.mark.parametrize("power", [0, 1, 4])
+@pytest.mark.parametrize("spectrum", ["flat", "slow", "gap"])
+def test_randomized_stays_within_its_bound(power, spectrum):
+    rank, oversample, seeds = 7, 5, 40
+    z = {
+        "flat": torch.linspace(1.2, 1, 61),
+        "slow": index**-0.5,
+        "gap": torch.cat([torch.full((7,), 3.0), torch.linspace(1, 0.5, 54)]),
+    }[spectrum].double()
+    W = with_spectrum(z, 67, 61)
+    best = z[rank:].square().sum().item()
+    errors = torch.tensor(
+        [
+            squared(W - product(randomized(W, rank, oversample=oversample, power=power, seed=seed)))
+            for seed in range(seeds)
+        ]
+    )
+    rho = (z[rank] / z[rank - 1]).item() ** (2 * power + 1)
+    assert errors.mean() <= best * (1 + rho**2 * rank / (oversample - 1))
+    assert (errors >= best * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("shape", [(211, 307), (307, 211), (499, 101)])
+def test_randomized_is_no_worse_than_ten_power_iterations(shape):
+    """As greenformer 0.2.2 makes them, on the spectrum hardest for both, that of random weights."""
+    rank = int(shape[0] * shape[1] / sum(shape) / 4)
+    W = torch.randn(shape)
+    best = squared(W - truncation(W, rank))
+    ours, theirs = [], []
+    for seed in range(5):
+        ours.append(squared(W - product(factorize(W, rank, "randomized", seed=seed))))
+        U, z, V = torch.svd_lowrank(W, q=rank, niter=10)
+        theirs.append(squared(W - (U * z @ V.mT)))
+    assert max(ours) < 1.01 * best
+    assert sum(ours) < sum(theirs)
+
+
+def test_randomized_draws_by_its_seed():
+    W = torch.randn(131, 61)
+    first, again, other = (factorize(W, r, "randomized", seed=seed) for seed in (1, 1, 2))
+    state = torch.get_rng_state()
+    assert torch.equal(first.decoder, again.decoder)
+    assert torch.equal(first.encoder, again.encoder)
+    assert not torch.equal(first.decoder, other.decoder)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, f64])
+@pytest.mark.parametrize("shape", [(131, 61), (61, 131)])
+def test_the_last_energy_of_randomized_is_the_rest(shape, dtype):
+    W = torch.randn(shape, dtype=dtype)
+    found = factorize(W, r, "randomized")
+    assert len(found.energies) == r + 1
+    assert found.energies.sum().item() == pytest.approx(squared(W), rel=1e-6)
+    assert found.energies[-1].item() == pytest.approx(squared(W - product(found)), rel=1e-5)
+    assert found.error(r) == pytest.approx((squared(W - product(found)) / squared(W)) ** 0.5, rel=1e-5)
+
+
+def test_randomized_is_exact_where_that_costs_no_more():
+    W = torch.randn(m, n, dtype=f64)
+    found = factorize(W, 11, "randomized")
+    torch.testing.assert_close(product(found), truncation(W, 11), atol=1e-11, rtol=0)
+    assert len(found.energies) == m
+
+
+# random
+
+
+@pytest.mark.parametrize("std", [1e-3, 0.02, 3.0])
+def test_random_varies_as_the_weight(std):
+    W = std * torch.randn(211, 307)
+    found = factorize(W, 31, "random")
+    assert product(found).std().item() == pytest.approx(std, rel=0.05)
+    # The code varies as the input does.
+    assert (found.encoder.double() @ torch.randn(307, 1000, dtype=f64)).std().item() == pytest.approx(1, rel=0.05)
+
+
+# errors
+
+
+def one_line(caught):
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_unknown_solver():
+    with pytest.raises(ValueError, match="solver must be one of") as caught:
+        factorize(torch.ones(m, n), r, "best")
+    assert one_line(caught).endswith("got 'best'")
+
+
+@pytest.mark.parametrize("rank", [-1, 0, m + 1])
+def test_rank_out_of_range(rank):
+    with pytest.raises(ValueError, match=f"rank must be in 1..{m}") as caught:
+        factorize(torch.ones(m, n), rank)
+    assert one_line(caught) == f"rank must be in 1..{m} for a {m} x {n} weight, got {rank}"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_weights_must_be_finite(value, solver, dtype):
+    W = torch.ones(m, n, dtype=dtype)
+    W[2, 3] = W[5, 7] = value
+    with pytest.raises(ValueError, match="2 values that are not finite") as caught:
+        factorize(W, r, solver, statistics())
+    one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("solver", "missing"),
+    [("activation", "inputs"), ("sequential", "inputs"), ("sequential", "cross"), ("loss", "gradients")],
+)
+def test_missing_statistics(solver, missing):
+    given = {name: getattr(statistics(), name) for name in ("inputs", "cross", "gradients") if name != missing}
+    for seen in (Statistics(**given), *([None] if missing == "inputs" else [])):
+        with pytest.raises(ValueError, match=f"{solver!r} needs the covariance {missing!r}") as caught:
+            factorize(torch.ones(m, n), r, solver, seen)
+        one_line(caught)
+
+
+@pytest.mark.parametrize(("solver", "name"), [("activation", "inputs"), ("sequential", "cross"), ("loss", "gradients")])
+def test_statistics_must_be_finite_and_fit(solver, name):
+    seen = statistics()
+    getattr(seen, name)[1, 2] = float("nan")
+    with pytest.raises(ValueError, match=f"covariance {name!r} holds values that are not finite") as caught:
+        factorize(torch.ones(m, n), r, solver, seen)
+    one_line(caught)
+    size = m if name == "gradients" else n
+    fitting = {other: getattr(statistics(), other) for other in ("inputs", "cross", "gradients")}
+    with pytest.raises(ValueError, match=f"covariance {name!r} must be") as caught:
+        factorize(torch.ones(m, n), r, solver, Statistics(**{**fitting, name: torch.eye(size + 1)}))
+    assert one_line(caught).endswith(f"must be ({size}, {size}), got ({size + 1}, {size + 1})")
