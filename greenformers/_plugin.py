@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 REGISTRY = "transformers.quantizers.auto"
@@ -33,8 +32,8 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != REGISTRY:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
@@ -52,3 +51,4 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
         _register()
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]

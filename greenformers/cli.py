@@ -3,20 +3,17 @@
 import inspect
 import shlex
 import sys
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from greenformers import _terminal as terminal
 from greenformers.train.settings import Settings, value_of
 from greenformers.train.settings import read as read_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from greenformers.compress.budget import Budget
 
 app = typer.Typer(
@@ -76,12 +73,12 @@ def compare(
     from greenformers.report.table import tables
     from greenformers.train.fit import Schedule
 
-    _quiet()
-    console = _console()
+    terminal.quiet()
+    console = terminal.console()
     schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
     network = Network(hidden, layers, heads, feed_forward, rank, k)
     splits = load_images(data, folder, limit, pool, seed)
-    _check_writable(results, out)
+    terminal.check_writable(results, out)
     found = run(
         splits,
         [name.strip() for name in variants.split(",")],
@@ -93,7 +90,7 @@ def compare(
         console=console,
     )
     # Shown first: should the disk be full, the figures are at least on the screen.
-    _show(console, tables(found, console.width))
+    terminal.show(console, tables(found, console.width))
     append(results, found)
     page = write(found, out)
     console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)
@@ -120,8 +117,8 @@ def train(
     from greenformers.report.curves import run_curves, save
     from greenformers.train import run
 
-    _quiet()
-    console = _console()
+    terminal.quiet()
+    console = terminal.console()
     given = _given(config, flags)
     if resume and (out / run.SETTINGS).exists():
         stored = run.settings_of(out)
@@ -221,6 +218,10 @@ def compress(
         Path | None,
         typer.Option(help="Texts to judge by: .txt, or .tsv with sentence, label or sentence1, sentence2, score."),
     ] = None,
+    from_disk: Annotated[
+        bool,
+        typer.Option("--from-disk", help="A map at a time, for models too large for memory: no texts, no measuring."),
+    ] = False,
     lengths: Annotated[str, typer.Option(help="Lengths to measure costs at, with commas; '' for none.")] = "128",
     seed: Seed = 0,
     country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
@@ -229,22 +230,32 @@ def compress(
 ) -> None:
     """Factorise a trained model's maps; measure what it gained and what it lost."""
     from greenformers.compress.command import Wanted, run
+    from greenformers.compress.shards import compress_shards
     from greenformers.measure.record import append, context
     from greenformers.report.page import write
     from greenformers.report.table import tables
 
-    _quiet()
-    console = _console()
+    terminal.quiet()
+    console = terminal.console()
     budget = _budget(keep, of, uniform, rank, energy, stable_rank)
     wanted = Wanted(
         model=model, out=out, budget=budget, solver=solver, select=select, calibrate=calibrate, limit=limit,
         length=length, evaluate=evaluate, lengths=_numbers("lengths", lengths), only_if_faster=only_if_faster,
         multiple=multiple, seed=seed, country=country,
     )  # fmt: skip
-    with _Steps(console) as steps:
+    if from_disk:
+        if calibrate or evaluate or only_if_faster:
+            raise ValueError("--from-disk goes without --calibrate, --evaluate and --only-if-faster")
+        with terminal.Steps(console) as steps:
+            done = compress_shards(
+                model, out, budget, solver=solver, select=select, multiple=multiple, seed=seed, progress=steps
+            )
+        console.print(f"{str(done).splitlines()[0]}\nmodel:  {out}", soft_wrap=True)
+        return
+    with terminal.Steps(console) as steps:
         done, found = run(wanted, context(_command(), seed), steps)
     console.print(str(done).splitlines()[0])
-    _show(console, tables(found, console.width))
+    terminal.show(console, tables(found, console.width))
     if results is not None:
         append(results, found)
     page = write(found, report or out / "report", f"{Path(model).name}, low rank")
@@ -276,29 +287,6 @@ def _numbers(name: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-class _Steps:
-    """Progress of work that names its steps."""
-
-    def __init__(self, console: "Console") -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
-        self._known: dict[str, Any] = {}
-
-    def __enter__(self) -> "_Steps":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def __call__(self, what: str, share: float) -> None:
-        if what not in self._known:
-            self._known[what] = self._bars.add_task(what, total=1.0)
-        self._bars.update(self._known[what], completed=share)
-
-
 @app.command()
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
@@ -314,8 +302,8 @@ def evaluate(
     from greenformers.train.evaluate import evaluate as scored
     from greenformers.train.evaluate import records
 
-    _quiet()
-    console = _console()
+    terminal.quiet()
+    console = terminal.console()
     scores, shown = scored(run_folder, split, folder=folder, beams=beams, batch_size=batch)
     for text in shown[:samples]:
         console.print(text, markup=False, soft_wrap=True)
@@ -342,7 +330,7 @@ def generate(
     """Continue texts with a trained language model, or translate them with an encoder-decoder."""
     from greenformers.train.evaluate import written
 
-    _quiet()
+    terminal.quiet()
     texts = [*(prompt or []), *(prompts.read_text().splitlines() if prompts else [])]
     options: dict[str, Any] = {"num_beams": beams, "do_sample": sample, "max_new_tokens": max_new_tokens}
     draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -366,41 +354,10 @@ def report(
     if markdown:
         print(table_in_markdown(found), end="")
         return
-    console = _console()
+    console = terminal.console()
     page = write(found, out)
-    _show(console, tables(found, console.width))
+    terminal.show(console, tables(found, console.width))
     console.print(f"report:  {page}", soft_wrap=True)
-
-
-def _console() -> "Console":
-    """A console as wide as the terminal; wide enough for five variants where the output goes elsewhere."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-
-
-def _show(console: "Console", parts: "Iterable[Table]") -> None:
-    for part in parts:
-        console.print(part)
-
-
-def _quiet() -> None:
-    """Leave the terminal to our own progress bars."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
-def _check_writable(results: Path, out: Path) -> None:
-    """Find out before the work, not after it, that its results cannot be written."""
-    out.mkdir(parents=True, exist_ok=True)
-    results.parent.mkdir(parents=True, exist_ok=True)
-    existed = results.exists()
-    with results.open("ab"):
-        pass
-    if not existed:
-        results.unlink()
 
 
 def _command() -> str:
@@ -420,7 +377,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"greenformers: {message}", file=sys.stderr)
+    print(f"greenformers: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -11,10 +11,9 @@ from greenformers.compress.checkpoint import mark
 from greenformers.compress.solve import solve
 from greenformers.compress.walk import (
     Convolution,
-    Site,
     Unit,
     commit,
-    dense,
+    expand,
     filled,
     kind_of,
     pack,
@@ -24,7 +23,8 @@ from greenformers.compress.walk import (
     units,
     unpack,
 )
-from greenformers.lowrank.linear import LED
+from greenformers.lowrank.convolution import LowRankConv
+from greenformers.lowrank.embedding import LowRankEmbedding
 
 SOLVERS = {"random": "random", "svd": "svd", "nmf": "nmf", "snmf": "semi_nmf"}
 
@@ -67,17 +67,24 @@ def auto_fact(
     if deepcopy:
         root = copy_of(root)
     unpacked = unpack(root)
-    if fact_led_unit:
-        _again(root, rank, solver)
-    found = [
-        (site, chosen)
-        for site in sites(root, lambda path, part: kind_of(part) in ("linear", "conv") and _within(path, paths))
-        if (chosen := _rank(site, rank))
-    ]
+    before: dict[str, Unit] = {}
     made: dict[str, Unit] = {}
-    for site, chosen in found:
-        part = solve(site, chosen, SOLVERS[solver])
-        made |= filled(root, site, part.decoder[..., :chosen], part.encoder[:, :chosen])
+    try:
+        if fact_led_unit:
+            before = _again(root, rank, paths)
+            expand(root, before.items())
+        found = sites(root, lambda path, part: kind_of(part) in ("linear", "conv") and _within(path, paths))
+        for site in found:
+            if chosen := _rank(site.m, site.n, rank):
+                # Drawn as torch draws: differently each time, and again the same after torch.manual_seed.
+                seed = 0 if solver == "svd" else int(torch.randint(2**31, ()))
+                part = solve(site, chosen, SOLVERS[solver], seed=seed)
+                made |= filled(root, site, part.decoder, part.encoder)
+    except BaseException:
+        for path, unit_ in before.items():
+            put(root, path, unit_)
+        pack(root, unpacked)
+        raise
     commit(root, made)
     pack(root, unpacked)
     mark(root["it"])
@@ -96,20 +103,21 @@ def _within(path: str, parts: Sequence[str] | None) -> bool:
     return parts is None or any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
-def _rank(site: Site, rank: float) -> int | None:
-    limit = site.m * site.n // (site.m + site.n)
+def _rank(m: int, n: int, rank: float) -> int | None:
+    limit = m * n // (m + n)
     chosen = int(limit * rank) if rank < 1 else int(rank)
     return chosen if 0 < chosen < limit else None
 
 
-def _again(root: nn.Module, rank: float, solver: str) -> None:
-    for path, made in list(units(root)):
-        full = nn.ModuleDict({"it": dense(made)})
-        site = sites(full, lambda *_: True)[0]
-        chosen = _rank(site, rank)
-        if chosen and chosen < made.rank and isinstance(made, LED):
-            part = solve(site, chosen, SOLVERS[solver])
-            put(root, path, filled(full, site, part.decoder, part.encoder)["it"])
+def _again(root: nn.Module, rank: float, parts: Sequence[str] | None) -> dict[str, Unit]:
+    """The units whose rank would fall, by path, with all that share their factors."""
+    lower = set()
+    for path, made in units(root):
+        if _within(path, parts) and not isinstance(made, LowRankEmbedding):
+            groups = made.groups if isinstance(made, LowRankConv) else 1
+            if (chosen := _rank(len(made.decoder) // groups, made.encoder[0].numel(), rank)) and chosen < made.rank:
+                lower.add(id(made.decoder))
+    return {path: made for path, made in units(root) if id(made.decoder) in lower}
 
 
 def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -126,6 +134,8 @@ def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     first = [key for key in state if key.endswith(("led_unit.0.weight", "ced_unit.0.weight"))]
     if not first:
         raise ValueError("the state has no led_unit or ced_unit: it is not of a network factorised by greenformer")
+    if any(key.startswith(("led_unit.", "ced_unit.")) for key in first):
+        raise ValueError("the network is one map, which cannot become another in place: put it into an nn.Sequential")
     target = nn.ModuleDict({"it": copy_of(model)})
     found = {f"it.{key}": value for key, value in state.items()}
     for key in first:
@@ -138,11 +148,11 @@ def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         groups: Any = module.groups if isinstance(module, get_args(Convolution)) else 1
         try:
             made = unit(module, len(found[f"{stem}.0.weight"]) // groups)
-        except TypeError as error:
+            found[f"{path}.encoder"] = found.pop(f"{stem}.0.weight")
+            found[f"{path}.decoder"] = found.pop(f"{stem}.1.weight").reshape(made.decoder.shape)
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"{path.removeprefix('it.')}: {error}") from error
         put(target, path, made)
-        found[f"{path}.encoder"] = found.pop(f"{stem}.0.weight")
-        found[f"{path}.decoder"] = found.pop(f"{stem}.1.weight").reshape(made.decoder.shape)
         if f"{stem}.1.bias" in found:
             found[f"{path}.bias"] = found.pop(f"{stem}.1.bias")
     try:

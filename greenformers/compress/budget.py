@@ -39,7 +39,9 @@ class Budget:
             raise ValueError(f"a budget is one of {', '.join(HOW)}; got {self.how!r}")
         if self.of not in OF:
             raise ValueError(f"a budget is spent of {', '.join(OF)}; got {self.of!r}")
-        if self.how == "rank" and not (self.amount >= 1 and self.amount == int(self.amount)):
+        if self.of != "parameters" and self.how != "hull":
+            raise ValueError(f"a budget of {self.of} is a share of all maps together, not {self.how!r}")
+        if self.how == "rank" and not (self.amount >= 1 and float(self.amount).is_integer()):
             raise ValueError(f"a rank must be a whole number from 1 on, got {self.amount}")
         if self.how == "stable" and not self.amount > 0:
             raise ValueError(f"the multiple of the stable rank must be positive, got {self.amount}")
@@ -58,8 +60,8 @@ class Layer:
 
     Attributes:
         site: the map.
-        energies: squared singular values, falling; of a grouped convolution those of the groups, added up.
-        exact: error that no rank avoids, squared.
+        energies: squared singular values, falling; of a grouped convolution those of the groups, added up. Where there
+            are fewer than ranks, the rest are zero.
     """
 
     site: Site
@@ -114,9 +116,8 @@ def _spent(layers: Sequence[Layer], share: float, cost: Cost, multiple: int) -> 
         assert layer.energies is not None
         dropped = layer.energies.sum() - layer.energies.cumsum(0)
         offered = [
-            Point(rank, cost(layer.site, rank), max(dropped[rank - 1].item(), 0.0))
+            Point(rank, cost(layer.site, rank), max(dropped[min(rank, len(dropped)) - 1].item(), 0.0))
             for rank in candidates(layer.site, multiple)
-            if rank <= len(dropped)
         ]
         points.append([*offered, Point(None, cost(layer.site, None), 0.0)])
     everything = sum(row[-1].cost for row in points)

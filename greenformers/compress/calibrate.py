@@ -22,7 +22,7 @@ Batch = Any
 """A mapping of keyword arguments, a sequence of positional ones, or one tensor."""
 
 Loss = Callable[[nn.Module, Batch], Tensor]
-"""The loss of a model on a batch, as a scalar tensor."""
+"""The loss of a model on a batch, as a scalar tensor. If it has a method `restart`, that is called before each pass."""
 
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
@@ -37,6 +37,8 @@ def call(model: nn.Module, batch: Batch) -> Any:
         return model(**batch)
     if isinstance(batch, Tensor):
         return model(batch)
+    if isinstance(batch, str) or not isinstance(batch, Sequence):
+        raise ValueError(f"a batch must be a mapping, a sequence or a tensor, got a {type(batch).__name__}")
     return model(*batch)
 
 
@@ -171,7 +173,6 @@ def _collect(
     progress: Callable[[float], None],
 ) -> dict[tuple[str, str], Tensor]:
     sums: dict[tuple[str, str], Tensor] = {}
-    mask: list[Mapping[str, Tensor]] = [{}]
 
     def add(key: tuple[str, str], more: Tensor) -> None:
         more = more.double()  # float32 products, float64 sums
@@ -179,23 +180,24 @@ def _collect(
 
     def note(site: Site, first: bool) -> Hook:
         def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
+            given = masks.at(args[0])
             if first:
                 with torch.no_grad():
                     if site.kind == "embedding":
-                        counts = torch.bincount(kept(args[0], args[0].shape, mask[0]), minlength=site.m)
+                        counts = torch.bincount(kept(args[0], args[0].shape, given), minlength=site.m)
                         add((site.path, "C"), counts)
                     else:
-                        x = rows(site, args[0], mask[0])
+                        x = rows(site, args[0], given)
                         add((site.path, "C"), x.mT @ x)
                         add((site.path, "x"), x.sum(1))
                         add((site.path, "count"), x.new_tensor(x.shape[1]))
             if loss is None:
                 return None
-            # The graph begins at the first site: nothing before it needs a gradient.
-            out = out if out.requires_grad else out.detach().requires_grad_()
+            # The graph begins at the first site: nothing before it needs a gradient. A clone, for what follows may
+            # change its input in place, and must not a leaf.
+            out = out if out.requires_grad else out.detach().requires_grad_().clone()
             if site.kind != "embedding":
-                positions = dict(mask[0])
-                out.register_hook(lambda d: add((site.path, "G"), _gram(out_rows(site, d, positions))))
+                out.register_hook(lambda d: add((site.path, "G"), _gram(out_rows(site, d, given))))
             return out
 
         return hook
@@ -204,16 +206,24 @@ def _collect(
     batches = list(batches) if not isinstance(batches, Sequence) else batches
     if not len(batches):
         raise ValueError("the calibration data must hold at least one batch, got none")
-    with evaluating(model), _frozen(model), torch.set_grad_enabled(loss is not None), hooked(model, hooks):
+    getattr(loss, "restart", lambda: None)()
+    with (
+        evaluating(model),
+        _frozen(model),
+        torch.set_grad_enabled(loss is not None),
+        padding(model) as masks,
+        hooked(model, hooks),
+    ):
         for index, batch in enumerate(batches):
-            mask[0] = masks(batch)
+            masks.begin(batch)
             if loss is None:
                 call(model, batch)
             else:
                 value = loss(model, batch)
                 if not value.isfinite():
                     raise ValueError(f"the loss on batch {index} of the calibration data is {value.item()}")
-                value.backward()
+                if value.requires_grad:  # it does not if no map of the portion has a part in it
+                    value.backward()
             progress((index + 1) / len(batches))
     for site in (site for group in portion for site in group):
         if loss is not None and site.kind != "embedding" and (site.path, "G") not in sums:
@@ -227,12 +237,48 @@ def _gram(rows: Tensor) -> Tensor:
     return rows.mT @ rows
 
 
-def masks(batch: Batch) -> dict[str, Tensor]:
-    """The padding masks (B, N) of a batch, by name."""
-    if not isinstance(batch, Mapping):
-        return {}
-    found = {name: batch[name] for name in MASKS if isinstance(batch.get(name), Tensor)}
-    return {name: mask.bool() for name, mask in found.items() if mask.dim() == 2 and not mask.all()}
+class Padding:
+    """Which positions of a batch are padding: masks (B, N), by name.
+
+    An encoder-decoder has two, perhaps of one shape. That of the encoder is for what the encoder maps, and for what the
+    decoder maps of the encoder's output.
+    """
+
+    def __init__(self, encoder: nn.Module | None) -> None:
+        self.encoder = encoder
+        self.begin({})
+
+    def begin(self, batch: Batch) -> None:
+        """Take the masks of the batch that is next."""
+        found = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
+        given = {name: mask.bool() for name, mask in found.items() if isinstance(mask, Tensor) and mask.dim() == 2}
+        self.masks = {name: mask for name, mask in given.items() if not mask.all()}
+        self.encoded: Tensor | None = None
+
+    def note(self, _: nn.Module, __: object, out: Any) -> None:
+        """Hook on the encoder."""
+        self.encoded = out if isinstance(out, Tensor) else out[0]
+
+    def at(self, x: Tensor) -> dict[str, Tensor]:
+        """The masks that may be of an input."""
+        if self.encoder is None:
+            return self.masks
+        name = MASKS[self.encoded is not None and x is not self.encoded]
+        return {name: self.masks[name]} if name in self.masks else {}
+
+
+@contextmanager
+def padding(model: nn.Module) -> Iterator[Padding]:
+    """What tells padding in the batches that are called in a `with` block."""
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
+    encoder = model.get_encoder() if both else None  # type: ignore[operator]
+    found = Padding(None if encoder is model else encoder)
+    hook = None if found.encoder is None else found.encoder.register_forward_hook(found.note)
+    try:
+        yield found
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 def kept(x: Tensor, shape: Sequence[int], given: Mapping[str, Tensor]) -> Tensor:
@@ -281,8 +327,13 @@ def hooked(model: nn.Module, hooks: Iterable[tuple[Site, Hook]]) -> Iterator[Non
             for module in {id(found): found for found in map(model.get_submodule, site.paths)}.values():
                 # Of an embedding and the map tied to it, what the embedding sees.
                 if (kind_of(module) or "linear") == site.kind:
-                    stack.callback(module.register_forward_hook(hook).remove)
+                    stack.callback(module.register_forward_hook(_positional(hook), with_kwargs=True).remove)
         yield
+
+
+def _positional(hook: Hook) -> Callable[..., Any]:
+    """A hook that finds the input among the arguments, however it was passed."""
+    return lambda module, args, kwargs, out: hook(module, args or tuple(kwargs.values()), out)
 
 
 @contextmanager

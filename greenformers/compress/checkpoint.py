@@ -1,5 +1,6 @@
 """Where a compressed network differs from the dense one, written into it and read back: ranks by path, and ties."""
 
+import copy
 from collections.abc import Iterable, Mapping
 
 from torch import nn
@@ -26,7 +27,12 @@ def mark(model: nn.Module) -> None:
     """Write into a `transformers` model's configuration which of its maps are low rank, and keep its ties."""
     ranks = ranks_of(model)
     if isinstance(model, PreTrainedModel) and ranks:
-        model.config.quantization_config = LowRankConfig(ranks, ties_of(model))
+        # A configuration of its own: on the same one another, dense network may stand.
+        shared, own = model.config, copy.copy(model.config)
+        own.quantization_config = LowRankConfig(ranks, ties_of(model))
+        for part in model.modules():
+            if vars(part).get("config") is shared:
+                vars(part)["config"] = own
         _tie(model)
 
 
@@ -81,7 +87,10 @@ def place(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[st
         members = [at[path] for path in group if path in at]
         for place in members[1:]:
             other, origin = model.get_submodule(place), model.get_submodule(members[0])
-            other.decoder, other.encoder = origin.decoder, origin.encoder
+            for name in ("decoder", "encoder"):
+                if getattr(other, name).shape != getattr(origin, name).shape:
+                    raise ValueError(f"{place} and {members[0]} cannot be tied: their factors differ in shape")
+                setattr(other, name, getattr(origin, name))
     if isinstance(model, PreTrainedModel):
         _tie(model)
     return [path for path in ranks if path not in at]

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.compress.budget import Budget
 from greenformers.compress.compress import compress
-from greenformers.compress.load import check_local, check_weights, read_json
+from greenformers.compress.load import check_local, check_weights, line, model_class, read_json
 from greenformers.compress.quality import judge
 from greenformers.compress.result import CompressionReport
 from greenformers.compress.save import check_target, save
 from greenformers.compress.side_by_side import measured
 from greenformers.compress.texts import Texts, batches, read_texts, task_of
-from greenformers.lowrank.factorize import CALIBRATED
+from greenformers.lowrank.factorize import CALIBRATED, SOLVERS
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 DENSE, LOW_RANK = "dense", "low rank"
@@ -54,11 +54,17 @@ def run(
         OSError: a file that cannot be read or written.
     """
     check_target(wanted.out)
+    for name in ("limit", "length"):
+        if getattr(wanted, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(wanted, name)}")
+    if wanted.solver not in SOLVERS:
+        raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {wanted.solver!r}")
     if wanted.solver in CALIBRATED and wanted.calibrate is None:
         raise ValueError(f"solver {wanted.solver!r} needs texts: name a file with --calibrate")
     seen = None if wanted.calibrate is None else read_texts(wanted.calibrate)
     judged = None if wanted.evaluate is None else read_texts(wanted.evaluate)
     dense, tokenizer = pretrained(wanted.model, needs_tokenizer=seen is not None or judged is not None)
+    _try(dense, max([*wanted.lengths, *([] if seen is None and judged is None else [wanted.length])], default=0))
     calibration = None if seen is None or tokenizer is None else _calibration(seen, tokenizer, dense, wanted)
     example: Any = None
     if wanted.budget.of != "parameters" or wanted.only_if_faster:
@@ -104,13 +110,11 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     if local and getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{name} is compressed already; greenformers.load and greenformers.merge make it dense again")
     names = config.architectures or []
-    cls = getattr(transformers, names[0], None) if names else None
-    if cls is None:
-        raise ValueError(f"{name} names the architecture {names[:1]}, which transformers does not have")
+    cls = model_class({"architectures": names}, Path(name))
     try:
         found: Any = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
-    except (RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: the weights do not fit the configuration: {str(error)[:300]}") from error
+    except (RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError) as error:
+        raise ValueError(f"{name}: the weights do not fit the configuration: {line(error)}") from error
     model, info = found
     if info["missing_keys"]:
         raise ValueError(
@@ -122,6 +126,16 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
     return model.eval(), tokenizer
+
+
+def _try(model: PreTrainedModel, length: int) -> None:
+    """See that a model takes so many tokens, before the work and not after it."""
+    if length:
+        try:
+            with torch.inference_mode():
+                tokens_in(model, torch.zeros(1, length, dtype=torch.long))()
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"the model cannot be run on {length} tokens: {line(error)}") from error
 
 
 def _calibration(

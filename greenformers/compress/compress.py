@@ -49,7 +49,7 @@ def compress(
         calibration: batches: mappings of keyword arguments, sequences of positional ones, or tensors.
         loss: for "loss", a function of model and batch; by default the model's own, or how far its outputs move.
         example: a batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
-        multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU.
+        multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU, 1 where the budget names the rank.
         only_if_faster: leave dense what is not faster on the example, as measured.
         memory: bytes of calibration statistics held at once, see `greenformers.compress.calibrate.covariances`.
         seed: of solvers that draw, and of the probes of "loss".
@@ -61,6 +61,10 @@ def compress(
     if solver not in SOLVERS:
         raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
     budget = _budget(budget, solver)
+    if multiple is not None and multiple < 1:
+        raise ValueError(f"multiple must be at least 1, got {multiple}")
+    if isinstance(calibration, Mapping | torch.Tensor):
+        raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
     batches = None if calibration is None else list(calibration)
     if solver in CALIBRATED and not batches:
         raise ValueError(f"solver {solver!r} needs calibration data, at least one batch")
@@ -70,13 +74,17 @@ def compress(
     try:
         found = sites(model, select)
         traced = None
-        if example is not None:
+        if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
+            if example is None:
+                raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
             traced = trace(model, found, example)
-        elif budget.of != "parameters" or only_if_faster:
-            raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
-        multiple = multiple or MULTIPLE.get(found[0].matrices().device.type, 8)
+        if multiple is None:
+            multiple = 1 if budget.how == "rank" else MULTIPLE.get(found[0].matrices().device.type, 8)
         cost = _cost(budget, traced, multiple)
-        highest = _highest(found, budget)
+        if budget.needs_spectrum:
+            highest = {site.path: limit for site in found if (limit := largest(site.m, site.n))}
+        else:
+            highest = _ranks(found, {}, budget, cost, multiple)
         solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, progress)
         chosen = _ranks(found, solved, budget, cost, multiple)
         if only_if_faster and traced is not None:
@@ -121,14 +129,6 @@ def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:
     return Latency(dict(traced.shapes), multiple)
 
 
-def _highest(found: Sequence[Site], budget: Budget) -> dict[str, int]:
-    """The highest rank each site could get; sites that no rank makes smaller are left out."""
-    highest = {site.path: largest(site.m, site.n) for site in found}
-    if budget.how == "rank":
-        highest = {path: int(budget.amount) for path, limit in highest.items() if budget.amount <= limit}
-    return {path: limit for path, limit in highest.items() if limit}
-
-
 def _solve(
     model: nn.Module,
     found: Sequence[Site],
@@ -141,7 +141,10 @@ def _solve(
     seed: int,
     progress: Progress,
 ) -> dict[str, Solved]:
-    """Factors of each site at its highest rank; of solvers without a spectrum none yet, as the rank matters."""
+    """Factors of each site at the highest rank it may get; sites without one are left out.
+
+    Of solvers without a spectrum none yet, as the rank matters.
+    """
     if solver not in SPECTRAL:
         return {}
     if solver not in CALIBRATED:
@@ -174,12 +177,7 @@ def _ranks(
     layers = []
     for site in found:
         part = solved.get(site.path)
-        energies = torch.zeros(1) if part is None or part.energies is None else part.energies
-        import os
-
-        if os.environ.get("REL") and part is not None:
-            energies = energies / part.total
-        layers.append(Layer(site, energies))
+        layers.append(Layer(site, torch.zeros(1) if part is None or part.energies is None else part.energies))
     chosen = zip(found, ranks(layers, budget, cost, multiple), strict=True)
     return {site.path: rank for site, rank in chosen if rank is not None}
 

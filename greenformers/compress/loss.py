@@ -4,7 +4,7 @@ A language model has its own. For any other network it is how far the outputs mo
 d = gradient of <v, output> gives E[d d^T] = the Gauss-Newton matrix of the squared change of the output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,12 @@ class Movement:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator, self.seed = torch.Generator(), seed
+        self.restart()
+
+    def restart(self) -> None:
+        """Draw the same probes again: another pass over the data begins."""
+        self.generator.manual_seed(self.seed)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The projection of the output on the next probe."""
@@ -73,10 +78,11 @@ def output(found: object, batch: Batch) -> Tensor:
     if hidden is not None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
         return torch.nn.functional.normalize(pooled(hidden, mask), dim=-1) if hidden.dim() == 3 else hidden
-    first = found[0] if isinstance(found, (tuple, list)) else next(iter(vars(found).values()))
-    if not isinstance(first, Tensor):
-        raise ValueError(f"a {type(found).__name__} starts with no tensor: pass a loss")
-    return first
+    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, Sequence) else ()
+    for part in parts:
+        if isinstance(part, Tensor):
+            return part
+    raise ValueError(f"a {type(found).__name__} holds no tensor: pass a loss")
 
 
 def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,12 +1,11 @@
 """Back to dense: every map the product of its factors."""
 
-from typing import Any
-
 from torch import nn
 from transformers import PreTrainedModel
 
 from greenformers.compress.quantizer import LowRankConfig, LowRankQuantizer
-from greenformers.compress.walk import dense, put, units
+from greenformers.compress.walk import expand, put, units
+from greenformers.lowrank.multihead import LowRankMultihead
 
 
 def merge(model: nn.Module) -> int:
@@ -15,13 +14,8 @@ def merge(model: nn.Module) -> int:
     Weights that were tied are tied again.
     """
     found = list(units(model))
-    made: dict[int, nn.Module] = {}
-    weights: dict[int, nn.Parameter] = {}
-    for path, module in found:
-        full = made.setdefault(id(module), dense(module))
-        weight: Any = full.weight
-        full.weight = weights.setdefault(id(module.decoder), weight)
-        put(model, path, full)
+    expand(model, found)
+    _pack(model)
     if isinstance(model, PreTrainedModel):
         for part in model.modules():
             if isinstance(part, PreTrainedModel) and "_tied_weights_keys" in vars(part):
@@ -32,3 +26,12 @@ def merge(model: nn.Module) -> int:
         if isinstance(getattr(model, "hf_quantizer", None), LowRankQuantizer):
             del model.hf_quantizer
     return len(found)
+
+
+def _pack(model: nn.Module) -> None:
+    made: dict[int, nn.Module] = {}
+    for path, attention in list(model.named_modules(remove_duplicate=False)):
+        if path and isinstance(attention, LowRankMultihead):
+            if id(attention) not in made:
+                made[id(attention)] = attention.to_dense()
+            put(model, path, made[id(attention)])

@@ -15,6 +15,9 @@ from greenformers.compress.result import CompressionReport
 STRUCTURE = "greenformers.json"
 """What `config.json` says for a `transformers` model, of any other network."""
 
+MARK = "library_name: greenformers"
+"""At the head of every card: what tells a folder that may be replaced."""
+
 
 def save(
     model: nn.Module,
@@ -58,7 +61,7 @@ def save(
             tokenizer.save_pretrained(made)
         if report is not None:
             (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-        (made / "README.md").write_text(_card(model, report, card))
+        (made / "README.md").write_text(card_of(model, report, card))
         made.chmod(0o755)
         replace(made, folder)
     except BaseException:
@@ -68,13 +71,21 @@ def save(
 
 
 def check_target(folder: Path) -> None:
-    """See that a folder is free, or holds a network saved before.
+    """See that a folder is free, or holds a network saved before: what is there will be removed.
 
     Raises:
         FileExistsError: it is a file, or holds something else.
     """
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "README.md").exists())):
-        raise FileExistsError(f"{folder} exists and holds no saved network: name another folder")
+    if folder.exists() and not (folder.is_dir() and (_saved(folder) or not any(folder.iterdir()))):
+        raise FileExistsError(f"{folder} exists and holds no compressed network: name another folder")
+
+
+def _saved(folder: Path) -> bool:
+    card = folder / "README.md"
+    if not card.is_file() or not any(folder.glob("model*.safetensors")):
+        return False
+    with card.open(encoding="utf-8", errors="replace") as file:
+        return MARK in file.read(200)
 
 
 def replace(made: Path, folder: Path) -> None:
@@ -82,13 +93,19 @@ def replace(made: Path, folder: Path) -> None:
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         folder.rename(old / "old")
-        made.rename(folder)
+        try:
+            made.rename(folder)
+        except BaseException:
+            (old / "old").rename(folder)
+            old.rmdir()
+            raise
         shutil.rmtree(old)
     else:
         made.rename(folder)
 
 
-def _card(model: nn.Module, report: CompressionReport | None, card: str) -> str:
+def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> str:
+    """The model card: how to load it, what it costs, what was done."""
     name = type(model).__name__
     loading = (
         f"import greenformers\nfrom transformers import {name}\n\n"
@@ -98,7 +115,7 @@ def _card(model: nn.Module, report: CompressionReport | None, card: str) -> str:
         else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
     )
     parts = [
-        "---\nlibrary_name: greenformers\ntags: [greenformers, low-rank]\n---",
+        f"---\n{MARK}\ntags: [greenformers, low-rank]\n---",
         f"# {name}, low rank",
         "Some linear maps of this network are products of two smaller ones. `greenformers` must be installed to load "
         "it: **without it `transformers` warns and draws these weights at random.**",

@@ -10,11 +10,14 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor, nn
 
-from greenformers.compress.calibrate import Batch, Hook, Trace, call, has_bias, hooked, masks, rows
+from greenformers.compress.calibrate import Batch, Hook, Trace, call, has_bias, hooked, kept, padding, rows
 from greenformers.compress.solve import Solved, solve
 from greenformers.compress.walk import Site, filled, put
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
+
+FAST = ("activation_relu_or_gelu", "use_nested_tensor")
+"""What `refuse_fast_path` changes."""
 
 
 def sequential(
@@ -87,15 +90,16 @@ class _Reached(Exception):  # noqa: N818
 
 def _inputs(model: nn.Module, site: Site, batch: Batch, calls: int) -> Tensor:
     found: list[Tensor] = []
-    given = masks(batch)
 
     def hook(_: nn.Module, args: tuple[Tensor, ...], __: object) -> None:
-        found.append(args[0].flatten() if site.kind == "embedding" else rows(site, args[0], given))
+        x, given = args[0], masks.at(args[0])
+        found.append(kept(x, x.shape, given) if site.kind == "embedding" else rows(site, x, given))
         if len(found) == calls:
             raise _Reached
 
     hooks: list[tuple[Site, Hook]] = [(site, hook)]
-    with hooked(model, hooks), suppress(_Reached):
+    with padding(model) as masks, hooked(model, hooks), suppress(_Reached):
+        masks.begin(batch)
         call(model, batch)
     return torch.cat(found, -1 if site.kind == "embedding" else -2)
 
@@ -104,6 +108,8 @@ def _inputs(model: nn.Module, site: Site, batch: Batch, calls: int) -> Tensor:
 def placed(model: nn.Module, units: Mapping[str, nn.Module]) -> Iterator[None]:
     """Modules at their paths in a `with` block; afterwards those that were there."""
     before = {path: model.get_submodule(path) for path in units}
+    # An LED keeps torch's encoders around it from their fast path.
+    fast = [(part, name, vars(part)[name]) for part in model.modules() for name in FAST if name in vars(part)]
     try:
         for path, module in units.items():
             put(model, path, module)
@@ -111,3 +117,5 @@ def placed(model: nn.Module, units: Mapping[str, nn.Module]) -> Iterator[None]:
     finally:
         for path, module in before.items():
             put(model, path, module)
+        for part, name, value in fast:
+            setattr(part, name, value)

@@ -2,7 +2,8 @@
 
 | kind | module | matrix (m x n) | in its place |
 |---|---|---|---|
-| linear | nn.Linear; Conv1D of transformers, transposed | out x in | LED |
+| linear | nn.Linear | out x in | LED |
+| linear | Conv1D of transformers, which holds its weight transposed | out x in | TransposedLED |
 | conv | nn.Conv1d, 2d, 3d; one matrix a group | out / g x in / g times kernel | LowRankConv |
 | embedding | nn.Embedding | entries x width | LowRankEmbedding |
 
@@ -29,6 +30,15 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Select = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 
 KINDS = ("linear", "conv", "embedding")
+
+
+class TransposedLED(LED):
+    """LED in place of a Conv1D of `transformers`: who reads its weight finds it as Conv1D holds it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight the two factors stand for, (n, m)."""
+        return (self.decoder @ self.encoder).mT
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -97,8 +107,11 @@ def sites(model: nn.Module, select: Select = None) -> list[Site]:
         ValueError: nothing is selected, or a pattern selects nothing.
     """
     found: dict[int, list[tuple[str, nn.Module]]] = {}
+    # An attention that could not be unpacked reads the weights of its maps, and never calls them.
+    packed = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
+    read = {id(part) for attention in packed for part in attention.modules()}
     for path, module in model.named_modules(remove_duplicate=False):
-        if path and kind_of(module):
+        if path and kind_of(module) and id(module) not in read:
             weight = module.weight
             if isinstance(weight, Tensor) and weight.is_floating_point():
                 found.setdefault(id(weight), []).append((path, module))
@@ -147,6 +160,8 @@ def _examples(groups: list[list[tuple[str, nn.Module]]]) -> str:
 
 
 def _site(group: list[tuple[str, nn.Module]]) -> Site:
+    # Of an embedding and the map tied to it the embedding gives the name and the kind, whichever comes first.
+    group = sorted(group, key=lambda member: kind_of(member[1]) != "embedding")
     module = group[0][1]
     kind = kind_of(module)
     assert kind is not None
@@ -160,22 +175,24 @@ def _site(group: list[tuple[str, nn.Module]]) -> Site:
     return Site(paths, module, kind, 1, m, n)
 
 
-def unpack(model: nn.Module) -> list[str]:
-    """Unpack every nn.MultiheadAttention, so that its projections are linear maps. The paths of those unpacked."""
-    found = [path for path, module in model.named_modules() if path and type(module) is nn.MultiheadAttention]
-    for path in found:
-        attention = model.get_submodule(path)
-        assert isinstance(attention, nn.MultiheadAttention)
-        put(model, path, LowRankMultihead.like(attention))
+def unpack(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
+    """Unpack every nn.MultiheadAttention, so that its projections are linear maps. Those that were there, by path."""
+    found = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if path and type(module) is nn.MultiheadAttention
+    }
+    made = {id(attention): LowRankMultihead.like(attention) for attention in found.values()}
+    for path, attention in found.items():
+        put(model, path, made[id(attention)])
     return found
 
 
-def pack(model: nn.Module, paths: Iterable[str]) -> None:
-    """Pack again those attentions that have stayed dense."""
-    for path in paths:
-        attention = model.get_submodule(path)
-        if isinstance(attention, LowRankMultihead) and not any(isinstance(part, LED) for part in attention.modules()):
-            put(model, path, attention.to_dense())
+def pack(model: nn.Module, unpacked: Mapping[str, nn.MultiheadAttention]) -> None:
+    """Put those attentions back of which no map became low rank."""
+    for path, attention in unpacked.items():
+        if not any(isinstance(part, LED) for part in model.get_submodule(path).modules()):
+            put(model, path, attention)
 
 
 def unit(module: nn.Module, rank: int) -> Unit:
@@ -196,7 +213,8 @@ def unit(module: nn.Module, rank: int) -> Unit:
     assert isinstance(weight, Tensor)
     m, n = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
     with torch.device(weight.device):
-        return LED(n, m, rank, bias=module.bias is not None).to(weight.dtype)
+        made = (TransposedLED if isinstance(module, Conv1D) else LED)(n, m, rank, bias=module.bias is not None)
+    return made.to(weight.dtype)
 
 
 def filled(
@@ -228,9 +246,9 @@ def _filled(module: nn.Module, decoder: Tensor, encoder: Tensor, shift: Tensor |
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 # The row of padding is zero as a rule; so is its factor then, exactly.
                 made.decoder[module.padding_idx] *= module.weight[module.padding_idx].any()
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        made.decoder.requires_grad_(trained)
-        made.encoder.requires_grad_(trained)
+        weight: Any = module.weight
+        made.decoder.requires_grad_(weight.requires_grad)
+        made.encoder.requires_grad_(weight.requires_grad)
     bias = getattr(module, "bias", None)
     if isinstance(made, LED | LowRankConv) and isinstance(bias, nn.Parameter):
         made.bias = bias if shift is None else nn.Parameter((bias + shift).to(bias.dtype), bias.requires_grad)
@@ -257,13 +275,31 @@ def dense(made: Unit) -> nn.Module:
     """The dense map that a unit stands for."""
     if not isinstance(made, LED):
         return made.to_dense()
+    full: nn.Linear | Conv1D
     with torch.device(made.decoder.device):
-        full = nn.Linear(made.in_features, made.out_features, made.bias is not None).to(made.decoder.dtype)
+        if isinstance(made, TransposedLED):
+            full = Conv1D(made.out_features, made.in_features)
+        else:
+            full = nn.Linear(made.in_features, made.out_features, made.bias is not None)
+    full.to(made.decoder.dtype)
     with torch.no_grad():
         full.weight.copy_(made.weight)
+    full.weight.requires_grad_(made.decoder.requires_grad or made.encoder.requires_grad)
     if made.bias is not None:
         full.bias = made.bias
     return full.train(made.training)
+
+
+def expand(model: nn.Module, found: Iterable[tuple[str, Unit]]) -> None:
+    """Put dense maps in the place of units. Those that shared their factors share the weight."""
+    made: dict[int, nn.Module] = {}
+    weights: dict[int, nn.Parameter] = {}
+    for path, module in found:
+        if id(module) not in made:
+            full: Any = dense(module)
+            full.weight = weights.setdefault(id(module.decoder), full.weight)
+            made[id(module)] = full
+        put(model, path, made[id(module)])
 
 
 def units(model: nn.Module) -> Iterator[tuple[str, Unit]]:

@@ -1,0 +1,65 @@
+"""What commands show on the terminal."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def console() -> "Console":
+    """A console as wide as the terminal; wide enough for five variants where the output goes elsewhere."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def show(console: "Console", parts: "Iterable[Table]") -> None:
+    """Print tables."""
+    for part in parts:
+        console.print(part)
+
+
+def quiet() -> None:
+    """Leave the terminal to our own progress bars."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def check_writable(results: Path, out: Path) -> None:
+    """Find out before the work, not after it, that its results cannot be written."""
+    out.mkdir(parents=True, exist_ok=True)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    existed = results.exists()
+    with results.open("ab"):
+        pass
+    if not existed:
+        results.unlink()
+
+
+class Steps:
+    """Progress of work that names its steps."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self._known: dict[str, Any] = {}
+
+    def __enter__(self) -> "Steps":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, what: str, share: float) -> None:
+        if what not in self._known:
+            self._known[what] = self._bars.add_task(what, total=1.0)
+        self._bars.update(self._known[what], completed=share)
