@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.compress.budget import Budget
@@ -16,7 +15,7 @@ from greenformers.compress.load import check_local, check_weights, line, model_c
 from greenformers.compress.quality import judge
 from greenformers.compress.result import CompressionReport
 from greenformers.compress.save import check_target, save
-from greenformers.compress.side_by_side import measured
+from greenformers.compress.side_by_side import measured, on_tokens
 from greenformers.compress.texts import Texts, batches, read_texts, task_of
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS
 from greenformers.measure.record import METRICS, Record, with_ratios
@@ -64,11 +63,13 @@ def run(
     seen = None if wanted.calibrate is None else read_texts(wanted.calibrate)
     judged = None if wanted.evaluate is None else read_texts(wanted.evaluate)
     dense, tokenizer = pretrained(wanted.model, needs_tokenizer=seen is not None or judged is not None)
-    _try(dense, max([*wanted.lengths, *([] if seen is None and judged is None else [wanted.length])], default=0))
     calibration = None if seen is None or tokenizer is None else _calibration(seen, tokenizer, dense, wanted)
     example: Any = None
+    lengths = [*wanted.lengths, *([] if seen is None and judged is None else [wanted.length])]
     if wanted.budget.of != "parameters" or wanted.only_if_faster:
-        example = {"input_ids": torch.zeros(8, max(wanted.lengths, default=128), dtype=torch.long)}
+        lengths.append(max(wanted.lengths, default=128))
+        example = {"input_ids": torch.zeros(8, lengths[-1], dtype=torch.long)}
+    _try(dense, max(lengths, default=0))
     small = copy.deepcopy(dense)
     report = compress(
         small, wanted.budget, solver=wanted.solver, select=wanted.select, calibration=calibration, example=example,
@@ -106,14 +107,19 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"{name} is not a folder with a model")
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(name, **options)
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+    except Exception as error:
+        raise ValueError(f"{name} has no configuration that can be read: {line(error)}") from error
     if local and getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{name} is compressed already; greenformers.load and greenformers.merge make it dense again")
     names = config.architectures or []
     cls = model_class({"architectures": names}, Path(name))
     try:
         found: Any = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
-    except (RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError) as error:
+    except OSError as error:
+        raise OSError(line(error)) from error
+    except Exception as error:  # whatever `transformers` makes of files that anyone may have written
         raise ValueError(f"{name}: the weights do not fit the configuration: {line(error)}") from error
     model, info = found
     if info["missing_keys"]:
@@ -122,7 +128,10 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
         )
     tokenizer = None
     if needs_tokenizer or not local or (Path(name) / "tokenizer_config.json").exists():
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        except Exception as error:
+            raise ValueError(f"{name} has no tokenizer that can be read: {line(error)}") from error
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
     return model.eval(), tokenizer
@@ -133,9 +142,11 @@ def _try(model: PreTrainedModel, length: int) -> None:
     if length:
         try:
             with torch.inference_mode():
-                tokens_in(model, torch.zeros(1, length, dtype=torch.long))()
+                on_tokens(model, length, vocabulary=1, size=1)()
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"the model cannot be run on {length} tokens: {line(error)}") from error
+            raise ValueError(
+                f"the model cannot be run on {length} tokens, see --length and --lengths: {line(error)}"
+            ) from error
 
 
 def _calibration(

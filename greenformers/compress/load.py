@@ -46,7 +46,9 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
         found: Any = (cls or model_class(config, folder)).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
-    except (RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever `transformers` makes of files that anyone may have written
         raise ValueError(f"{folder}: the weights do not fit the configuration: {line(error)}") from error
     model, info = found
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):

@@ -64,6 +64,8 @@ def _encoders(
 ) -> dict[str, dict[str, Score]]:
     if texts.labels is not None and len(texts.segments[0]) != 2:
         raise ValueError(f"{texts.name}: an encoder is judged by plain text or by pairs with scores, not by classes")
+    if texts.labels is not None and len(set(texts.labels)) < 2:
+        raise ValueError(f"{texts.name}: pairs judge an encoder where their scores differ")
     found: dict[str, dict[str, Score]] = {}
     dense: Tensor | None = None
     alike: np.ndarray | None = None
@@ -73,7 +75,7 @@ def _encoders(
         found[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)}
         if texts.labels is not None:
             cosines = (rows[::2] * rows[1::2]).sum(-1).numpy()  # segments of an example stand beside each other
-            value = 100 * float(spearmanr(cosines, texts.labels).statistic)
+            value = 100 * _spearman(cosines, np.asarray(texts.labels))
             interval = None if alike is None else spearman_difference(cosines, alike, np.asarray(texts.labels))
             alike = cosines if alike is None else alike
             found[name]["spearman"] = (value, interval)
@@ -86,9 +88,14 @@ def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: 
     found = []
     for _ in range(RESAMPLES):
         at = draw.integers(0, len(scores), len(scores))
-        found.append(spearmanr(a[at], scores[at]).statistic - spearmanr(b[at], scores[at]).statistic)
+        found.append(_spearman(a[at], scores[at]) - _spearman(b[at], scores[at]))
     low, high = np.quantile(found, [0.025, 0.975])
     return [100 * float(low), 100 * float(high)]
+
+
+def _spearman(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's correlation; of a constant, which has none, 0."""
+    return float(spearmanr(a, b).statistic) if np.ptp(a) and np.ptp(b) else 0.0
 
 
 @torch.inference_mode()

@@ -49,7 +49,7 @@ def measured(
         ]
     for length in lengths:
         setting = {"length": length, "batch": BATCH}
-        subjects = {name: Subject(model, _call(model, length, vocabulary)) for name, model in models.items()}
+        subjects = {name: Subject(model, on_tokens(model, length, vocabulary)) for name, model in models.items()}
         found = costs(subjects, METERED, benchmark="compress", setting=setting, repeats=repeats, about=about)
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
@@ -78,8 +78,9 @@ def _energy(
     return {name: (spent[name], sources[name]) for name in subjects}
 
 
-def _call(model: PreTrainedModel, length: int, vocabulary: int) -> Callable[[], Tensor]:
-    ids = torch.randint(0, vocabulary, (BATCH, length), generator=torch.Generator().manual_seed(0))
+def on_tokens(model: PreTrainedModel, length: int, vocabulary: int, size: int = BATCH) -> Callable[[], Tensor]:
+    """A call of a model on a batch of random tokens, always the same, to a number that can be differentiated."""
+    ids = torch.randint(0, vocabulary, (size, length), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids.to(model.device)}
     if getattr(model.config, "is_encoder_decoder", False):
         batch["decoder_input_ids"] = batch["input_ids"]

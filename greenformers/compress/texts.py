@@ -59,7 +59,7 @@ def read_texts(path: Path) -> Texts:
             path,
             ("sentence1", "sentence2") if pairs else ("sentence",),
             "score" if pairs else "label",
-            score_reader(-1e9, 1e9),
+            score_reader(-1e9, 1e9) if pairs else _class,
         )
         texts = Texts(path.name, [tuple(row) for row in found.texts], list(found.labels))
     else:
@@ -67,6 +67,12 @@ def read_texts(path: Path) -> Texts:
     if not texts.segments:
         raise ValueError(f"{path.name} holds no text")
     return texts
+
+
+def _class(value: object) -> int:
+    if not str(value).isdecimal():
+        raise ValueError("the label must be a whole number from 0 on")
+    return int(str(value))
 
 
 def task_of(model: PreTrainedModel) -> Task:
@@ -117,7 +123,10 @@ def batches(
     by_length: dict[int, list[list[int]]] = {}
     for text in texts:
         ids = tokenizer(text, truncation=True, max_length=length)["input_ids"]
-        by_length.setdefault(len(ids), []).append(ids)
+        if ids:
+            by_length.setdefault(len(ids), []).append(ids)
+    if not by_length:
+        raise ValueError("the text has no token that the model knows")
     return [
         _stacked(rows[start : start + size])
         for _, rows in sorted(by_length.items())
