@@ -8,10 +8,12 @@ thesis' own: 785 positions, 60,000 images, 8 epochs. Stopped at any moment, the 
 
 import argparse
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -21,6 +23,7 @@ from greenformers.data import Splits, load_images
 from greenformers.measure.parameters import parameters
 from greenformers.measure.quality import correct, paired_difference, predict
 from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.train import checkpoint
 from greenformers.train.run import ensure, trained
 from greenformers.train.settings import Settings
 
@@ -60,18 +63,30 @@ def measure(base: Settings, runs: Path, k: int) -> list[Record]:
     return records
 
 
+def answers(run: Path, data: Splits) -> dict[str, Tensor]:
+    """Which training and which test images a trained variant gets right; computed once a run."""
+    kept = run / "answers.json"
+    if not kept.exists():
+        model = trained(run)
+        parts = {"train": data.train, "test": data.test}
+        found = {name: correct(*predict(model, part, batch_size=64)) for name, part in parts.items()}
+        checkpoint.replace(
+            kept, json.dumps({name: "".join("01"[bit] for bit in right) for name, right in found.items()})
+        )
+    return {name: torch.tensor([bit == "1" for bit in bits]) for name, bits in json.loads(kept.read_text()).items()}
+
+
 def judged(run: Path, variant: str, data: Splits, setting: dict[str, Any], right: dict[str, Tensor]) -> list[Record]:
     """The figures of one trained variant; `right` collects which test images each variant gets right."""
-    model = trained(run)
-    train = correct(*predict(model, data.train, batch_size=64))
-    right[variant] = correct(*predict(model, data.test, batch_size=64))
+    found = answers(run, data)
+    right[variant] = found["test"]
     interval = None
     if variant != BASELINE:
         _, low, high = paired_difference(right[variant], right[BASELINE])
         interval = [low, high]
     figures = {
-        "parameters": (parameters(model), None),
-        "train_accuracy": (100 * train.double().mean().item(), None),
+        "parameters": (parameters(trained(run)), None),
+        "train_accuracy": (100 * found["train"].double().mean().item(), None),
         "test_accuracy": (100 * right[variant].double().mean().item(), interval),
     }
     return [
