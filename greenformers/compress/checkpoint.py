@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from greenformers.compress.quantizer import LowRankConfig
-from greenformers.compress.walk import Unit, pack, put, unit, units, unpack
+from greenformers.compress.walk import Unit, kind_of, pack, put, unit, units, unpack
 
 
 def ranks_of(model: nn.Module) -> dict[str, int]:
@@ -70,6 +70,7 @@ def place(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[st
     Raises:
         ValueError: a path leads to something that has no low-rank form, or a rank is out of range.
     """
+    shared = model.get_expanded_tied_weights_keys(all_submodels=True) if isinstance(model, PreTrainedModel) else {}
     unpacked = unpack(model)
     named = dict(model.named_modules(remove_duplicate=False))
     stem = f"{model.base_model_prefix}." if isinstance(model, PreTrainedModel) and model.base_model_prefix else ""
@@ -82,6 +83,7 @@ def place(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[st
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
         put(model, place, made)
+    _follow(model, shared)
     pack(model, unpacked)
     for group in ties:
         members = [at[path] for path in group if path in at]
@@ -94,6 +96,17 @@ def place(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[st
     if isinstance(model, PreTrainedModel):
         _tie(model)
     return [path for path in ranks if path not in at]
+
+
+def _follow(model: nn.Module, shared: Mapping[str, str]) -> None:
+    """A map that is tied to one which is low rank now becomes so too: a head that comes, and reads the table."""
+    made = dict(units(model))
+    for target, origin in shared.items():
+        path, other = target.removesuffix(".weight"), made.get(origin.removesuffix(".weight"))
+        if other is not None and path not in made and path != target and kind_of(model.get_submodule(path)):
+            tied = unit(model.get_submodule(path), other.rank)
+            tied.decoder, tied.encoder = other.decoder, other.encoder
+            put(model, path, tied)
 
 
 def _found(named: Mapping[str, nn.Module], path: str, stem: str) -> str | None:

@@ -11,8 +11,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
-from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import GENERATES, ZOO, difference, everything, inputs, network, outputs
 
 import greenformers
@@ -155,17 +154,82 @@ def test_a_head_may_go(saved: dict[str, Any], name: str, base: str, what: str) -
     assert set(body.config.quantization_config.ranks) == set(ranks_of(body))
 
 
-@pytest.mark.parametrize("what", SELECTIONS)
-def test_a_head_may_come(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = small("bert", SELECTIONS[what], cls="BertModel", add_pooling_layer=False) if False else network("bert", "BertModel")
-    greenformers.compress(model, 0.5, select=SELECTIONS[what])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_a_head_may_come(name: str, tmp_path: Path) -> None:
+    base, head = {
+        "bert": ("BertModel", "BertForMaskedLM"),
+        "gpt2": ("GPT2Model", "GPT2LMHeadModel"),
+        "t5": ("T5Model", "T5ForConditionalGeneration"),
+    }[name]
+    model = network(name, base)
+    greenformers.compress(model, 0.5, select=everything)
     model.save_pretrained(tmp_path / "base")
-    full, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "base", output_loading_info=True)
+    full, info = getattr(transformers, head).from_pretrained(tmp_path / "base", output_loading_info=True)
     assert all(key.startswith("cls.") for key in info["missing_keys"])
-    batch = inputs("bert")
-    assert difference(outputs(full.bert, batch)[:1], outputs(model, batch)[:1]) == 0.0
-    # The head reads the table that is low rank now, where it is.
+    # The head reads the table, which is low rank now, and so is the head.
+    table, map_ = full.get_input_embeddings(), full.get_output_embeddings()
+    assert map_.decoder is table.decoder
+    assert map_.encoder is table.encoder
+    batch = inputs(name)
+    assert difference(outputs(full.base_model, batch)[:1], outputs(model, batch)[:1]) == 0.0
     full.save_pretrained(tmp_path / "full")
-    again, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "full", output_loading_info=True)
+    again, info = type(full).from_pretrained(tmp_path / "full", output_loading_info=True)
     assert not any(info.values())
     assert difference(outputs(again, batch), outputs(full, batch)) == 0.0
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_merged_it_is_an_ordinary_network(saved: dict[str, Any], name: str, tmp_path: Path) -> None:
+    expected = saved[f"{name}-everything"]["model"]
+    model, original, batch = greenformers.load(saved[f"{name}-everything"]["folder"]), network(name), inputs(name)
+    assert greenformers.merge(model) == len(ranks_of(expected))
+    assert difference(outputs(model, batch), outputs(expected, batch)) < 1e-5
+    assert {path: type(part) for path, part in model.named_modules()} == {
+        path: type(part) for path, part in original.named_modules()
+    }
+    assert parameters(model) == parameters(original)
+    model.save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert "quantization_config" not in described
+    again, info = getattr(transformers, ZOO[name][1]).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert difference(outputs(again, batch), outputs(model, batch)) == 0.0
+    with pytest.raises(ValueError, match="does not describe a compressed network"):
+        greenformers.load(tmp_path)
+
+
+def test_two_networks_of_one_configuration() -> None:
+    first = network("bert")
+    second = type(first)(first.config)
+    greenformers.compress(first)
+    assert first.config.quantization_config.ranks
+    assert first.base_model.config is first.config
+    assert getattr(second.config, "quantization_config", None) is None
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_reloaded_network_learns(saved: dict[str, Any], name: str, tmp_path: Path) -> None:
+    model = greenformers.load(saved[f"{name}-everything"]["folder"])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    row = {"input_ids": [5, 6, 7, 8], "labels": [5, 6, 7, 8]}
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to="none",
+        save_strategy="no", disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=[row] * 4).train()
+    moved = {key for key, value in model.state_dict().items() if not value.equal(before[key])}
+    assert {key for key in before if key.endswith(("decoder", "encoder"))} <= moved
+    assert model.get_input_embeddings().decoder is model.get_output_embeddings().decoder
+    again = greenformers.load(greenformers.save(model, tmp_path / "trained"))
+    assert difference(outputs(again, inputs(name)), outputs(model.eval(), inputs(name))) == 0.0
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_export_and_compile(saved: dict[str, Any], name: str) -> None:
+    model, batch = saved[f"{name}-everything"]["model"], inputs(name) | {"use_cache": False}
+    expected = outputs(model, batch)[0]
+    exported = torch.export.export(model, (), batch, strict=False).module()
+    torch.testing.assert_close(exported(**batch).logits, expected)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(**batch).logits, expected)

@@ -33,8 +33,14 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPT2LMHeadModel",
         "AutoModelForCausalLM",
         {
-            "vocab_size": 53, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 40, "bos_token_id": 1,
-            "eos_token_id": 2, "pad_token_id": 0,
+            "vocab_size": 53,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_positions": 40,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
         },
     ),  # fmt: skip
     "llama": (
@@ -46,22 +52,38 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
         "T5ForConditionalGeneration",
         "AutoModelForSeq2SeqLM",
         {
-            "vocab_size": 53, "d_model": 32, "d_kv": 16, "d_ff": 44, "num_layers": 1, "num_decoder_layers": 1,
-            "num_heads": 2, "decoder_start_token_id": 0,
+            "vocab_size": 53,
+            "d_model": 32,
+            "d_kv": 16,
+            "d_ff": 44,
+            "num_layers": 1,
+            "num_decoder_layers": 1,
+            "num_heads": 2,
+            "decoder_start_token_id": 0,
         },
     ),  # fmt: skip
     "bart": (
-        "BartForConditionalGeneration", "AutoModelForSeq2SeqLM", SEQ2SEQ | {"max_position_embeddings": 40},
+        "BartForConditionalGeneration",
+        "AutoModelForSeq2SeqLM",
+        SEQ2SEQ | {"max_position_embeddings": 40},
     ),  # fmt: skip
     "vit": (
-        "ViTForImageClassification", "AutoModelForImageClassification", TOWER | {"image_size": 20, "patch_size": 5},
+        "ViTForImageClassification",
+        "AutoModelForImageClassification",
+        TOWER | {"image_size": 20, "patch_size": 5},
     ),  # fmt: skip
     "wav2vec2": (
         "Wav2Vec2ForCTC",
         "AutoModelForCTC",
-        TOWER | {
-            "vocab_size": 31, "conv_dim": (32, 32), "conv_stride": (5, 3), "conv_kernel": (10, 5),
-            "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4,
+        TOWER
+        | {
+            "vocab_size": 31,
+            "conv_dim": (32, 32),
+            "conv_stride": (5, 3),
+            "conv_kernel": (10, 5),
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 4,
         },
     ),  # fmt: skip
     "whisper": (
@@ -74,7 +96,8 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
         "AutoModel",
         {
             "text_config": TOWER | TEXT | {"max_position_embeddings": 40},
-            "vision_config": TOWER | {"image_size": 20, "patch_size": 5}, "projection_dim": 24,
+            "vision_config": TOWER | {"image_size": 20, "patch_size": 5},
+            "projection_dim": 24,
         },
     ),  # fmt: skip
 }

