@@ -156,6 +156,10 @@ def _solve(
         return solved
     assert batches
     assert traced is not None
+    for site in found:
+        # Before it spreads, and the data is blamed.
+        if not site.matrices().isfinite().all():
+            raise ValueError(f"{site.path}: the weight holds values that are not finite")
     if solver == "loss":
         loss = loss or default(model, batches[0], seed)
     statistics = covariances(

@@ -123,11 +123,22 @@ def test_a_convolution_starts_near_the_mean():
     assert kernel.std().item() == pytest.approx(0.1 / 32, rel=0.1)
 
 
-def test_projected_keys_vary_as_keys_do():
-    torch.manual_seed(0)
-    module = build("linformer", Shape(1, 64, 4096), k=128)
-    x = torch.randn(1, 4096, 64, generator=torch.Generator().manual_seed(0))
-    assert module.reduce(x, role="k").var().item() == pytest.approx(1, rel=0.1)
+@pytest.mark.parametrize(("k", "length"), [(128, 4096), (5, 12), (7, 7), (1, 3)])
+def test_the_projections_start_as_means_over_windows_that_cover_the_length(k, length):
+    module = build("linformer", Shape(2, 3, length), k=k)
+    for matrix in (module.E[0], module.F[0]):
+        assert torch.allclose(matrix.sum(-1), torch.ones(k))
+        assert ((matrix > 0).sum(0) == 1).all()  # each position in one window
+        sizes = (matrix > 0).sum(-1)
+        assert sizes.max() - sizes.min() <= 1
+        assert all(row.nonzero().diff(dim=0).eq(1).all() for row in matrix)  # of neighbours
+
+
+def test_the_first_windows_are_spread_over_the_whole_length():
+    # Layers and heads with a smaller k use the first rows of a shared E.
+    matrix = build("linformer", Shape(1, 3, 64), k=16).E[0]
+    starts = matrix[:4].argmax(-1).sort().values
+    assert starts.tolist() == [0, 16, 32, 48]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,16 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+# fmt: off
 TEXT = {"vocab_size": 53, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ENCODER = {
     "vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 44,
     "max_position_embeddings": 40,
-}  # fmt: skip
+}
 SEQ2SEQ = TEXT | {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 44, "decoder_ffn_dim": 44, "decoder_start_token_id": 1,
-}  # fmt: skip
+}
 TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 44}
 
 # Class of the network, class that reloads it, options of its configuration.
@@ -42,7 +43,7 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
             "eos_token_id": 2,
             "pad_token_id": 0,
         },
-    ),  # fmt: skip
+    ),
     "llama": (
         "LlamaForCausalLM",
         "AutoModelForCausalLM",
@@ -61,17 +62,17 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_heads": 2,
             "decoder_start_token_id": 0,
         },
-    ),  # fmt: skip
+    ),
     "bart": (
         "BartForConditionalGeneration",
         "AutoModelForSeq2SeqLM",
         SEQ2SEQ | {"max_position_embeddings": 40},
-    ),  # fmt: skip
+    ),
     "vit": (
         "ViTForImageClassification",
         "AutoModelForImageClassification",
         TOWER | {"image_size": 20, "patch_size": 5},
-    ),  # fmt: skip
+    ),
     "wav2vec2": (
         "Wav2Vec2ForCTC",
         "AutoModelForCTC",
@@ -85,7 +86,7 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_conv_pos_embeddings": 8,
             "num_conv_pos_embedding_groups": 4,
         },
-    ),  # fmt: skip
+    ),
     "whisper": (
         "WhisperForConditionalGeneration",
         "AutoModelForSpeechSeq2Seq",
@@ -99,8 +100,9 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
             "vision_config": TOWER | {"image_size": 20, "patch_size": 5},
             "projection_dim": 24,
         },
-    ),  # fmt: skip
+    ),
 }
+# fmt: on
 
 GENERATES = ("gpt2", "llama", "t5", "bart", "whisper")
 
@@ -136,7 +138,7 @@ def inputs(name: str, batch: int = 2, length: int = 7) -> dict[str, Tensor]:
     return found | ({"pixel_values": pixels} if name == "clip" else {})
 
 
-def everything(path: str, module: nn.Module) -> bool:
+def everything(_: str, __: nn.Module) -> bool:
     """Selects all that has a low-rank form."""
     return True
 

@@ -1,0 +1,315 @@
+"""What maps see on calibration data, and the errors that are predicted from it, against the outputs themselves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mixed import all_of, chain, mixed, rows, tokens
+from torch import Tensor, nn
+from zoo import everything, inputs, network, outputs
+
+import greenformers
+from greenformers import LED, Budget
+from greenformers.compress import calibrate
+from greenformers.compress.calibrate import covariances, trace
+from greenformers.compress.walk import sites, unpack
+from greenformers.lowrank.factorize import CALIBRATED
+from greenformers.lowrank.multihead import LowRankMultihead
+
+UNIFORM = Budget(0.6, "uniform")
+
+
+def seen_by(model: nn.Module, batches: list[Any], path: str) -> Tensor:
+    """All inputs of a map, (positions, n), in float64."""
+    found: list[Tensor] = []
+    hook = model.get_submodule(path).register_forward_hook(lambda _, args, __: found.append(args[0]))
+    with torch.no_grad():
+        for batch in batches:
+            calibrate.call(model, batch)
+    hook.remove()
+    return torch.cat([x.flatten(0, -2) for x in found]).double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("solver", ["svd", "activation"])
+def test_predicted_achieved_and_recomputed_errors_agree(solver: str, bias: bool) -> None:
+    dense, model, batches = chain(24, 31, 18, bias=bias), chain(24, 31, 18, bias=bias), rows(24)
+    report = all_of(model, UNIFORM, solver=solver, calibration=batches)
+    for layer, path in zip(report.layers, ("0", "2"), strict=True):
+        assert layer.rank is not None
+        assert layer.predicted == pytest.approx(layer.achieved, abs=1e-6)
+        W, low = dense.get_submodule(path).weight.double(), model.get_submodule(path)
+        assert isinstance(low, LED)
+        V = low.decoder.double() @ low.encoder.double()
+        if solver == "svd":
+            expected = (W - V).norm() / W.norm()
+        else:
+            x = seen_by(dense, batches, path)
+            y, z = x @ W.mT, x @ V.mT
+            if bias:  # which makes up for the mean: what is left to lose is the variation
+                y, z = y - y.mean(0), z - z.mean(0)
+            expected = (y - z).norm() / y.norm()
+        assert layer.achieved == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_of_factors_of_that_rank_no_others_lose_less() -> None:
+    dense, batches = chain(24, 31, bias=False), rows(24)
+    x, W = torch.cat(batches).double(), dense[0].weight.detach().double()
+    model = chain(24, 31, bias=False)
+    report = all_of(model, Budget(7, "rank"), solver="activation", calibration=batches)
+    energies = torch.linalg.svdvals(x @ W.mT).square()
+    least = (energies[7:].sum() / energies.sum()).sqrt().item()
+    assert report.layers[0].achieved == pytest.approx(least, rel=1e-4)
+    plain = chain(24, 31, bias=False)
+    all_of(plain, Budget(7, "rank"), solver="svd")
+    assert (x @ (W - plain[0].weight.double()).mT).norm() > 1.5 * (x @ (W - model[0].weight.double()).mT).norm()
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_errors_of_convolutions(mode: str) -> None:
+    def built() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(6, 10, (3, 2), stride=(2, 1), padding=1, groups=2, padding_mode=mode))
+
+    batches = [torch.randn(3, 6, 7, 5).cumsum(-1) for _ in range(2)]
+    model = built()
+    report = all_of(model, Budget(2, "rank"), solver="activation", calibration=batches)
+    with torch.no_grad():
+        y, z = (torch.cat([net(x) for x in batches]).double().transpose(0, 1).flatten(1) for net in (built(), model))
+    expected = (y - z).norm() / (y - y.mean(1, keepdim=True)).norm()
+    assert report.layers[0].achieved == pytest.approx(expected.item(), abs=1e-6)
+    assert report.layers[0].predicted == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(z.mean(1), y.mean(1), atol=1e-6, rtol=0)
+
+
+def test_errors_of_embeddings_count_how_often_a_row_is_read() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(23, 12, padding_idx=0))
+    W = model[0].weight.detach().clone()
+    ids = torch.tensor([[1, 1, 1, 2, 0, 5], [1, 2, 3, 4, 0, 0]])
+    report = all_of(model, Budget(4, "rank"), solver="activation", calibration=[ids])
+    weight = (torch.bincount(ids.flatten(), minlength=23).double() + 1).sqrt()[:, None]
+    expected = ((W - model[0].weight) * weight).norm() / (W * weight).norm()
+    assert report.layers[0].achieved == pytest.approx(expected.item(), abs=1e-6)
+    assert report.layers[0].predicted == pytest.approx(expected.item(), abs=1e-6)
+    assert not model(torch.tensor([0])).any()
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+def test_padding_is_left_out(solver: str) -> None:
+    full = inputs("bert", batch=9, length=11)["input_ids"]
+    padded, mask = full.clone(), torch.ones_like(full)
+    padded[6:, 4:], mask[6:, 4:] = 9, 0  # a token, which shows if it is seen
+    apart = [{"input_ids": full[:6]}, {"input_ids": full[6:, :4]}]
+    found = []
+    for batches in (apart, [{"input_ids": padded, "attention_mask": mask}], [{"input_ids": padded}]):
+        model = network("bert", "BertModel")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(6 if parameter.dim() == 2 else 1)  # as drawn, attention hardly tells tokens apart
+        # A loss without probes, which would be other ones in other batches.
+        report = greenformers.compress(
+            model, UNIFORM, solver=solver, calibration=batches, loss=_squares, select=["*.layer.*", "*word*"]
+        )
+        found.append((torch.tensor([layer.achieved for layer in report.layers]), outputs(model, apart[0])[0]))
+    (errors, out), (same_errors, same_out), (other_errors, other_out) = found
+    torch.testing.assert_close(same_errors, errors, atol=2e-4, rtol=0)
+    torch.testing.assert_close(same_out, out, atol=2e-3, rtol=0)
+    assert (other_errors - errors).abs().max() > 5e-3
+    assert (other_out - out).abs().max() > 1e-2
+
+
+def _squares(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    hidden = model(**batch).last_hidden_state
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    return (hidden.pow(2) * torch.arange(32) * mask[..., None]).sum()
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_decoder_has_two_paddings_of_one_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(3)
+    ids, targets = (torch.randint(3, 53, (2, 6), generator=draw) for _ in range(2))
+    mask, target_mask = torch.ones_like(ids), torch.ones_like(ids)
+    mask[0, 4:], target_mask[1, 2:] = 0, 0
+    batch = {
+        "input_ids": ids, "attention_mask": mask, "decoder_input_ids": targets, "decoder_attention_mask": target_mask,
+    }  # fmt: skip
+    counted: dict[str, int] = {}
+    plain = calibrate.rows
+
+    def counting(site: Any, x: Tensor, given: Any) -> Tensor:
+        out = plain(site, x, given)
+        counted[site.path] = out.shape[1]
+        return out
+
+    monkeypatch.setattr(calibrate, "rows", counting)
+    model = network(name)
+    list(covariances(model, trace(model, sites(model), batch), [batch], memory=0))
+    cross = {path for path in counted if "EncDecAttention.k" in path or "encoder_attn.k_proj" in path}
+    assert cross
+    for path, count in counted.items():
+        assert count == (8 if "decoder" in path and path not in cross else 10), path
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+def test_statistics_in_portions_are_the_same(solver: str) -> None:
+    def state(memory: float) -> dict[str, Tensor]:
+        model = network("bert")
+        greenformers.compress(
+            model, UNIFORM, solver=solver, calibration=[inputs("bert"), inputs("bert", 3, 5)], select=everything,
+            multiple=2, memory=memory,
+        )  # fmt: skip
+        return model.state_dict()
+
+    whole = state(2**40)
+    for memory in (0, 30_000):
+        found = state(memory)
+        assert all(value.equal(whole[key]) for key, value in found.items())
+
+
+def test_maps_that_read_one_tensor_share_one_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = network("bert"), inputs("bert")
+    found = trace(model, sites(model), batch)
+    groups = [{site.path.rpartition(".")[2] for site in group} for group in found.groups]
+    assert groups.count({"query", "key", "value"}) == 2
+    made: list[str] = []
+    plain = calibrate.rows
+    monkeypatch.setattr(calibrate, "rows", lambda site, *rest: made.append(site.path) or plain(site, *rest))
+    statistics = dict(covariances(model, found, [batch, batch]))
+    assert len(made) == 2 * len(groups) < 2 * len(statistics)
+    # In the order of execution, and as the maps see it.
+    x = seen_by(model, [batch, batch], "bert.encoder.layer.1.attention.self.key")
+    (value,) = next(seen for site, seen in statistics.items() if site.path.endswith("layer.1.attention.self.value"))
+    assert value.mean is not None
+    torch.testing.assert_close(value.mean, x.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(value.inputs, (x - x.mean(0)).mT @ (x - x.mean(0)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["activation", "sequential", "loss"])
+def test_the_bias_makes_up_for_the_mean(solver: str) -> None:
+    dense, model, batches = chain(24, 31), chain(24, 31), rows(24)
+    bias = model[0].bias
+    all_of(model, Budget(3, "rank"), solver=solver, calibration=batches)
+    assert model[0].bias is bias
+    with torch.no_grad():
+        means = [torch.cat([net(x) for x in batches]).mean(0) for net in (dense, model)]
+    torch.testing.assert_close(means[1], means[0], atol=2e-5, rtol=0)
+    assert not bias.equal(dense[0].bias)
+
+
+def test_sequential_loses_less_than_activation_at_the_end() -> None:
+    for widths in ((24, 24, 24, 24, 24), (24, 40, 18, 30)):
+        dense, batches, lost = chain(*widths), rows(24), {}
+        for solver in ("svd", "activation", "sequential"):
+            model = chain(*widths)
+            report = all_of(model, Budget(0.5, "uniform"), solver=solver, calibration=batches)
+            with torch.no_grad():
+                lost[solver] = sum((dense(x) - model(x)).square().sum().item() for x in batches)
+        assert lost["sequential"] < 0.95 * lost["activation"] < lost["svd"]
+        # Of the last map, as it stands: what it loses on its new inputs is what was predicted.
+        assert report.layers[-1].predicted == pytest.approx(report.layers[-1].achieved, abs=1e-3)
+
+
+def brute(model: nn.Module, batches: list[Any], loss: Callable[[nn.Module, Any], Tensor], path: str) -> Tensor:
+    """Sum of d d^T over gradients in what a map gives."""
+    found: list[Tensor] = []
+    hook = model.get_submodule(path).register_forward_hook(lambda _, __, out: found.append(out) or out.retain_grad())
+    total = torch.zeros(())
+    for batch in batches:
+        found.clear()
+        loss(model, batch).backward()
+        for out in found:
+            for d in out.grad.flatten(0, -2).double():
+                total = total + torch.outer(d, d)
+    hook.remove()
+    model.zero_grad()
+    return total
+
+
+def test_gradients_are_those_of_a_loop() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) - 0.3).abs().pow(3).sum()
+
+    model, dense, batches = chain(24, 31, 18), chain(24, 31, 18), rows(24)
+    model.insert(1, nn.ReLU(inplace=True))  # changes what the map gave, in place
+    dense.insert(1, nn.ReLU())
+    found = trace(model, sites(model), batches[0])
+    for memory in (0, 2**30):
+        for site, (seen,) in covariances(model, found, batches, loss=loss, memory=memory):
+            torch.testing.assert_close(seen.gradients, brute(dense, batches, loss, site.path), rtol=1e-4, atol=1e-6)
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_error_of_the_solver_loss_is_that_of_its_norm() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * torch.arange(18)).square().sum()
+
+    dense, model, batches = chain(24, 18), chain(24, 18), rows(24)
+    report = all_of(model, Budget(5, "rank"), solver="loss", loss=loss, calibration=batches)
+    G, x = brute(dense, batches, loss, "0"), seen_by(dense, batches, "0")
+    x = x - x.mean(0)
+    W, V = dense[0].weight.double(), model[0].decoder.double() @ model[0].encoder.double()
+    norms = [torch.einsum("ij,pi,pj->", G, y, y).sqrt() for y in (x @ (W - V).mT, x @ W.mT)]
+    assert report.layers[0].achieved == pytest.approx((norms[0] / norms[1]).item(), rel=1e-3)
+    assert report.layers[0].predicted == pytest.approx(report.layers[0].achieved, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "vit", "clip"])
+def test_the_loss_of_a_network_where_none_is_given(name: str) -> None:
+    base = {"bert": "BertModel", "vit": "ViTModel"}.get(name)
+    model, batch = network(name, base), inputs(name)
+    if name == "t5":
+        batch["labels"] = batch.pop("decoder_input_ids")
+    expected = outputs(network(name, base), batch)
+    # Poolers have no part in it, and may be a portion by themselves.
+    report = greenformers.compress(model, 0.7, solver="loss", calibration=[batch] * 2, multiple=4, memory=0)
+    assert report.kept <= 0.7
+    found = outputs(model, batch)
+    assert all(part.isfinite().all() for part in found)
+    assert (found[0] - expected[0]).norm() < expected[0].norm()
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+def test_every_kind_of_map_is_reached(solver: str) -> None:
+    model = mixed()
+    report = all_of(model, UNIFORM, solver=solver, calibration=tokens())
+    ranks = {layer.path: layer.rank for layer in report.layers}
+    assert len(ranks) == 10
+    assert all(ranks[path] for path in ("table", "conv", "frozen", "head", "body.layers.0.self_attn.k_proj"))
+    assert isinstance(model.body.layers[0].self_attn, LowRankMultihead)
+    assert not any(parameter.requires_grad for parameter in model.frozen.parameters())
+    assert all(p.requires_grad for name, p in model.named_parameters() if not name.startswith("frozen"))
+    assert not model.table(torch.tensor([0])).any()
+    assert not any(part._forward_hooks or part._backward_hooks for part in model.modules())
+    # A packed attention is reached too where its projections read three tensors.
+    attention = nn.ModuleDict({"it": nn.MultiheadAttention(16, 2, kdim=12, vdim=10, batch_first=True)})
+    unpack(attention)
+    q, k, v = torch.randn(2, 5, 16), torch.randn(2, 7, 12), torch.randn(2, 7, 10)
+    attention.forward = lambda *x: attention["it"](*x)[0]  # type: ignore[method-assign]
+    groups = trace(attention, sites(attention), (q, k, v)).groups
+    assert {tuple(site.path for site in group) for group in groups} == {
+        ("it.q_proj",), ("it.k_proj",), ("it.v_proj",), ("it.out_proj",),
+    }  # fmt: skip
+
+
+def test_little_data_is_enough() -> None:
+    model = chain(24, 31, 18)
+    report = greenformers.compress(model, 0.9, solver="activation", calibration=[rows(24)[0][:2]], multiple=4)
+    # Two points vary in one direction: one component loses nothing.
+    assert all(layer.achieved < 1e-3 for layer in report.layers)
+    assert model(rows(24)[1]).isfinite().all()
+
+
+def test_inputs_may_be_passed_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.map = nn.Linear(24, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.map(input=x)
+
+    report = all_of(Named(), UNIFORM, solver="activation", calibration=rows(24))
+    assert report.layers[0].predicted == pytest.approx(report.layers[0].achieved, abs=1e-6)
