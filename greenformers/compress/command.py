@@ -18,9 +18,11 @@ from greenformers.compress.save import check_target, save
 from greenformers.compress.side_by_side import measured, on_tokens
 from greenformers.compress.texts import Texts, batches, read_texts, task_of
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS
+from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 DENSE, LOW_RANK = "dense", "low rank"
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def run(
         raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {wanted.solver!r}")
     if wanted.solver in CALIBRATED and wanted.calibrate is None:
         raise ValueError(f"solver {wanted.solver!r} needs texts: name a file with --calibrate")
+    if wanted.lengths:
+        EnergyMeter(wanted.country)  # which knows the country, or says now that it does not
     seen = None if wanted.calibrate is None else read_texts(wanted.calibrate)
     judged = None if wanted.evaluate is None else read_texts(wanted.evaluate)
     dense, tokenizer = pretrained(wanted.model, needs_tokenizer=seen is not None or judged is not None)
@@ -75,6 +79,8 @@ def run(
         small, wanted.budget, solver=wanted.solver, select=wanted.select, calibration=calibration, example=example,
         multiple=wanted.multiple, only_if_faster=wanted.only_if_faster, seed=wanted.seed, progress=progress,
     )  # fmt: skip
+    if all(layer.rank is None for layer in report.layers):
+        raise ValueError("no map became low rank: the budget, or what is faster, leaves all of them dense")
     models = {DENSE: dense, LOW_RANK: small}
     records: list[Record] = []
     if judged is not None and tokenizer is not None:
@@ -127,14 +133,25 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
             f"{name} lacks {len(info['missing_keys'])} weights, {sorted(info['missing_keys'])[0]} among them"
         )
     tokenizer = None
-    if needs_tokenizer or not local or (Path(name) / "tokenizer_config.json").exists():
+    # Where there is no file of it, `transformers` may make one up that knows no word.
+    if not local or any(found for pattern in TOKENIZER for found in Path(name).glob(pattern)):
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
         except Exception as error:
             raise ValueError(f"{name} has no tokenizer that can be read: {line(error)}") from error
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
+    if needs_tokenizer:
+        _check_tokenizer(tokenizer, model, name)
     return model.eval(), tokenizer
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel, name: str) -> None:
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, which texts need")
+    table: Any = model.get_input_embeddings()
+    if len(tokenizer) > table.num_embeddings:
+        raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {table.num_embeddings}")
 
 
 def _try(model: PreTrainedModel, length: int) -> None:
@@ -143,7 +160,7 @@ def _try(model: PreTrainedModel, length: int) -> None:
         try:
             with torch.inference_mode():
                 on_tokens(model, length, vocabulary=1, size=1)()
-        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:  # whatever networks raise that take no tokens, or fewer
             raise ValueError(
                 f"the model cannot be run on {length} tokens, see --length and --lengths: {line(error)}"
             ) from error

@@ -212,9 +212,9 @@ def unit(module: nn.Module, rank: int) -> Unit:
     weight = module.weight
     assert isinstance(weight, Tensor)
     m, n = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
-    with torch.device(weight.device):
+    with torch.device("meta"):  # where nothing is drawn
         made = (TransposedLED if isinstance(module, Conv1D) else LED)(n, m, rank, bias=module.bias is not None)
-    return made.to(weight.dtype)
+    return made.to(weight.dtype).to_empty(device=weight.device)
 
 
 def filled(
@@ -276,12 +276,12 @@ def dense(made: Unit) -> nn.Module:
     if not isinstance(made, LED):
         return made.to_dense()
     full: nn.Linear | Conv1D
-    with torch.device(made.decoder.device):
+    with torch.device("meta"):
         if isinstance(made, TransposedLED):
             full = Conv1D(made.out_features, made.in_features)
         else:
             full = nn.Linear(made.in_features, made.out_features, made.bias is not None)
-    full.to(made.decoder.dtype)
+    full.to(made.decoder.dtype).to_empty(device=made.decoder.device)
     with torch.no_grad():
         full.weight.copy_(made.weight)
     full.weight.requires_grad_(made.decoder.requires_grad or made.encoder.requires_grad)

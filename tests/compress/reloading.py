@@ -6,6 +6,7 @@ class that is to load it.
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import greenformers
@@ -13,6 +14,8 @@ import greenformers
 # `import greenformers` costs nothing, and is all it takes.
 assert greenformers.__version__
 assert not {"torch", "transformers"} & set(sys.modules)
+# To ask where the part is that the plug-in waits for does not make it miss it.
+assert find_spec("transformers.quantizers.auto") is not None
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

@@ -303,3 +303,11 @@ def test_compressed_twice_it_is_marked_once(tmp_path: object) -> None:
 
 def test_the_solvers_are_those_of_the_documentation() -> None:
     assert set(SPECTRAL) | {"nmf", "semi_nmf", "random"} == set(SOLVERS)
+
+
+def test_exact_solvers_draw_nothing() -> None:
+    model = mixed()
+    state = torch.random.get_rng_state()
+    all_of(model, UNIFORM, solver="svd")
+    greenformers.merge(model)
+    assert torch.random.get_rng_state().equal(state)

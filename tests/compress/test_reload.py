@@ -122,6 +122,7 @@ def test_half_precision_comes_back(name: str, dtype: torch.dtype, tmp_path: Path
     model = small(name, everything, dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     model.save_pretrained(tmp_path)
+    assert greenformers.load(tmp_path).dtype == dtype
     again = getattr(transformers, ZOO[name][1]).from_pretrained(tmp_path, dtype=dtype)
     batch = inputs(name)
     assert again.get_input_embeddings().decoder.dtype == dtype
