@@ -31,9 +31,8 @@ def quiet() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def check_writable(results: Path, out: Path) -> None:
+def check_writable(results: Path) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
-    out.mkdir(parents=True, exist_ok=True)
     results.parent.mkdir(parents=True, exist_ok=True)
     existed = results.exists()
     with results.open("ab"):

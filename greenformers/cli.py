@@ -78,7 +78,8 @@ def compare(
     schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
     network = Network(hidden, layers, heads, feed_forward, rank, k)
     splits = load_images(data, folder, limit, pool, seed)
-    terminal.check_writable(results, out)
+    out.mkdir(parents=True, exist_ok=True)
+    terminal.check_writable(results)
     found = run(
         splits,
         [name.strip() for name in variants.split(",")],
@@ -212,7 +213,7 @@ def compress(
     ] = None,
     only_if_faster: Annotated[bool, typer.Option("--only-if-faster", help="Leave dense what is no faster.")] = False,
     multiple: Annotated[
-        int | None, typer.Option(help="Ranks are multiples of this; by default 8, on a GPU 64.")
+        int | None, typer.Option(help="Ranks are multiples of this; by default 8, on a GPU 64; a named rank is exact.")
     ] = None,
     evaluate: Annotated[
         Path | None,
@@ -243,6 +244,8 @@ def compress(
         length=length, evaluate=evaluate, lengths=_numbers("lengths", lengths), only_if_faster=only_if_faster,
         multiple=multiple, seed=seed, country=country,
     )  # fmt: skip
+    if results is not None:
+        terminal.check_writable(results)
     if from_disk:
         if calibrate or evaluate or only_if_faster:
             raise ValueError("--from-disk goes without --calibrate, --evaluate and --only-if-faster")
@@ -271,6 +274,8 @@ def _budget(
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{' and '.join(named)} exclude each other")
+    if named and named != ["--keep"] and (uniform or of != "parameters"):
+        raise ValueError(f"{'--uniform' if uniform else '--of'} goes with --keep, not with {named[0]}")
     if rank is not None:
         return Budget(rank, "rank")
     if energy is not None:

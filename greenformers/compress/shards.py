@@ -65,6 +65,9 @@ def compress_shards(
         raise ValueError(f"from disk, solver must be one of {', '.join(_data_free())}; got {solver!r}")
     if budget.of != "parameters" or (budget.needs_spectrum and solver not in SPECTRAL):
         raise ValueError(f"from disk, solver {solver!r} cannot spend a budget {budget.how!r} of {budget.of}")
+    if multiple is not None and multiple < 1:
+        raise ValueError(f"multiple must be at least 1, got {multiple}")
+    multiple = multiple or (1 if budget.how == "rank" else MULTIPLE["cpu"])
     check_target(out)
     model, stored = _skeleton(folder)
     found = sites(model, select)
@@ -78,7 +81,7 @@ def compress_shards(
             energies = solved.energies
         layers.append(Layer(site, torch.zeros(1) if energies is None else energies))
         progress("looking", (number + 1) / len(found))
-    chosen = ranks(layers, budget, lambda site, rank: site.parameters(rank), multiple or MULTIPLE["cpu"])
+    chosen = ranks(layers, budget, lambda site, rank: site.parameters(rank), multiple)
     by_key = {keys[site.path]: (site, rank) for site, rank in zip(found, chosen, strict=True)}
     out.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

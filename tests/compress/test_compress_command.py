@@ -166,6 +166,9 @@ def test_other_models(
     [
         ("BertModel --keep 0.5 --rank 8", "--keep and --rank exclude each other"),
         ("BertModel --energy 0.5 --stable-rank 2", "--energy and --stable-rank exclude each other"),
+        ("BertModel --rank 8 --uniform", "--uniform goes with --keep, not with --rank"),
+        ("BertModel --energy 0.5 --of flops", "--of goes with --keep, not with --energy"),
+        ("BertModel --from-disk --calibrate texts.txt", "--from-disk goes without --calibrate, --evaluate"),
         ("BertModel --keep 0", "the share to keep must be in (0, 1], got 0"),
         ("BertModel --keep nan", "the share to keep must be in (0, 1], got nan"),
         ("BertModel --keep 0.05", "the budget must be at least 0."),
