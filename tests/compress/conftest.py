@@ -26,3 +26,11 @@ def one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def quiet():
     transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def verbosity():
+    """Commands silence transformers; other tests read what it logs."""
+    before = transformers.logging.get_verbosity()
+    yield
+    transformers.logging.set_verbosity(before)

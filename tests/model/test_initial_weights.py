@@ -58,7 +58,8 @@ def wide_values():
 def test_linformers_projection():
     mechanism = GreenformerModel(config("linformer", max_position_embeddings=521)).layers[1].attention.mechanism
     for matrix in (mechanism.E, mechanism.F):
-        torch.testing.assert_close(matrix.std(), torch.tensor(521**-0.5), atol=0, rtol=0.05)
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
+        assert ((matrix > 0).sum(-2) == 1).all()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -69,7 +70,8 @@ def test_the_same_seed_gives_the_same_weights(name):
 
     torch.testing.assert_close(state(5), state(5), atol=0, rtol=0)
     first, other = state(5), state(6)
-    drawn = [key for key, x in first.items() if x.ndim > 1]
+    # E and F start as means over windows, whatever the seed.
+    drawn = [key for key, x in first.items() if x.ndim > 1 and not key.endswith((".E", ".F"))]
     assert not any(torch.equal(first[key], other[key]) for key in drawn)
 
 
