@@ -3,6 +3,8 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_model
@@ -48,10 +50,7 @@ def save(
     if not ranks:
         raise ValueError("the network has no low-rank map: compress it first")
     folder = Path(folder)
-    check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with building(folder) as made:
         if isinstance(model, PreTrainedModel):
             model.save_pretrained(made)
         else:
@@ -59,15 +58,34 @@ def save(
             (made / STRUCTURE).write_text(json.dumps({"ranks": ranks, "ties": ties_of(model)}, indent=1) + "\n")
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
-        if report is not None:
-            (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-        (made / "README.md").write_text(card_of(model, report, card))
+        describe(made, model, report, card)
+    return folder
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """A folder to write to in a `with` block; it takes the place of `folder` at the end, and is gone if that fails.
+
+    Raises:
+        FileExistsError: see `check_target`.
+    """
+    check_target(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield made
         made.chmod(0o755)
         replace(made, folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    return folder
+
+
+def describe(made: Path, model: nn.Module, report: CompressionReport | None, card: str = "") -> None:
+    """Write the report, if there is one, and the card."""
+    if report is not None:
+        (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+    (made / "README.md").write_text(card_of(model, report, card))
 
 
 def check_target(folder: Path) -> None:

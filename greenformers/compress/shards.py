@@ -5,7 +5,6 @@ Memory holds one weight with its factors, and what is not yet written: `BUFFER` 
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from greenformers.compress.checkpoint import place, ranks_of, ties_of
 from greenformers.compress.load import check_local, check_weights, model_class, read_json
 from greenformers.compress.quantizer import LowRankConfig
 from greenformers.compress.result import CompressionReport, LayerReport
-from greenformers.compress.save import card_of, check_target, replace
+from greenformers.compress.save import building, check_target, describe
 from greenformers.compress.solve import Solved, solve
 from greenformers.compress.walk import Select, Site, sites
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
@@ -83,9 +82,7 @@ def compress_shards(
         progress("looking", (number + 1) / len(found))
     chosen = ranks(layers, budget, lambda site, rank: site.parameters(rank), multiple)
     by_key = {keys[site.path]: (site, rank) for site, rank in zip(found, chosen, strict=True)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with building(out) as made:
         reports: list[LayerReport] = []
         sizes = _write(made, _tensors(stored, by_key, solver, seed, reports, progress))
         place(model, {path: rank for site, rank in by_key.values() if rank for path in site.paths}, _ties(by_key))
@@ -96,13 +93,7 @@ def compress_shards(
             for path in folder.glob(pattern):
                 shutil.copy(path, made)
         report = CompressionReport(solver, vars(budget), reports, before, sizes)
-        (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-        (made / "README.md").write_text(card_of(model, report, ""))
-        made.chmod(0o755)
-        replace(made, out)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+        describe(made, model, report)
     return report
 
 
