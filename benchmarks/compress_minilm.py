@@ -35,12 +35,12 @@ from greenformers.measure.record import METRICS, Record, append, context, with_r
 from greenformers.report.curves import Panel, line_panels, save
 
 SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
-SENTENCES = 2000
+SENTENCES = 1000
 LENGTH = 128
 SHARES = (0.9, 0.75, 0.5, 0.25)
-SOLVERS = ("svd", "activation", "sequential", "loss")
+SOLVERS = ("svd", "activation", "sequential", "loss", "sequential_loss")
 WAYS = ("uniform", "hull")
-CHOICE = (0.5, "loss", "hull")
+CHOICE = (0.5, "sequential_loss", "hull")
 BARS = {"cosine": 0.82, "spearman": 0.965, "latency": 0.75}  # the latter two as shares of the dense model's
 
 
@@ -77,8 +77,8 @@ def pairs(folder: Path, split: str) -> Texts:
 def cell(
     dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts, share: float,
     solver: str, way: str, about: dict[str, Any],
-) -> list[Record]:  # fmt: skip
-    """Compress once; how alike are the embeddings, how good are they."""
+) -> tuple[list[Record], BertModel]:  # fmt: skip
+    """Compress once; how alike are the embeddings, how good are they. And the model."""
     small = copy.deepcopy(dense)
     report = compress(small, Budget(share, way), solver=solver, calibration=calibration)
     scores = judge({"dense": dense, solver: small}, texts, tokenizer, LENGTH)
@@ -90,7 +90,7 @@ def cell(
         for metric, (value, interval) in metrics.items()
     ]  # fmt: skip
     print(f"keep {share} {solver} {way}: kept {report.kept:.3f}, {scores[solver]}", flush=True)
-    return with_ratios(found, to="dense")
+    return with_ratios(found, to="dense"), small
 
 
 def picture(records: list[Record], path: Path) -> None:
@@ -112,9 +112,7 @@ def final(
     dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts, about: dict[str, Any]
 ) -> list[Record]:
     share, solver, way = CHOICE
-    found = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
-    small = copy.deepcopy(dense)
-    compress(small, Budget(share, way), solver=solver, calibration=calibration)
+    found, small = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
     sizes = {name: 4 * model.num_parameters() for name, model in (("dense", dense), (solver, small))}
     costs = measured({"dense": dense, solver: small}, sizes, [LENGTH], vocabulary=30_522, about=about)
     return found + [replace(record, benchmark="compress_minilm") for record in with_ratios(costs, to="dense")]
@@ -178,7 +176,7 @@ def kept(
     cells.parent.mkdir(parents=True, exist_ok=True)
     known = {row["name"]: row["records"] for row in map(json.loads, cells.open())} if cells.exists() else {}
     if name not in known:
-        found = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
+        found, _ = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
         with cells.open("a") as file:
             file.write(json.dumps({"name": name, "records": [vars(record) for record in found]}) + "\n")
         return found

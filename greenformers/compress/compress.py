@@ -11,11 +11,11 @@ from greenformers.compress.calibrate import Batch, Loss, Trace, covariances, tra
 from greenformers.compress.checkpoint import mark
 from greenformers.compress.loss import default
 from greenformers.compress.result import CompressionReport, LayerReport
-from greenformers.compress.sequential import sequential
+from greenformers.compress.sequential import Gradients, sequential
 from greenformers.compress.solve import Solved, solve
 from greenformers.compress.speed import Latency, measure
 from greenformers.compress.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
-from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
+from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.measure.parameters import parameters
 
@@ -43,16 +43,16 @@ def compress(
     Args:
         model: any network; of `transformers`, its configuration then says how to reload it.
         budget: a share of the weights of the selected maps, or a `Budget`.
-        solver: "svd" and "randomized" look at weights alone; "activation", "sequential" and "loss" at what the maps
-            see on the calibration data, the last also at its gradients; "nmf", "semi_nmf" and "random".
+        solver: "svd" and "randomized" look at weights alone; "activation" and "sequential" at what the maps see on the
+            calibration data; "loss" and "sequential_loss" at gradients there too; "nmf", "semi_nmf" and "random".
         select: which maps, see `greenformers.compress.walk.sites`; by default the linear ones.
         calibration: batches: mappings of keyword arguments, sequences of positional ones, or tensors.
-        loss: for "loss", a function of model and batch; by default the model's own, or how far its outputs move.
+        loss: for solvers with a loss: of model and batch; by default the model's own, or how far its outputs move.
         example: a batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
         multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU, 1 where the budget names the rank.
         only_if_faster: leave dense what is not faster on the example, as measured.
         memory: bytes of calibration statistics held at once, see `greenformers.compress.calibrate.covariances`.
-        seed: of solvers that draw, and of the probes of "loss".
+        seed: of solvers that draw, and of the probes of losses.
         progress: called as work goes on.
 
     Raises:
@@ -85,11 +85,12 @@ def compress(
             highest = {site.path: limit for site in found if (limit := largest(site.m, site.n))}
         else:
             highest = _ranks(found, {}, budget, cost, multiple)
-        solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, progress)
+        gradients = Gradients() if solver == "sequential_loss" else None
+        solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress)
         chosen = _ranks(found, solved, budget, cost, multiple)
         if only_if_faster and traced is not None:
             chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
-        solved = _final(model, found, traced, solved, chosen, solver, batches, seed, progress)
+        solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
             part = solved[path]
@@ -139,11 +140,12 @@ def _solve(
     loss: Loss | None,
     memory: float,
     seed: int,
+    gradients: Gradients | None,
     progress: Progress,
 ) -> dict[str, Solved]:
     """Factors of each site at the highest rank it may get; sites without one are left out.
 
-    Of solvers without a spectrum none yet, as the rank matters.
+    Of solvers without a spectrum none yet, as the rank matters. What `gradients` is for is kept in it.
     """
     if solver not in SPECTRAL:
         return {}
@@ -160,18 +162,19 @@ def _solve(
         # Before it spreads, and the data is blamed.
         if not site.matrices().isfinite().all():
             raise ValueError(f"{site.path}: the weight holds values that are not finite")
-    if solver == "loss":
-        loss = loss or default(model, batches[0], seed)
+    felt = "gradients" in NEEDS[solver]
     statistics = covariances(
-        model, traced, batches, loss=loss if solver == "loss" else None, memory=memory,
+        model, traced, batches, loss=(loss or default(model, batches[0], seed)) if felt else None, memory=memory,
         progress=lambda share: progress("calibrating", share),
     )  # fmt: skip
     solved = {}
     for site, seen in statistics:
         if site.path in highest:
-            # Ranks of `sequential` are chosen by the dense inputs; its factors come later, map by map.
-            how = "activation" if solver == "sequential" else solver
+            # Sequential solvers' ranks are chosen by the dense inputs; their factors come later, map by map.
+            how = solver if "cross" not in NEEDS[solver] else "loss" if felt else "activation"
             solved[site.path] = solve(site, highest[site.path], how, seen)
+            if gradients is not None:
+                gradients.keep(site, seen)
     return solved
 
 
@@ -194,14 +197,19 @@ def _final(
     chosen: Mapping[str, int],
     solver: str,
     batches: list[Batch] | None,
+    gradients: Gradients | None,
+    memory: float,
     seed: int,
     progress: Progress,
 ) -> dict[str, Solved]:
     """The factors at the chosen ranks, for solvers that could not have them before."""
-    if solver == "sequential":
+    if "cross" in NEEDS.get(solver, ()):
         assert batches
         assert traced is not None
-        return sequential(model, traced, chosen, batches, lambda share: progress("factorising", share))
+        return sequential(
+            model, traced, chosen, batches, gradients=gradients, memory=memory,
+            progress=lambda share: progress("factorising", share),
+        )  # fmt: skip
     if solver not in SPECTRAL:
         solved = {}
         for index, (path, rank) in enumerate(chosen.items()):

@@ -7,6 +7,7 @@ and G = T T^T, whose dropped squared singular values are the error it makes, in 
     activation        |(W - D E) X|^2 = tr D' C D'^T    C = X X^T; Wang 2024, arXiv:2403.07378 (SVD-LLM)
     sequential        |W X - D E X^|^2                  X^ the inputs as changed by what is compressed already
     loss              tr G D' C D'^T, D' = W - D E      G = d d^T of output gradients: K-FAC's second-order loss
+    sequential_loss   tr G R R^T, R = W X - D E X^      both at once
 
 Truncations are nested: the first k columns and rows of the factors of a higher rank are those of rank k.
 """
@@ -22,10 +23,15 @@ from torch.nn.functional import pad
 
 from greenformers.lowrank.nonnegative import nmf, semi_nmf
 
-SPECTRAL = ("svd", "randomized", "activation", "sequential", "loss")
+SPECTRAL = ("svd", "randomized", "activation", "sequential", "loss", "sequential_loss")
 """Solvers with a spectrum, from which ranks can be chosen."""
 
-NEEDS = {"activation": ("inputs",), "sequential": ("inputs", "cross"), "loss": ("inputs", "gradients")}
+NEEDS = {
+    "activation": ("inputs",),
+    "sequential": ("inputs", "cross"),
+    "loss": ("inputs", "gradients"),
+    "sequential_loss": ("inputs", "cross", "gradients"),
+}
 CALIBRATED = tuple(NEEDS)
 """Solvers that need statistics, and which."""
 
@@ -47,9 +53,9 @@ class Statistics:
 
     Attributes:
         inputs: C = sum x x^T (n, n), x as in the layer where it stands, after what precedes it was compressed.
-        cross: sum x0 x^T (n, n), x0 as in the dense model. For `sequential`.
-        dense: sum x0 x0^T (n, n), to know what the error of `sequential` is relative to.
-        gradients: G = sum d d^T (m, m) over gradients of the loss in the outputs. For `loss`.
+        cross: sum x0 x^T (n, n), x0 as in the dense model. For sequential solvers.
+        dense: sum x0 x0^T (n, n), to know what the error of those is relative to.
+        gradients: G = sum d d^T (m, m) over gradients of the loss in the outputs. For solvers with a loss.
         mean: of x, where x above is taken from its mean, because a bias makes up for it.
         dense_mean: of x0, likewise.
     """
@@ -84,7 +90,7 @@ class Factors:
     def error(self, rank: int) -> float | None:
         """Relative error at a rank, in the norm the solver minimises, from the spectrum alone.
 
-        For `sequential` it is that beyond what the best weight of full rank leaves.
+        For `sequential` and `sequential_loss` it is that beyond what the best weight of full rank leaves.
         """
         if self.energies is None:
             return None
