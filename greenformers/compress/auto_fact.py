@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from greenformers.compress.checkpoint import mark
-from greenformers.compress.solve import solve
 from greenformers.compress.walk import (
     Convolution,
+    Site,
     Unit,
     commit,
     expand,
@@ -25,8 +25,10 @@ from greenformers.compress.walk import (
 )
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding
+from greenformers.lowrank.factorize import factorize
 
-SOLVERS = {"random": "random", "svd": "svd", "nmf": "nmf", "snmf": "semi_nmf"}
+SOLVERS = {"random": "random", "svd": "svd", "randomized": "randomized", "nmf": "nmf", "snmf": "semi_nmf"}
+"""`greenformer`'s names, and `randomized`, what its own "svd" is."""
 
 
 def auto_fact(
@@ -44,8 +46,8 @@ def auto_fact(
         module: a network, or one map.
         rank: below 1 the share of each map's limit r_max = int(m n / (m + n)), so of its weights; from 1 on the rank
             itself. Maps whose limit is not above the rank stay dense.
-        solver: "random", "svd", "nmf" or "snmf".
-        num_iter: for compatibility. The SVD here is exact, and the non-negative solvers run until they settle.
+        solver: "random", "svd", "randomized", "nmf" or "snmf".
+        num_iter: for compatibility. "svd" is exact here, and the non-negative solvers run until they settle.
         submodules: only maps in these parts of the network.
         deepcopy: leave the network as it is and return a changed copy.
         fact_led_unit: factorise maps again that are low rank already, if that lowers their rank.
@@ -77,9 +79,8 @@ def auto_fact(
         for site in found:
             if chosen := _rank(site.m, site.n, rank):
                 # Drawn as torch draws: differently each time, and again the same after torch.manual_seed.
-                seed = 0 if solver == "svd" else int(torch.randint(2**31, ()))
-                part = solve(site, chosen, SOLVERS[solver], seed=seed)
-                made |= filled(root, site, part.decoder, part.encoder)
+                seed = 0 if solver in ("svd", "randomized") else int(torch.randint(2**31, ()))
+                made |= filled(root, site, *_factors(site, chosen, SOLVERS[solver], seed))
     except BaseException:
         for path, unit_ in before.items():
             put(root, path, unit_)
@@ -107,6 +108,14 @@ def _rank(m: int, n: int, rank: float) -> int | None:
     limit = m * n // (m + n)
     chosen = int(limit * rank) if rank < 1 else int(rank)
     return chosen if 0 < chosen < limit else None
+
+
+def _factors(site: Site, rank: int, solver: str, seed: int) -> tuple[Tensor, Tensor]:
+    try:
+        found = [factorize(W, rank, solver, seed=seed) for W in site.matrices()]
+    except ValueError as error:
+        raise ValueError(f"{site.path}: {error}") from error
+    return torch.stack([part.decoder for part in found]), torch.stack([part.encoder for part in found])
 
 
 def _again(root: nn.Module, rank: float, parts: Sequence[str] | None) -> dict[str, Unit]:

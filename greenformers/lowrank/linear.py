@@ -54,6 +54,8 @@ class LED(nn.Module):
         Args:
             std: of the dense weight; by default that of nn.Linear, 1 / sqrt(3 n).
         """
+        if self.encoder.is_meta:  # nothing can be drawn there, and trying takes milliseconds
+            return
         std = (3 * self.in_features) ** -0.5 if std is None else std
         nn.init.normal_(self.encoder, std=self.in_features**-0.5)
         nn.init.normal_(self.decoder, std=std * (self.in_features / self.rank) ** 0.5)
