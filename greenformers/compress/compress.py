@@ -1,7 +1,9 @@
 """The verb: factorise the maps of a trained network within a budget. The network itself is changed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -85,12 +87,15 @@ def compress(
             highest = {site.path: limit for site in found if (limit := largest(site.m, site.n))}
         else:
             highest = _ranks(found, {}, budget, cost, multiple)
-        gradients = Gradients() if solver == "sequential_loss" else None
-        solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress)
-        chosen = _ranks(found, solved, budget, cost, multiple)
-        if only_if_faster and traced is not None:
-            chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
-        solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
+        with ExitStack() as stack:
+            gradients = None
+            if solver == "sequential_loss":
+                gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
+            solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress)
+            chosen = _ranks(found, solved, budget, cost, multiple)
+            if only_if_faster and traced is not None:
+                chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
+            solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
             part = solved[path]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,17 +26,21 @@ FAST = ("activation_relu_or_gelu", "use_nested_tensor")
 
 
 class Gradients:
-    """G of all maps, for `sequential_loss`: on disk, as only one map's is looked at at a time."""
+    """G of all maps, for `sequential_loss`: on disk, as only one map's is looked at at a time.
 
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="greenformers-")
+    Args:
+        folder: an empty one.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
         self._places: dict[str, Path] = {}
 
     def keep(self, site: Site, seen: Sequence[Statistics]) -> None:
         """Store those of a site; an embedding has none."""
         found = {str(g): at.gradients.contiguous() for g, at in enumerate(seen) if at.gradients is not None}
         if found:
-            place = self._places[site.path] = Path(self._folder.name) / f"{len(self._places)}.safetensors"
+            place = self._places[site.path] = self._folder / f"{len(self._places)}.safetensors"
             save_file(found, place)
 
     def given(self, site: Site, seen: list[Statistics]) -> list[Statistics]:

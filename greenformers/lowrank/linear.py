@@ -99,7 +99,9 @@ def decode(item: LinearMap, code: Float[Tensor, "... r"], kept: Float[Tensor, ".
         code: codes (..., r).
         kept: where codes were summed over positions, the sum of their weights: the bias counts that often.
     """
-    weight = item.decoder if isinstance(item, LED) else item.weight
+    if not isinstance(item, LED):
+        found = item(code)  # as a module: hooks on it see what it maps
+        return found if kept is None or item.bias is None else torch.addcmul(found, kept - 1, item.bias)
     if kept is None or item.bias is None:
-        return F.linear(code, weight, item.bias)
-    return torch.addcmul(F.linear(code, weight), kept, item.bias)
+        return F.linear(code, item.decoder, item.bias)
+    return torch.addcmul(F.linear(code, item.decoder), kept, item.bias)

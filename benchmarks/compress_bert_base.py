@@ -1,0 +1,108 @@
+"""BERT-base's shape at ranks 64 and 128, against length: parameters and speed-up, beside figure 3.4 of the thesis.
+
+    python benchmarks/compress_bert_base.py [--quick] [--json results/compress_bert_base.jsonl]
+
+Every call maps the same number of tokens. The baseline is the dense model with SDPA; with eager attention it is there
+too. Weights are random: time does not depend on them.
+"""
+
+import argparse
+import copy
+import csv
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import BertConfig, BertModel
+
+from greenformers.compress.budget import Budget
+from greenformers.compress.compress import compress
+from greenformers.compress.side_by_side import on_tokens
+from greenformers.measure.costs import Subject, costs
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+
+RANKS = (64, 128)
+LENGTHS = (16, 32, 64, 128, 256, 512)
+TOKENS = 1024
+BASELINE = "dense, SDPA"
+FIGURE = "thesis_fig3_4_lrt_inference.csv"
+
+
+def networks(layers: int) -> dict[str, BertModel]:
+    """The dense model with either attention, and one a rank."""
+    torch.manual_seed(0)
+    config = BertConfig(num_hidden_layers=layers)
+    found = {BASELINE: BertModel._from_config(config, attn_implementation="sdpa").eval()}
+    found["dense, eager"] = BertModel._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    for rank in RANKS:
+        small = copy.deepcopy(found[BASELINE])
+        # The maps of the thesis' Low-Rank Transformer: those of its layers.
+        compress(small, Budget(rank, "rank"), solver="randomized", select="encoder.*")
+        found[f"rank {rank}"] = small
+    return found
+
+
+def published(path: Path) -> dict[tuple[int, int], float]:
+    """Speed-ups of figure 3.4 by length and rank."""
+    if not path.exists():
+        return {}
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return {(int(row["sequence_length"]), int(row["rank"])): float(row["speedup_vs_transformer"]) for row in rows}
+
+
+def shown(records: list[Record], figure: dict[tuple[int, int], float]) -> Table:
+    table = Table("N", "batch", "variant", "latency, ms", "IQR", "speed-up", "FLOP ratio", "figure 3.4")
+    found = {(r.setting.get("length"), r.variant, r.metric): r for r in records}
+    for record in records:
+        if record.metric == "latency":
+            length, name = record.setting["length"], record.variant
+            rank = int(name.removeprefix("rank ")) if name.startswith("rank") else None
+            thesis = figure.get((length, rank)) if rank else None
+            table.add_row(
+                str(length), str(record.setting["batch"]), name, f"{record.value:.0f}", f"{record.spread:.0f}",
+                f"{record.ratio:.2f}x", f"{found[length, name, 'flops'].ratio:.2f}x",
+                f"{thesis:.2f}x" if thesis else "",
+            )  # fmt: skip
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two layers, three repeats")
+    parser.add_argument("--reference", type=Path, default=Path("../shared/reference"), help="the published figures")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    given = parser.parse_args()
+    found = networks(2 if given.quick else 12)
+    about = context("python benchmarks/compress_bert_base.py" + " --quick" * given.quick, 0)
+    records = [
+        Record("compress_bert_base", name, {"part": part}, "parameters", parameters(module), "", source="counted",
+               context=about)
+        for name, model in found.items()
+        for part, module in (("whole model", model), ("layers", model.encoder))
+    ]  # fmt: skip
+    for length in LENGTHS:
+        batch = TOKENS // length
+        subjects = {name: Subject(model, on_tokens(model, length, 30_522, batch)) for name, model in found.items()}
+        records += costs(
+            subjects, ("latency", "flops"), benchmark="compress_bert_base", setting={"length": length, "batch": batch},
+            repeats=3 if given.quick else 11, about=about,
+        )  # fmt: skip
+        print(f"N {length}: done", flush=True)
+    records = with_ratios(records, to=BASELINE)
+    counts = Table("variant", "part", METRICS["parameters"].label, "dense /")
+    for record in records:
+        if record.metric == "parameters":
+            counts.add_row(
+                record.variant, record.setting["part"], f"{record.value / 1e6:.1f} M", f"{record.ratio:.2f}x"
+            )
+    for table in (counts, shown(records, published(given.reference / FIGURE))):
+        Console(width=120).print(table)
+    if given.json:
+        append(given.json, records)
+
+
+if __name__ == "__main__":
+    main()
