@@ -16,10 +16,12 @@ import importlib.util
 import json
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase, logging
@@ -32,7 +34,8 @@ from greenformers.compress.texts import Texts, batches
 from greenformers.data._files import need, read_lines
 from greenformers.data.stsb import load as load_pairs
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
-from greenformers.report.curves import Panel, line_panels, save
+from greenformers.report.curves import save
+from greenformers.report.plot import grid, house, looks, new_figure, settle
 
 SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
 SENTENCES = 1000
@@ -93,19 +96,31 @@ def cell(
     return with_ratios(found, to="dense"), small
 
 
-def picture(records: list[Record], path: Path) -> None:
-    """Cosine and correlation against what is kept, a curve a solver and way."""
-    panels = []
-    for metric, words in (("cosine", "Mean cosine to the dense embedding"), ("spearman", "Spearman, STS-B train (%)")):
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for record in records:
-            if record.metric == metric and record.variant != "dense":
-                name = f"{record.variant}, {record.setting['spent']}"
-                curves.setdefault(name, []).append((100 * record.setting["keep"], record.value))
-        panels.append(
-            Panel("Linear weights kept (%)", words, {name: sorted(points) for name, points in curves.items()})
-        )
-    save(line_panels("MiniLM-L6 compressed, without any training after", panels), path)
+@house
+def picture(records: list[Record]) -> Figure:
+    """What is left of cosine and correlation against what is kept: a colour a solver, a line a way of spending."""
+    figure = new_figure(9.4, 4.6, "MiniLM-L6 compressed on 1,000 sentences, without any training afterwards")
+    panels = (("cosine", "Mean cosine to the dense embedding"), ("spearman", "Spearman on STS-B train (% of dense)"))
+    dress = looks(("dense", *SOLVERS))
+    lines = dict(zip(reversed(WAYS), ("-", "--"), strict=True))
+    for axes, (metric, words) in zip(grid(figure, 1, 2, sharey=False), panels, strict=True):
+        for solver, (way, line) in product(SOLVERS, lines.items()):
+            points = sorted(
+                (100 * r.setting["keep"], 100 * (r.ratio or 0) if metric == "spearman" else r.value)
+                for r in records
+                if (r.metric, r.variant, r.setting["spent"]) == (metric, solver, way)
+            )
+            label = solver if way == "hull" else None
+            axes.plot(*zip(*points, strict=True), line, color=dress[solver].colour, marker=dress[solver].marker,
+                      markersize=4, label=label)  # fmt: skip
+        axes.set_xlabel("Linear weights kept (%)")
+        axes.set_ylabel(words)
+        axes.set_xticks([100 * share for share in SHARES])
+    for way, line in lines.items():
+        axes.plot([], [], line, color="gray", label={"hull": "spent by hulls", "uniform": "spent uniformly"}[way])
+    axes.legend()
+    settle(figure)
+    return figure
 
 
 def final(
@@ -159,7 +174,7 @@ def main() -> None:
                 for way in WAYS:
                     records += kept(given.cells, dense, tokenizer, calibration, texts, share, solver, way, about)
         if given.picture:
-            picture(records, given.picture)
+            save(picture(records), given.picture)
     if given.final or given.quick:
         records += final(dense, tokenizer, calibration, pairs(given.pairs, "valid" if given.final else "train"), about)
     Console(width=140).print(shown(records))

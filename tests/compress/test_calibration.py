@@ -186,7 +186,7 @@ def test_maps_that_read_one_tensor_share_one_covariance(monkeypatch: pytest.Monk
     torch.testing.assert_close(value.inputs, (x - x.mean(0)).mT @ (x - x.mean(0)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", ["activation", "sequential", "loss"])
+@pytest.mark.parametrize("solver", CALIBRATED)
 def test_the_bias_makes_up_for_the_mean(solver: str) -> None:
     dense, model, batches = chain(24, 31), chain(24, 31), rows(24)
     bias = model[0].bias

@@ -112,7 +112,7 @@ def network(name: str, cls: str | None = None, **more: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     built, _, options = ZOO[name]
     found = getattr(transformers, cls or built)
-    model = found(found.config_class(**options, **more)).eval()
+    model = found(found.config_class(**options | more)).eval()
     # As first drawn, biases are zero and so is much of what could go wrong.
     with torch.no_grad():
         for parameter in model.parameters():

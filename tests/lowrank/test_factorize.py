@@ -128,9 +128,9 @@ def test_rank_deficient_and_zero_weights(solver):
 @pytest.mark.parametrize("solver", SPECTRAL)
 def test_full_rank_is_the_weight(solver):
     W = torch.randn(m, n, dtype=f64)
-    if solver == "sequential":  # without a change: otherwise the best weight is another
+    if "sequential" in solver:  # without a change: otherwise the best weight is another
         C = covariance(torch.randn(n, tokens, dtype=f64))
-        found = factorize(W, m, solver, Statistics(C, cross=C))
+        found = factorize(W, m, solver, Statistics(C, cross=C, gradients=statistics().gradients))
     else:
         found = find(W, m, solver)
     torch.testing.assert_close(product(found), W, atol=1e-10, rtol=0)
@@ -326,6 +326,34 @@ def test_sequential_without_a_change_is_activation(seen):
     found, expected = (factorize(W, r, solver, Statistics(C, cross=C)) for solver in ("sequential", "activation"))
     torch.testing.assert_close(product(found), product(expected), atol=1e-10, rtol=0)
     torch.testing.assert_close(found.energies, expected.energies, atol=1e-8, rtol=0)
+
+
+def test_sequential_loss_is_reduced_rank_regression_in_the_norm_of_gradients():
+    W, X = torch.randn(m, n, dtype=f64), torch.randn(n, tokens, dtype=f64)
+    changed, d = X + 0.3 * torch.randn(n, tokens, dtype=f64), torch.randn(m, tokens, dtype=f64)
+    G = covariance(d)
+    seen = Statistics(covariance(changed), cross=covariance(X, changed), gradients=G)
+    found = factorize(W, r, "sequential_loss", seen)
+
+    def lost(factors):
+        R = W @ X - product(factors) @ changed
+        return (R.mT @ G @ R).trace().item()
+
+    # From the definition: T^T W X projected on the row space of X^, truncated.
+    T, V = torch.linalg.cholesky(G), torch.linalg.svd(changed, full_matrices=False).Vh
+    left, z, right = torch.linalg.svd(T.mT @ W @ X @ V.mT @ V, full_matrices=False)
+    rest = T.mT @ W @ X - left[:, :r] * z[:r] @ right[:r]
+    assert lost(found) == pytest.approx(squared(rest), rel=1e-8)
+    for solver in ("sequential", "loss", "activation"):
+        assert lost(found) < 0.999 * lost(factorize(W, r, solver, seen))
+
+
+def test_sequential_loss_without_a_change_is_loss():
+    W, C, G = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64)), statistics().gradients
+    found, expected = (
+        factorize(W, r, solver, Statistics(C, cross=C, gradients=G)) for solver in ("sequential_loss", "loss")
+    )
+    torch.testing.assert_close(product(found), product(expected), atol=1e-9, rtol=0)
 
 
 def test_sequential_does_not_fit_the_rounding_of_float32():
