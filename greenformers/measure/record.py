@@ -41,6 +41,8 @@ METRICS: dict[str, Metric] = {
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),
     "flops_training": Metric("FLOPs, training", "GFLOP"),
+    "compression_time": Metric("Compression time", "s"),
+    "peak_memory_compression": Metric("Peak memory, compression", "MiB"),
     "size": Metric("Size on disk", "MiB"),
     "energy_inference": Metric("Energy, inference", "mWh"),
     "cosine": Metric("Cosine to dense", "", False),

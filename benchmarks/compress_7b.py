@@ -1,0 +1,109 @@
+"""A checkpoint of Llama-7B's shape, 13.5 GB in bfloat16, compressed from disk to disk: peak memory and time.
+
+    python benchmarks/compress_7b.py [--quick] [--folder DIR] [--json results/compress_7b.jsonl]
+
+The weights are random; neither time nor memory depends on them. The command is that of a user, in a process of its own,
+and the compressed model is then loaded and run. `--folder` needs 20 GB of disk; what is there already is used.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import greenformers
+from greenformers.measure.record import Record, append, context
+
+KEEP = 0.25
+OPTIONS = ["--from-disk", "--keep", str(KEEP), "--uniform", "--solver", "randomized"]
+LIMIT = 24  # GiB, what the machine has
+
+
+def config(layers: int) -> LlamaConfig:
+    """Touvron 2023, table 2, first row."""
+    return LlamaConfig(
+        vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_hidden_layers=layers,
+        num_attention_heads=32, dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+def write(folder: Path, layers: int) -> int:
+    """A checkpoint of random weights, a file a layer. Its size in bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    described = config(layers)
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in LlamaForCausalLM(described).state_dict().items()}
+    files: dict[str, dict[str, torch.Size]] = {}
+    for name, shape in shapes.items():
+        part = name.split(".")[2] if ".layers." in name else "rest"
+        files.setdefault(f"model-{part}.safetensors", {})[name] = shape
+    for number, (file, parts) in enumerate(files.items()):
+        if not (folder / file).exists():
+            draw = torch.Generator().manual_seed(number)
+            held = {
+                name: torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=draw)
+                for name, shape in parts.items()
+            }
+            save_file(held, folder / f"{file}.part", metadata={"format": "pt"})
+            (folder / f"{file}.part").rename(folder / file)
+    total = sum(2 * shape.numel() for shape in shapes.values())
+    weight_map = {name: file for file, parts in files.items() for name in parts}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    described.architectures = ["LlamaForCausalLM"]
+    described.save_pretrained(folder)
+    return total
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one layer in place of 32")
+    parser.add_argument("--folder", type=Path, default=Path("runs/compress_7b"), help="for both checkpoints")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    given = parser.parse_args()
+    layers = 1 if given.quick else 32
+    dense, small = given.folder / f"dense-{layers}", given.folder / f"small-{layers}"
+    sizes = {"dense": write(dense, layers)}
+    print(f"{sizes['dense'] / 1e9:.1f} GB of weights are there", flush=True)
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "greenformers.cli", "compress", str(dense), *OPTIONS, "--out", str(small)]
+    subprocess.run(command, check=True)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    sizes["small"] = sum(path.stat().st_size for path in small.glob("*.safetensors"))
+    model = greenformers.load(small)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.arange(8)[None]).logits
+    assert logits.isfinite().all()
+    about = context("python benchmarks/compress_7b.py" + " --quick" * given.quick, 0)
+    setting = {"layers": layers, "keep": KEEP}
+    records = [
+        Record("compress_7b", "from disk", setting, "peak_memory_compression", 1024 * peak, "MiB", context=about),
+        Record("compress_7b", "from disk", setting, "compression_time", seconds, "s", context=about),
+        *(
+            Record("compress_7b", name, setting, "size", size / 2**20, "MiB", source="counted", context=about)
+            for name, size in sizes.items()
+        ),
+    ]
+    table = Table("layers", "dense, GB", "compressed, GB", "peak memory, GiB", "limit, GiB", "minutes")
+    table.add_row(
+        str(layers), f"{sizes['dense'] / 1e9:.2f}", f"{sizes['small'] / 1e9:.2f}", f"{peak:.2f}", str(LIMIT),
+        f"{seconds / 60:.1f}",
+    )  # fmt: skip
+    Console(width=100).print(table)
+    if given.json:
+        append(given.json, records)
+    return 0 if peak < LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
