@@ -1,5 +1,6 @@
-"""What commands show on the terminal."""
+"""What commands read from the terminal and show on it."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,24 @@ def quiet() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def command() -> str:
+    """The command as typed; of paths only the last part, for records travel."""
+    words = [Path(word).name if "/" in word and Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["greenformers", *words])
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Whole numbers from 1 on, with commas between; none in an empty text.
+
+    Raises:
+        ValueError: anything else.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"{name} must be whole numbers from 1 on, with commas between; got {text!r}")
+    return [int(word) for word in words]
 
 
 def check_writable(results: Path) -> None:

@@ -1,7 +1,6 @@
 """The command line. Heavy imports are inside the commands, so that --help answers at once."""
 
 import inspect
-import shlex
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from greenformers import _terminal as terminal
+from greenformers._study import COMMANDS
 from greenformers.train.settings import Settings, value_of
 from greenformers.train.settings import read as read_settings
 
@@ -87,7 +87,7 @@ def compare(
         schedule,
         country=country,
         full_size=full_size,
-        about=context(_command(), seed),
+        about=context(terminal.command(), seed),
         console=console,
     )
     # Shown first: should the disk be full, the figures are at least on the screen.
@@ -241,7 +241,7 @@ def compress(
     budget = _budget(keep, of, uniform, rank, energy, stable_rank)
     wanted = Wanted(
         model=model, out=out, budget=budget, solver=solver, select=select, calibrate=calibrate, limit=limit,
-        length=length, evaluate=evaluate, lengths=_numbers("lengths", lengths), only_if_faster=only_if_faster,
+        length=length, evaluate=evaluate, lengths=terminal.numbers("lengths", lengths), only_if_faster=only_if_faster,
         multiple=multiple, seed=seed, country=country,
     )  # fmt: skip
     if results is not None:
@@ -256,7 +256,7 @@ def compress(
         console.print(f"{str(done).splitlines()[0]}\nmodel:  {out}", soft_wrap=True)
         return
     with terminal.Steps(console) as steps:
-        done, found = run(wanted, context(_command(), seed), steps)
+        done, found = run(wanted, context(terminal.command(), seed), steps)
     console.print(str(done).splitlines()[0])
     terminal.show(console, tables(found, console.width))
     if results is not None:
@@ -285,13 +285,6 @@ def _budget(
     return Budget(0.5 if keep is None else keep, "uniform" if uniform else "hull", of)
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"{name} must be whole numbers from 1 on, with commas between; got {text!r}")
-    return [int(word) for word in words]
-
-
 @app.command()
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
@@ -316,7 +309,7 @@ def evaluate(
         console.print(f"{split} {name}: {value:.4g}")
     if results is not None:
         found = records(run_folder, split, scores)
-        append(results, [replace(record, context=context(_command(), 0)) for record in found])
+        append(results, [replace(record, context=context(terminal.command(), 0)) for record in found])
 
 
 @app.command()
@@ -365,10 +358,8 @@ def report(
     console.print(f"report:  {page}", soft_wrap=True)
 
 
-def _command() -> str:
-    """The command as typed; of paths only the last part, for records travel."""
-    words = [Path(word).name if "/" in word and Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["greenformers", *words])
+for study in COMMANDS:
+    app.command()(study)
 
 
 def main() -> None:

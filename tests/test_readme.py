@@ -28,7 +28,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_command_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= set(re.findall(r"make (\w+)", README)) <= targets
-    source = (ROOT / "greenformers" / "cli.py").read_text()
+    source = "".join((ROOT / "greenformers" / name).read_text() for name in ("cli.py", "_study.py"))
     for command in re.findall(r"`greenformers (\w+)", README):
         assert f"def {command}(" in source
 

@@ -19,6 +19,7 @@ ORDER = [
     {"report"},
     {"speech", "genome"},
     {"_terminal"},
+    {"_study"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
