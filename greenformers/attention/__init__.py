@@ -10,7 +10,7 @@ from typing import Any
 
 from greenformers.attention._contract import Attention, Role, Shape
 
-__all__ = ["Attention", "Role", "Shape", "build", "names"]
+__all__ = ["Attention", "Role", "Shape", "attention_class", "build", "names"]
 
 
 def names() -> list[str]:
@@ -30,9 +30,18 @@ def build(name: str, shape: Shape, **options: Any) -> Attention:
         ValueError: no such mechanism, or an option out of range.
         TypeError: an option the mechanism does not take.
     """
+    return attention_class(name)(shape, **options)
+
+
+def attention_class(name: str) -> type[Attention]:
+    """The class of file `name`, which alone is imported.
+
+    Raises:
+        ValueError: no such mechanism.
+    """
     if name not in names():
         raise ValueError(f"attention must be one of {', '.join(names())}; got {name!r}")
     module = import_module(f"{__name__}.{name}")
     # The file's one public class is named as the file, in capitals: sliding_window -> SlidingWindow.
-    mechanism: Attention = getattr(module, name.title().replace("_", ""))(shape, **options)
-    return mechanism
+    found: type[Attention] = getattr(module, name.title().replace("_", ""))
+    return found

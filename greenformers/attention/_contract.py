@@ -53,6 +53,9 @@ class Attention(nn.Module):
     projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     """Which projections of its input the block owns for this mechanism."""
 
+    rank_option: ClassVar[str | None] = None
+    """The option that says how much of full attention is kept, a number of its own kind: a study's ranks go there."""
+
     shared_parameters: tuple[str, ...] = ()
     """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
 

@@ -34,6 +34,8 @@ class Linformer(Attention):
         ValueError: causal, or an option out of range.
     """
 
+    rank_option = "k"
+
     def __init__(
         self,
         shape: Shape,

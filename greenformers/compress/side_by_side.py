@@ -9,14 +9,12 @@ from transformers import PreTrainedModel
 
 from greenformers.compress.loss import output
 from greenformers.measure.costs import Subject, costs
-from greenformers.measure.energy import EnergyMeter
+from greenformers.measure.energy_of import energy_of
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record
 
 METERED = ("latency", "peak_memory_inference", "flops")
 BATCH = 8
-SECONDS = 1.5  # of work between two readings of energy
-TURNS = 3
 
 
 def measured(
@@ -53,29 +51,13 @@ def measured(
         found = costs(subjects, METERED, benchmark="compress", setting=setting, repeats=repeats, about=about)
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
-        for name, (spent, source) in _energy(subjects, by_name, country).items():
+        calls = {name: subject.forward for name, subject in subjects.items()}
+        for name, (spent, source) in energy_of(calls, by_name, country).items():
             unit = METRICS["energy_inference"].unit
             records.append(
                 Record("compress", name, setting, "energy_inference", spent, unit, source=source, context=about)
             )
     return records
-
-
-def _energy(
-    subjects: Mapping[str, Subject], milliseconds: Mapping[str, float], country: str
-) -> dict[str, tuple[float, str]]:
-    """Milliwatt-hours of one call, and where they come from; in turns, so that other load falls on all alike."""
-    spent: dict[str, float] = dict.fromkeys(subjects, 0.0)
-    sources: dict[str, str] = {}
-    for _ in range(TURNS):
-        for name, subject in subjects.items():
-            runs = max(1, round(1000 * SECONDS / milliseconds[name]))
-            with torch.inference_mode(), EnergyMeter(country) as meter:
-                for _ in range(runs):
-                    subject.forward()
-            spent[name] += 1000 * meter.energy_wh / runs / TURNS
-            sources[name] = meter.source
-    return {name: (spent[name], sources[name]) for name in subjects}
 
 
 def on_tokens(model: PreTrainedModel, length: int, vocabulary: int, size: int = BATCH) -> Callable[[], Tensor]:

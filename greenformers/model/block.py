@@ -91,4 +91,5 @@ class EncoderLayer(GradientCheckpointingLayer):
 
 def _otherwise_handled(x: Tensor) -> bool:
     """Compiled code fuses by itself and cannot see into slices; autocast chooses the types of single operators."""
-    return torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+    # There is no autocast for the meta device, on which operations are counted.
+    return torch.compiler.is_compiling() or (not x.is_meta and torch.is_autocast_enabled(x.device.type))

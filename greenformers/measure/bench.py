@@ -1,0 +1,216 @@
+"""Measure the cells of a grid: the five measures of thesis 3.2, FLOPs, energy, and the largest batch that fits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import set_seed
+
+from greenformers.measure.costs import MIB, Subject
+from greenformers.measure.energy_of import energy_of
+from greenformers.measure.flops import flops
+from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, call_of
+from greenformers.measure.latency import interleaved
+from greenformers.measure.limit import OutOfMemory, attempt
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import METRICS, Record
+
+NAMES = {
+    "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
+    "training": ("train_step", "peak_memory_training", "flops_training", "energy_training"),
+}
+"""Of each mode the metrics of time, memory, FLOPs and energy."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How cells are measured.
+
+    Attributes:
+        modes: inference, training or both.
+        tokens: B N, the same in all cells: the batch is tokens / N, at least 1.
+        memory: bytes, of which the largest batch is found that fits; None: it is not looked for.
+        repeats: timed runs of each cell.
+        country: whose electricity, for energy; None: no energy.
+        device: where.
+        compiled: by torch.compile.
+        seed: of weights and inputs.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    modes: tuple[str, ...] = MODES
+    tokens: int = 4096
+    memory: float | None = None
+    repeats: int = 7
+    country: str | None = None
+    device: str = "cpu"
+    compiled: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if unknown := [mode for mode in self.modes if mode not in MODES]:
+            raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
+        if self.tokens < 1 or self.repeats < 1:
+            raise ValueError(f"tokens and repeats must be at least 1, got {self.tokens} and {self.repeats}")
+        if self.memory is not None and not self.memory > 0:
+            raise ValueError(f"memory must be positive, got {self.memory}")
+
+
+def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:
+    """What tells the records of a cell from others'."""
+    found = {"length": cell.length, "batch": max(1, how.tokens // cell.length), "rank": cell.rank}
+    sizes = {name: value for name, value in asdict(network).items() if value not in (False, {})}
+    where = {"device": how.device} | ({"compiled": True} if how.compiled else {})
+    return found | sizes | where
+
+
+def bench(
+    cells: Sequence[Cell],
+    network: Network,
+    how: How,
+    about: dict[str, Any],
+    known: Sequence[Record] = (),
+    progress: Callable[[str, float], None] = lambda *_: None,
+) -> Iterator[list[Record]]:
+    """Measure all cells but those known; the records of a length and mode at a time.
+
+    Args:
+        cells: of `greenformers.measure.grid.cells`.
+        network: the sizes they have in common.
+        how: of measurement.
+        about: context of the records.
+        known: records of earlier runs of the same grid.
+        progress: called with the share of the work that is done, by FLOPs.
+    """
+    have = {(record.variant, str(record.setting), record.metric) for record in known}
+
+    def there(cell: Cell, mode: str) -> bool:
+        key = (cell.variant, str(setting(cell, network, how)))
+        return (*key, NAMES[mode][0]) in have or (*key, f"out_of_memory_{mode}") in have
+
+    groups = [
+        (mode, [cell for cell in group if not there(cell, mode)])
+        for _, group_ in groupby(cells, key=lambda cell: cell.length)
+        for group in [list(group_)]
+        for mode in how.modes
+    ]
+    groups = [(mode, group) for mode, group in groups if group]
+    # The dense network with SDPA is what others are compared with, in the same run.
+    todo = [(mode, [Cell(BASELINE, None, group[0].length), *(c for c in group if c.variant != BASELINE)], group)
+            for mode, group in groups]  # fmt: skip
+    work = [sum(_counted(cell, network, how, mode) for cell in run) for mode, run, _ in todo]
+    done = 0.0
+    for (mode, run, wanted), share in zip(todo, work, strict=True):
+        progress("measuring", done / sum(work))
+        names = {cell.name for cell in wanted}
+        found = _group(run, network, how, mode, about)
+        yield [record for cell, record in found if cell.name in names]
+        done += share
+    progress("measuring", 1.0)
+
+
+def _counted(cell: Cell, network: Network, how: How, mode: str) -> float:
+    """FLOPs of a cell, from shapes alone."""
+    with torch.device("meta"):
+        stack = Stack(network, cell).train(mode == "training")
+        x = torch.empty(max(1, how.tokens // cell.length), cell.length, network.hidden)
+        subject = Subject(stack, call_of(stack, x))
+        with torch.inference_mode(mode == "inference"):
+            return flops(subject.step if mode == "training" else subject.forward)
+
+
+def _group(
+    cells: Sequence[Cell], network: Network, how: How, mode: str, about: dict[str, Any]
+) -> list[tuple[Cell, Record]]:
+    """All records of one length and mode, each with its ratio to the dense network with SDPA."""
+    time, memory, count, energy = NAMES[mode]
+    device = torch.device(how.device)
+    calls: dict[str, Callable[[], object]] = {}
+    found: list[tuple[Cell, Record]] = []
+
+    def add(cell: Cell, metric: str, value: float, **fields: Any) -> None:
+        blank = Record("bench", cell.variant, setting(cell, network, how), metric, value, METRICS[metric].unit)
+        found.append((cell, replace(blank, context=about, **fields)))
+
+    set_seed(how.seed)
+    x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)
+    for cell in cells:
+        stack = Stack(network, cell).to(device).train(mode == "training")
+        call = _call(stack, x, how, mode)
+        try:
+            peak = attempt(lambda call=call: peak_memory(call, device), device)  # type: ignore[misc]
+        except OutOfMemory as error:
+            add(cell, f"out_of_memory_{mode}", error.limit / MIB)
+            continue
+        calls[cell.name] = call
+        add(cell, memory, peak / MIB)
+        add(cell, count, _counted(cell, network, how, mode) / 1e9, source="counted")
+        if mode == "inference":
+            add(cell, "parameters", parameters(stack), source="counted")
+        if how.memory is not None:
+            add(cell, f"largest_batch_{mode}", largest_batch(stack, cell.length, network, how, mode))
+    with torch.inference_mode(mode == "inference"):
+        timings = interleaved(calls, repeats=how.repeats, warmup=1, device=device)
+    by_name = {cell.name: cell for cell in cells}
+    for name, timing in timings.items():
+        add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (timing.q3 - timing.q1))
+    if how.country is not None:
+        milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
+        spent = energy_of(calls, milliseconds, how.country, training=mode == "training", turns=1)
+        for name, (value, source) in spent.items():
+            add(by_name[name], energy, value, source=source)
+    return _with_ratios(found)
+
+
+def _call(stack: nn.Module, x: Tensor, how: How, mode: str) -> Callable[[], object]:
+    run: nn.Module = torch.compile(stack) if how.compiled else stack  # type: ignore[assignment]
+    subject = Subject(stack, call_of(run, x))
+    if mode == "training":
+        return subject.step
+
+    def forward() -> Tensor:
+        with torch.inference_mode():
+            return subject.forward()
+
+    return forward
+
+
+def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mode: str) -> int:
+    """The most sequences whose peak memory, with the weights, is within `how.memory`, to 2 %; 0 if not one's is."""
+    assert how.memory is not None
+    device = torch.device(how.device)
+    room = how.memory - sum(p.numel() * p.element_size() for p in stack.parameters())
+
+    def fits(batch: int) -> bool:
+        x = torch.randn(batch, length, network.hidden, device=device)
+        call = _call(stack, x, how, mode)
+        try:
+            return x.numel() * x.element_size() + attempt(lambda: peak_memory(call, device), device) <= room
+        except OutOfMemory:
+            return False
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _with_ratios(found: list[tuple[Cell, Record]]) -> list[tuple[Cell, Record]]:
+    base = {record.metric: record.value for cell, record in found if cell.variant == BASELINE}
+    rated = []
+    for cell, record in found:
+        reference, ratio = base.get(record.metric), None
+        if reference and record.value and not record.metric.startswith("out_of_memory"):
+            less = METRICS[record.metric].less_is_better
+            ratio = reference / record.value if less else record.value / reference
+        rated.append((cell, replace(record, ratio=ratio, to=None if ratio is None else BASELINE)))
+    return rated

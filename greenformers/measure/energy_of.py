@@ -1,0 +1,40 @@
+"""Energy of single calls side by side."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from greenformers.measure.energy import EnergyMeter
+
+SECONDS = 1.5  # of work between two readings
+TURNS = 3
+
+
+def energy_of(
+    calls: Mapping[str, Callable[[], object]],
+    milliseconds: Mapping[str, float],
+    country: str = "USA",
+    *,
+    training: bool = False,
+    turns: int = TURNS,
+) -> dict[str, tuple[float, str]]:
+    """Milliwatt-hours of one call, and where they come from; in turns, so that other load falls on all alike.
+
+    Args:
+        calls: what to run, by name.
+        milliseconds: how long each takes.
+        country: whose electricity, a 3-letter ISO code.
+        training: record gradients.
+        turns: readings of each.
+    """
+    spent: dict[str, float] = dict.fromkeys(calls, 0.0)
+    sources: dict[str, str] = {}
+    for _ in range(turns):
+        for name, call in calls.items():
+            runs = max(1, round(1000 * SECONDS / milliseconds[name]))
+            with torch.inference_mode(not training), EnergyMeter(country) as meter:
+                for _ in range(runs):
+                    call()
+            spent[name] += 1000 * meter.energy_wh / runs / turns
+            sources[name] = meter.source
+    return {name: (spent[name], sources[name]) for name in calls}
