@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from greenformers import _terminal as terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -43,29 +43,152 @@ def spectrum(
         raise ValueError(f"share must be in (0, 1], got {share}")
     seen = read_texts(texts)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
-    assert tokenizer is not None
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is not a folder")
     if results is not None:
         terminal.check_writable(results)
-    out.mkdir(parents=True, exist_ok=True)
+    blocks = islice(measure.blocks(seen.lines, cast(Any, tokenizer), length), limit)
     with terminal.Steps(console) as steps:
-
-        def counted() -> "Iterator[Tensor]":
-            for done, block in enumerate(islice(measure.blocks(seen.lines, tokenizer, length), limit)):
-                steps("blocks", done / limit)
-                yield block
-            steps("blocks", 1.0)
-
-        found = measure.attention_spectrum(network, counted())
+        found = measure.attention_spectrum(network, _counted(blocks, limit, steps))
     # Shown first: should the disk be full, the figures are at least on the screen.
     console.print(table(found, index, share))
     about = context(terminal.command(), 0)
-    made = measure.records(found, Path(model).name, seen.name, index=index, share=share, about=about)
+    made = measure.records(found, Path(model).resolve().name, seen.name, index=index, share=share, about=about)
     if results is not None:
         append(results, made)
-    page = write(found, made, index, out)
+    page = write(found, made, index, share, out)
     console.print(
         f"{found.blocks} blocks of {length} tokens\nfigure: {out / 'spectrum.png'}\nreport: {page}", soft_wrap=True
     )
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (spectrum,)
+def _counted(blocks: "Iterable[Tensor]", limit: int, steps: terminal.Steps) -> "Iterator[Tensor]":
+    for done, block in enumerate(blocks):
+        steps("blocks", done / limit)
+        yield block
+    steps("blocks", 1.0)
+
+
+def cost(
+    base: Annotated[str | None, typer.Option(help="Published run, such as BERT-base or GPT-3.")] = None,
+    speedup: Annotated[
+        str | None, typer.Option(help="Times faster than the base, by length: 128:2.7,512:1.9; or one factor.")
+    ] = None,
+    shares: Annotated[str | None, typer.Option(help="Of the base's time, by length: 128:0.9,512:0.1.")] = None,
+    records: Annotated[Path | None, typer.Option(help="In place of --speedup: records of bench or compare.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Whose speed-ups of the records, with commas; or a name for --speedup.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="Only records of this rank.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only records of this setting, such as hidden=768; may be repeated.")
+    ] = None,
+    parameters: Annotated[float | None, typer.Option(help="In place of --base: parameters of the model.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens it is trained on; FLOPs are 6 per parameter.")] = None,
+    flops: Annotated[float | None, typer.Option(help="In place of both: FLOPs of the run.")] = None,
+    peak: Annotated[float | None, typer.Option(help="TFLOP/s of one GPU; 312 if not given, an A100's.")] = None,
+    utilisation: Annotated[float | None, typer.Option(help="Share of the peak reached; 0.4 if not given.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many; 1 if not given.")] = None,
+    watts: Annotated[float | None, typer.Option(help="Of one GPU with its part of the host; 400 if not given.")] = None,
+    price: Annotated[str | None, typer.Option(help="USD an hour of one GPU: one number, or LOW,HIGH.")] = None,
+    country: Annotated[
+        str | None, typer.Option(help="Whose electricity: a 3-letter ISO code; as published, or else USA.")
+    ] = None,
+    pue: Annotated[float | None, typer.Option(help="Data centre's energy over its computers'; else 1.58.")] = None,
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+) -> None:
+    """Estimate what a training run costs, and a faster variant of it: compute, money, energy and CO2.
+
+    Without options: the thesis's tables of costs, worked out again.
+    """
+    from greenformers.advise.cost import records as as_records
+    from greenformers.advise.cost_options import Options, answer
+    from greenformers.measure.record import append, context
+    from greenformers.report.cost import cost_table, thesis_tables
+
+    options = Options(
+        base=base, speedup=speedup, shares=shares, records=records, variant=variant, rank=rank, where=where,
+        parameters=parameters, tokens=tokens, flops=flops, peak=peak, utilisation=utilisation, gpus=gpus, watts=watts,
+        price=price, country=country, pue=pue,
+    )  # fmt: skip
+    console = terminal.console()
+    if not options.given():
+        if results is not None:
+            raise ValueError("--results goes with a run: name one with --base, --flops, or --parameters and --tokens")
+        terminal.show(console, thesis_tables())
+        return
+    if results is not None:
+        terminal.check_writable(results)
+    answers = answer(options)
+    console.print(cost_table(answers))
+    if results is not None:
+        append(results, as_records({name: each.cost for name, each in answers.items()}, context(terminal.command(), 0)))
+
+
+def bench(
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            help="Names, with commas: lrt, an attention, or lrt+ and an attention. By default all that can be."
+        ),
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Sequence lengths, with commas.")] = "16,64,256,1024,4096",
+    ranks: Annotated[str, typer.Option(help="Ranks, also projected lengths and the like, with commas.")] = "16,64,256",
+    modes: Annotated[str, typer.Option(help="inference, training or both, with a comma.")] = "inference,training",
+    hidden: Annotated[int, typer.Option(help="Width d of the network.")] = 768,
+    heads: Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")] = 12,
+    feed_forward: Annotated[int, typer.Option(help="Width f of the feed-forward blocks.")] = 3072,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 2,
+    causal: Annotated[bool, typer.Option("--causal", help="A position sees only those before it.")] = False,
+    slot: Annotated[
+        list[str] | None, typer.Option(help="Another slot of the network, as residual=pre; may be repeated.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of a batch: its size is this over the length.")] = 4096,
+    memory: Annotated[float | None, typer.Option(help="GiB: find the largest batch that fits, too.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each cell.")] = 7,
+    energy: Annotated[bool, typer.Option(help="Measure energy, or estimate it where there is no meter.")] = True,
+    country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    compiled: Annotated[bool, typer.Option("--compile", help="By torch.compile.")] = False,
+    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
+    results: Annotated[
+        Path, typer.Option(help="File the records are added to; cells in it are not measured again.")
+    ] = Path("results/bench.jsonl"),
+    out: Annotated[Path, typer.Option(help="Folder of the figures and their page.")] = Path("bench"),
+    published: Annotated[
+        Path | None, typer.Option(help="Folder with the published figures, to be drawn beside these.")
+    ] = None,
+) -> None:
+    """Measure variants over lengths and ranks, beside dense attention, and draw the figures of the thesis."""
+    from greenformers._terminal import numbers
+    from greenformers.measure.bench import How
+    from greenformers.measure.bench import bench as run
+    from greenformers.measure.grid import Network, cells
+    from greenformers.measure.grid import variants as every
+    from greenformers.measure.record import append, context, read
+    from greenformers.report.study import write
+    from greenformers.train.settings import value_of
+
+    terminal.quiet()
+    console = terminal.console()
+    further = dict(pair.partition("=")[::2] for pair in slot or [])
+    network = Network(
+        hidden, heads, feed_forward, layers, causal, {name: value_of(value) for name, value in further.items()}
+    )
+    how = How(
+        tuple(mode.strip() for mode in modes.split(",")), tokens, None if memory is None else memory * 2**30, repeats,
+        country if energy else None, device, compiled, seed,
+    )  # fmt: skip
+    chosen = every(causal) if variants is None else [name.strip() for name in variants.split(",")]
+    wanted = cells(chosen, numbers("lengths", lengths), numbers("ranks", ranks), network)
+    terminal.check_writable(results)
+    known = read(results) if results.exists() else []
+    with terminal.Steps(console) as steps:
+        for found in run(wanted, network, how, context(terminal.command(), seed), known, steps):
+            append(results, found)
+            known += found
+    page = write(known, out, published)
+    console.print(f"records: {results}\nfigures: {page}", soft_wrap=True)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (bench, spectrum, cost)

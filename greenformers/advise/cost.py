@@ -110,7 +110,7 @@ class Hardware:
 def training_flops(parameters: float, tokens: float) -> float:
     """6 P T: forward and backward pass of P parameters over T tokens. Kaplan 2020, arXiv:2001.08361, section 2.1.
 
-    Leaves out the scores of attention, which count where the length nears 6 times the width.
+    Leaves out the scores of attention: at length N and width d, N / (6 d) as much again, half of that if causal.
 
     Raises:
         ValueError: a count is not above 0, or not finite.
@@ -178,11 +178,13 @@ def grid_intensity(country: str) -> float:
     from codecarbon.input import DataSource  # its import takes long
 
     mixes = DataSource().get_global_energy_mix_data()
-    found = mixes.get(country, {}).get("carbon_intensity")
-    if not found:
-        hint = did_you_mean(country.upper(), mixes)
+    known = {code: mix for code, mix in mixes.items() if mix.get("carbon_intensity")}  # 0 where it is not known
+    if country not in known:
+        codes = {mix["country_name"].casefold(): code for code, mix in known.items()}
+        code = codes.get(country.casefold())
+        hint = f"; did you mean {code}?" if code else did_you_mean(country, known)
         raise ValueError(f"country must be a 3-letter ISO code that codecarbon has data for, got {country!r}{hint}")
-    return float(found)
+    return float(known[country]["carbon_intensity"])
 
 
 def records(costs: Mapping[str, Cost], about: dict[str, Any]) -> list[Record]:
@@ -220,7 +222,8 @@ def _ends(figure: Range | float | None) -> dict[str, float]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: known names that are close to a mistyped one."""
-    close = get_close_matches(word, list(known), n=3, cutoff=0.5)
+    names = {name.casefold(): name for name in known}
+    close = [names[name] for name in get_close_matches(word.casefold(), list(names), cutoff=0.5)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -70,11 +70,12 @@ def measured_speed_ups(
 
 
 def _fitting(records: Sequence[Record], variant: str, where: Mapping[str, Any]) -> list[Record]:
-    timed = [each for each in records if each.metric == "train_step" and each.ratio and "length" in each.setting]
+    timed = [each for each in records if each.metric == "train_step" and each.ratio]
+    timed = [each for each in timed if isinstance(each.setting.get("length"), int)]
     own = [record for record in timed if record.variant == variant]
     if not own:
         names = ", ".join(dict.fromkeys(record.variant for record in timed)) or "none"
-        raise ValueError(f"variant must have training speed-ups by length (train_step) in the records, got {variant!r}; they have {names}")
+        raise ValueError(f"variant must be one with training speed-ups in the records: {names}; got {variant!r}")
     fitting = [record for record in own if where.items() <= record.setting.items()]
     if not fitting:
         recorded = "; ".join(f"{key} {', '.join(_values(own, key)) or 'not recorded'}" for key in where)
@@ -89,7 +90,9 @@ def _only(length: int, found: Sequence[Record]) -> float:
         keys = dict.fromkeys(key for record in found for key in record.setting)
         values = {key: _values(found, key) for key in keys}
         differs = "; ".join(f"{key} {', '.join(each)}" for key, each in values.items() if len(each) > 1)
-        raise ValueError(f"length {length} was measured in several settings, name one: {differs or 'benchmarks differ'}")
+        raise ValueError(
+            f"length {length} was measured in several settings, name one: {differs or 'benchmarks differ'}"
+        )
     return float(found[0].ratio or math.nan)
 
 

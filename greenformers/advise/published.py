@@ -6,7 +6,7 @@ Printed figures are those of thesis tables 1.1 and 3.2. Behind them stand:
   0.954 lb of CO2 per kWh. BERT-base's energy is that of 64 V100 and its price that of 16 TPU v2 chips.
 - BERT-large: 4 times BERT-base.
 - GPT-3: 175e9 parameters, 300e9 tokens (Brown 2020, arXiv:2005.14165); 10,000 V100 of 330 W for 14.8 days, PUE 1.1,
-  429 g of CO2 per kWh (Patterson 2021, arXiv:2104.10350). Its price has no published hours.
+  429 g of CO2 per kWh (Patterson 2021, arXiv:2104.10350). The price is printed without hours.
 """
 
 from dataclasses import dataclass, replace
@@ -66,9 +66,7 @@ RUNS = {
     ),
     "BERT-base": Run(2018, _printed(_flat(2.24), Range(2074, 6912), 652.3), _BERT_BASE),
     "BERT-large": Run(2018, _printed(_flat(8.96), Range(8296, 27648), 2609.2), _BERT_BASE.faster(1 / 4)),
-    "GPT-2 1.5B": Run(
-        2018, _printed(Range(10, 100), Range(12902, 43008), None), Cost(usd=_rent(32 * 168, 2.40, 8.00))
-    ),
+    "GPT-2 1.5B": Run(2018, _printed(Range(10, 100), Range(12902, 43008), None), Cost(usd=_rent(32 * 168, 2.40, 8.00))),
     "GPT-3": Run(
         2020,
         _printed(_flat(3640), _flat(4.6e6), 552e3, 429),
@@ -98,22 +96,16 @@ LOW_RANK = {
 
 
 def name_of(typed: str) -> str:
-    """The name of a published run, however it is capitalised.
+    """The name of a published run, however it is capitalised; its beginning will do if no other begins so.
 
     Raises:
         ValueError: there is none of that name; the message has close ones.
     """
-    known = {name.casefold(): name for name in RUNS}
-    if typed.casefold() not in known:
-        raise ValueError(f"base must be one of {', '.join(RUNS)}; got {typed!r}{_close(typed, known)}")
-    return known[typed.casefold()]
-
-
-def _close(typed: str, known: dict[str, str]) -> str:
-    hint = did_you_mean(typed.casefold(), known)
-    for folded, name in known.items():
-        hint = hint.replace(folded, name)
-    return hint
+    word = typed.casefold()
+    begins = [name for name in RUNS if word and name.casefold().startswith(word)]
+    if len(begins) != 1:
+        raise ValueError(f"base must be one of {', '.join(RUNS)}; got {typed!r}{did_you_mean(typed, RUNS)}")
+    return begins[0]
 
 
 def low_rank(rank: int) -> Cost:

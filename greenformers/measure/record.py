@@ -55,6 +55,8 @@ METRICS: dict[str, Metric] = {
     "suggested_k": Metric("Suggested k", ""),
     "energy": Metric("Energy, training", "Wh"),
     "co2": Metric("CO2, training", "g"),
+    "petaflops_days": Metric("Compute, training", "petaflop/s-days"),
+    "usd": Metric("Price, training", "USD"),
 }
 
 

@@ -1,7 +1,7 @@
 """The spectrum of attention over real text: how low is its rank? Linformer, Wang 2020, arXiv:2006.04768, figure 1.
 
-P = softmax(Q K^T / sqrt(D)), (N, N), is the matrix of attention weights of one head. Its singular values, largest first,
-added up and divided by their sum, make a curve from the first to 1; the faster it rises, the smaller a k can serve.
+P = softmax(Q K^T / sqrt(D)) is the (N, N) matrix of attention weights of one head. Its singular values, largest first,
+added up and divided by their sum, make a curve that ends at 1; the faster it rises, the smaller a k can serve.
 
 P of a decoder is lower triangular. Its curve says as much about its singular values, but Linformer has no causal form,
 so that a k read from it describes the decoder and cannot be put to use.
@@ -66,8 +66,8 @@ class Spectrum:
     def suggested_k(self, share: float) -> list[int]:
         """By layer, the smallest k whose curve, the mean of the layer's heads, reaches the share. Linformer, section 4.
 
-        Rounded up to a multiple of 8, at most N. It says what the best approximation of rank k keeps; Linformer's, which
-        is learned, may need more.
+        Rounded up to a multiple of 8, at most N. It is what the best approximation of rank k needs; Linformer's, which
+        is learned and fixed, may need more.
 
         Raises:
             ValueError: `share` is not in (0, 1].
@@ -95,14 +95,18 @@ def attention_spectrum(model: PreTrainedModel, batches: Iterable[Tensor]) -> Spe
 
     Raises:
         ValueError: no batches or of different N, more tokens than the model has positions for, or a model that gives no
-            weights (N, N).
+            weights (N, N), or nan.
     """
-    total, count, causal = torch.zeros(()), 0, True
+    total: Any = 0
+    count, length, causal = 0, None, True
     weights = _own_weights if isinstance(model, GreenformerPreTrainedModel) else _weights
     with evaluating(model), _eager(model), torch.no_grad():
         for ids in batches:
-            _check_length(model, ids, total)
+            length = length or ids.shape[1]
+            _check_length(model, ids.shape[1], length)
             layers = weights(model, ids.to(model.device))
+            if not all(layer.isfinite().all() for layer in layers):
+                raise ValueError("attention weights must be numbers, got nan or infinity")
             total = total + torch.stack([cumulative(layer).sum(0).cpu() for layer in layers])
             count += len(ids)
             causal = causal and all(not layer.triu(1).any() for layer in layers)
@@ -176,12 +180,12 @@ def records(
     ]
 
 
-def _check_length(model: PreTrainedModel, ids: Tensor, total: Tensor) -> None:
-    length, positions = ids.shape[1], getattr(model.config, "max_position_embeddings", None)
+def _check_length(model: PreTrainedModel, length: int, first: int) -> None:
+    positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
         raise ValueError(f"length must be at most {positions}, the positions of the model; got {length}")
-    if total.dim() and length != total.shape[2]:
-        raise ValueError(f"all blocks must have the length of the first, {total.shape[2]}, got {length}")
+    if length != first:
+        raise ValueError(f"all blocks must have the length of the first, {first}, got {length}")
 
 
 @contextmanager

@@ -29,8 +29,14 @@ class Panel(NamedTuple):
 
 
 @house
-def line_panels(title: str, panels: Sequence[Panel]) -> Figure:
-    """Panels side by side, each with its own legend; a line with few points has markers."""
+def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = False) -> Figure:
+    """Panels side by side, each with its own legend; a line with few points has markers.
+
+    Args:
+        title: of the whole.
+        panels: from left to right.
+        logarithmic: the vertical axes are.
+    """
     figure = new_figure(4.4 * len(panels) + 0.6, 3.9, title)
     for axes, panel in zip(grid(figure, 1, len(panels), sharey=False), panels, strict=True):
         for (name, points), look in zip(panel.lines.items(), looks(panel.lines).values(), strict=True):
@@ -41,6 +47,8 @@ def line_panels(title: str, panels: Sequence[Panel]) -> Figure:
             axes.set_xscale("log", base=2)
             axes.set_xticks(sorted({x for points in panel.lines.values() for x, _ in points}))
             axes.xaxis.set_major_formatter(ScalarFormatter())
+        if logarithmic:
+            axes.set_yscale("log")
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
         if len(panel.lines) > 1:

@@ -72,11 +72,25 @@ dd { margin: 0; overflow-wrap: anywhere; }
 """.strip()
 
 
-def write(records: Iterable[Record], folder: str | Path, title: str = "Greenformers: measured, not claimed") -> Path:
+def write(
+    records: Iterable[Record],
+    folder: str | Path,
+    title: str = "Greenformers: measured, not claimed",
+    *,
+    drawn: Sequence[Picture] | None = None,
+    lead: str | None = None,
+) -> Path:
     """Write `index.html`, with its pictures inside, and the same pictures beside it as PNG. Returns the page's path.
 
     The same records give the same bytes. All files are first written in full under other names, so that a failure
     leaves an earlier page as it was.
+
+    Args:
+        records: what was measured.
+        folder: for the files.
+        title: of the page.
+        drawn: pictures of these records; by default those of `greenformers.report.plot`, and a table of all records.
+        lead: what the page begins with; by default what was found.
 
     Raises:
         ValueError: there are no records, or a record's metric is not in `METRICS`.
@@ -85,10 +99,11 @@ def write(records: Iterable[Record], folder: str | Path, title: str = "Greenform
     records = list(records)
     if not records:
         raise ValueError("no records to write a page of")
-    drawn = [(picture, png(picture.figure)) for picture in pictures(records)]
-    page = _page(records, title, drawn)
+    images = [(picture, png(picture.figure)) for picture in (pictures(records) if drawn is None else drawn)]
+    tabulated = [section for section in sections(records) if section.cells] if drawn is None else []
+    page = _page(records, title, headline(records) if lead is None else lead, tabulated, images)
     folder = Path(folder)
-    _put(folder, {**{f"{picture.name}.png": image for picture, image in drawn}, "index.html": page.encode()})
+    _put(folder, {**{f"{picture.name}.png": image for picture, image in images}, "index.html": page.encode()})
     return folder / "index.html"
 
 
@@ -163,9 +178,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _page(records: Sequence[Record], title: str, drawn: Sequence[tuple[Picture, bytes]]) -> str:
-    found = sections(records)
-    tabulated = [section for section in found if section.cells]
+def _page(
+    records: Sequence[Record],
+    title: str,
+    lead: str,
+    tabulated: Sequence[Section],
+    drawn: Sequence[tuple[Picture, bytes]],
+) -> str:
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -180,7 +199,7 @@ def _page(records: Sequence[Record], title: str, drawn: Sequence[tuple[Picture, 
 <body>
 <main>
 <h1>{escape(title)}</h1>
-<p class="lead">{escape(headline(records))}</p>
+<p class="lead">{escape(lead)}</p>
 {_table(tabulated) if tabulated else ""}
 {"<h2>Pictures</h2>" if drawn else ""}
 {"".join(_figure(picture, image) for picture, image in drawn)}

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from greenformers.measure.record import Record
 from greenformers.measure.spectrum import Spectrum
+from greenformers.report import page
 from greenformers.report.names import GREY
-from greenformers.report.page import _page, _put
-from greenformers.report.plot import LINES, Picture, house, new_figure, png, settle
+from greenformers.report.plot import LINES, Picture, house, new_figure, settle
 
 _COLOURS = colormaps["viridis"]  # told apart under any colour blindness, and lighter the higher
-_DENSE = 16  # from so many heads on, the squares of the heat map are too small for figures
+_MOST = 16  # heads whose squares in the heat map have room for figures
 
 
 @house
@@ -30,7 +30,7 @@ def figure(found: Spectrum, index: int, title: str) -> Figure:
     """
     values = found.at(index)
     layers, heads = values.shape
-    width = max(4.2, 0.36 * heads + 1.6)
+    width = max(4.2, 0.36 * min(heads, _MOST) + 1.6)
     drawn = new_figure(4.6 + width, max(3.9, 0.26 * layers + 1.5), title)
     left, right = drawn.subplots(1, 2, width_ratios=[4.6, width])
     _curves(left, found, index)
@@ -46,9 +46,8 @@ def _curves(axes: Axes, found: Spectrum, index: int) -> None:
         colour, line = _COLOURS(0.9 * layer / max(1, count - 1)), LINES[layer % len(LINES)]
         for head in heads:
             axes.plot(places, head.tolist(), color=colour, linewidth=0.4, alpha=0.35)
-        axes.plot(
-            places, heads.mean(0).tolist(), color=colour, linestyle=line, linewidth=1.8, label=f"layer {layer + 1}"
-        )
+        mean, name = heads.mean(0).tolist(), f"layer {layer + 1}"
+        axes.plot(places, mean, color=colour, linestyle=line, linewidth=1.8, label=name, zorder=3)
     axes.axvline(index, color=GREY, linewidth=0.8)
     axes.annotate(f"{index}", (index, 0), (3, 3), textcoords="offset points", fontsize=8, color=GREY)
     axes.set_xlim(0, found.length)
@@ -64,11 +63,10 @@ def _heat_map(axes: Axes, values: Sequence[Sequence[float]], index: int) -> None
         values, cmap=_COLOURS, aspect="auto", origin="lower", extent=(0.5, heads + 0.5, 0.5, layers + 0.5)
     )
     low, high = squares.get_clim()
-    for layer, row in enumerate(values, start=1):
+    for layer, row in enumerate(values if heads <= _MOST else [], start=1):
         for head, value in enumerate(row, start=1):
-            if heads <= _DENSE:
-                ink = "black" if value > (low + high) / 2 else "white"
-                axes.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=ink)
+            ink = "black" if value > (low + high) / 2 else "white"
+            axes.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=ink)
     axes.grid(visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -93,32 +91,36 @@ def table(found: Spectrum, index: int, share: float) -> Table:
     return made
 
 
-def write(found: Spectrum, records: Sequence[Record], index: int, folder: Path) -> Path:
+def write(found: Spectrum, records: Sequence[Record], index: int, share: float, folder: Path) -> Path:
     """Write `index.html`, with the figure inside, and `spectrum.png` beside it. Returns the page's path.
 
     Args:
         found: what was measured.
         records: of it, of one model.
         index: where the heat map reads the curves.
+        share: what the suggested k is to keep.
         folder: made if need be.
 
     Raises:
-        ValueError: `index` is not in 1..N.
+        ValueError: `index` is not in 1..N, or `share` not in (0, 1].
         OSError: the folder cannot be written.
     """
     title = f"{records[0].variant}: spectrum of attention"
     means = found.at(index).mean(1).tolist()
-    caption = (
-        f"Cumulative singular values of attention weights over {found.blocks} blocks of {found.length} tokens, divided by "
-        "their sum: by layer, thin by head (left), and by layer and head at one index (right). The faster a curve rises, "
-        "the lower the rank."
+    lead = (
+        f"The first {index} of {found.length} singular values of the attention weights hold {100 * min(means):.0f} to "
+        f"{100 * max(means):.0f} % of their sum, by layer. To keep {share:.4g} of it takes k = "
+        f"{', '.join(map(str, found.suggested_k(share)))}, from the first layer to the last."
     )
     if found.causal:
-        caption += " The weights are causal, for which Linformer has no form: the suggested k only describes them."
+        lead += " The weights are causal, for which Linformer has no form: the k only describes them."
+    caption = (
+        f"Cumulative singular values of the attention weights, divided by their sum, mean of {found.blocks} blocks of "
+        f"{found.length} tokens. Left: by layer, thin by head; the faster a curve rises, the lower the rank. Right: at "
+        f"singular value {index}."
+    )
     held = ", ".join(f"layer {layer} {value:.3f}" for layer, value in enumerate(means, start=1))
     alt = f"Curves and heat map. Share of the first {index} singular values, mean of the heads: {held}."
-    picture = Picture("spectrum", figure(found, index, title), caption, alt)
-    image = png(picture.figure)
-    page = _page(records, title, [(picture, image)])
-    _put(folder, {"spectrum.png": image, "index.html": page.encode()})
-    return folder / "index.html"
+    return page.write(
+        records, folder, title, drawn=[Picture("spectrum", figure(found, index, title), caption, alt)], lead=lead
+    )
