@@ -161,7 +161,7 @@ def bench(
 ) -> None:
     """Measure variants over lengths and ranks, beside dense attention, and draw the figures of the thesis."""
     from greenformers._terminal import numbers
-    from greenformers.measure.bench import How
+    from greenformers.measure.bench import How, setting
     from greenformers.measure.bench import bench as run
     from greenformers.measure.grid import Network, cells
     from greenformers.measure.grid import variants as every
@@ -187,8 +187,54 @@ def bench(
         for found in run(wanted, network, how, context(terminal.command(), seed), known, steps):
             append(results, found)
             known += found
-    page = write(known, out, published)
+    # Of this grid: the file may hold others.
+    names = {(cell.variant, str(setting(cell, network, how))) for cell in wanted}
+    page = write([record for record in known if (record.variant, str(record.setting)) in names], out, published)
     console.print(f"records: {results}\nfigures: {page}", soft_wrap=True)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (bench, spectrum, cost)
+def recommend(
+    length: Annotated[int, typer.Option(help="Sequence length N.")],
+    hidden: Annotated[int, typer.Option(help="Width d of the network.")] = 768,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
+    heads: Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")] = 12,
+    feed_forward: Annotated[
+        int | None, typer.Option(help="Width f of the feed-forward blocks; 4 d if not given.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 8,
+    causal: Annotated[bool, typer.Option("--causal", help="A position sees only those before it.")] = False,
+    task: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    ranks: Annotated[str, typer.Option(help="Ranks to consider, with commas.")] = "64,128",
+    memory: Annotated[float | None, typer.Option(help="At most so many GiB of weights and tensors.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    records: Annotated[
+        Path | None, typer.Option(help="Records of bench made on this machine, as further evidence.")
+    ] = None,
+) -> None:
+    """Say which variant to use for a length, a size of model and this machine, and why."""
+    from greenformers.advise.calibration import calibrate
+    from greenformers.advise.recommend import Need, finding
+    from greenformers.advise.recommend import recommend as run
+    from greenformers.measure.grid import MODES, Network
+    from greenformers.measure.record import read
+    from greenformers.report.advice import table
+
+    terminal.quiet()
+    console = terminal.console()
+    if task not in MODES:
+        raise ValueError(f"task must be one of {', '.join(MODES)}; got {task!r}")
+    if memory is not None and not memory > 0:
+        raise ValueError(f"memory must be positive, got {memory}")
+    network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
+    need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
+    known = [] if records is None else read(records)
+    wanted = terminal.numbers("ranks", ranks)
+    with terminal.Steps(console) as steps:
+        prices = calibrate(device=device, progress=steps)
+        rows = run(need, prices, wanted, known=known, progress=steps)
+        words = finding(need, prices, wanted[0])
+    console.print(table(rows, need, prices[task]))
+    console.print(words)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (bench, recommend, spectrum, cost)

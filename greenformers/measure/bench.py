@@ -142,13 +142,13 @@ def _group(
     x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)
     for cell in cells:
         stack = Stack(network, cell).to(device).train(mode == "training")
-        call = _call(stack, x, how, mode)
+        run = call(stack, x, mode, compiled=how.compiled)
         try:
-            peak = attempt(lambda call=call: peak_memory(call, device), device)  # type: ignore[misc]
+            peak = attempt(lambda run=run: peak_memory(run, device), device)  # type: ignore[misc]
         except OutOfMemory as error:
             add(cell, f"out_of_memory_{mode}", error.limit / MIB)
             continue
-        calls[cell.name] = call
+        calls[cell.name] = run
         add(cell, memory, peak / MIB)
         add(cell, count, _counted(cell, network, how, mode) / 1e9, source="counted")
         if mode == "inference":
@@ -168,8 +168,9 @@ def _group(
     return _with_ratios(found)
 
 
-def _call(stack: nn.Module, x: Tensor, how: How, mode: str) -> Callable[[], object]:
-    run: nn.Module = torch.compile(stack) if how.compiled else stack  # type: ignore[assignment]
+def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> Callable[[], object]:
+    """A forward pass without gradients, or a forward and a backward pass."""
+    run: nn.Module = torch.compile(stack) if compiled else stack  # type: ignore[assignment]
     subject = Subject(stack, call_of(run, x))
     if mode == "training":
         return subject.step
@@ -189,9 +190,9 @@ def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mod
 
     def fits(batch: int) -> bool:
         x = torch.randn(batch, length, network.hidden, device=device)
-        call = _call(stack, x, how, mode)
+        run = call(stack, x, mode, compiled=how.compiled)
         try:
-            return x.numel() * x.element_size() + attempt(lambda: peak_memory(call, device), device) <= room
+            return x.numel() * x.element_size() + attempt(lambda: peak_memory(run, device), device) <= room
         except OutOfMemory:
             return False
 

@@ -37,6 +37,7 @@ METRICS: dict[str, Metric] = {
     "train_time": Metric("Training time", "s"),
     "train_step": Metric("Forward and backward", "ms"),
     "latency": Metric("Inference latency", "ms"),
+    "predicted_latency": Metric("Predicted latency", "ms"),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),

@@ -9,6 +9,9 @@ from matplotlib.ticker import ScalarFormatter
 
 from greenformers.report.plot import DPI, grid, house, looks, new_figure, settle
 
+INSIDE = 6
+"""More lines than these leave a panel no room for their names; they stand beside the last one then."""
+
 Points = Sequence[tuple[float, float]]
 
 
@@ -51,8 +54,10 @@ def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = Fals
             axes.set_yscale("log")
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
-        if len(panel.lines) > 1:
+        if 1 < len(panel.lines) <= INSIDE:
             axes.legend()
+    if len(panels[-1].lines) > INSIDE:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     settle(figure)
     return figure
 

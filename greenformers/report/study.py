@@ -132,7 +132,7 @@ def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
 
 
 def _time(cells: Cells, ranked: Sequence[str]) -> Picture | None:
-    """Linformer, figure 2: time against length at a constant number of tokens."""
+    """Linformer, figure 2: time of a token against length."""
     panels = []
     for mode in MODES:
         metric = NAMES[mode][0]
@@ -140,13 +140,15 @@ def _time(cells: Cells, ranked: Sequence[str]) -> Picture | None:
         for variant in (BASELINE, EAGER, *ranked):
             found = cells.get((variant, metric), {})
             for rank in _ends(found):
-                points = sorted((n, r.value) for (n, k), r in found.items() if k == rank)
+                points = sorted(
+                    (n, r.value / (n * r.setting["batch"]) * 1e3) for (n, k), r in found.items() if k == rank
+                )
                 lines[variant if rank is None else f"{variant} {rank}"] = points
         if lines:
-            panels.append(Panel("Length N", f"{mode.capitalize()}: time of a batch (ms)", lines, doubling=True))
+            panels.append(Panel("Length N", f"{mode.capitalize()}: time of 1,000 tokens (ms)", lines, doubling=True))
     if not panels:
         return None
-    words = "Time against length, the same number of tokens in every batch (Linformer, figure 2)"
+    words = "Time of a token against length (Linformer, figure 2)"
     return Picture("time", line_panels(words, panels, logarithmic=True), words, words)
 
 

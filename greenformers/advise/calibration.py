@@ -1,0 +1,145 @@
+"""What time costs on this machine: a few networks are measured once, and a price is fitted to each kind of work.
+
+Time of a call = sum over kinds of work of price x amount, prices not negative (`greenformers.measure.trace.Work`, and
+layers). Fitted to relative errors, those of outliers counting less: other load on a machine makes some.
+"""
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from greenformers.measure.bench import call
+from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack
+from greenformers.measure.latency import interleaved
+from greenformers.measure.record import context
+from greenformers.measure.trace import Work, trace
+
+USUAL = (BASELINE, "lrt", "linformer", "lrt+linformer")
+SETTINGS = 12
+"""How many networks of each mode are measured, each with all variants."""
+REPEATS = 5
+ROUNDS = 10
+LEAST = 0.02
+"""Relative errors below this count alike."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of one mode.
+
+    Attributes:
+        seconds: of each feature of `Work`, and of a layer.
+        error: median relative error on the networks they were fitted to.
+        count: how many those were, times variants.
+    """
+
+    seconds: tuple[float, ...]
+    error: float
+    count: int
+
+    def time(self, amounts: Sequence[float]) -> float:
+        """Seconds of a call."""
+        return float(np.dot(self.seconds, amounts))
+
+
+def amounts(network: Network, cell: Cell, batch: int, mode: str, device: str = "cpu") -> tuple[list[float], Work]:
+    """What a call amounts to, for `Prices.time`, and its work. All layers are alike: two are looked at."""
+    works = []
+    for layers in (1, 2)[: network.layers]:
+        one = Network(**{**asdict(network), "layers": layers})
+        shape = (batch, cell.length, network.hidden)
+        works.append(trace(lambda one=one: Stack(one, cell), shape, training=mode == "training", device=device))  # type: ignore[misc]
+    first, last = works[0], works[-1]
+    further = network.layers - 1
+    found = [a + further * (b - a) for a, b in zip(first.features(), last.features(), strict=True)]
+    last.peak = first.peak + further * (last.peak - first.peak)
+    return [*found, float(network.layers)], last
+
+
+def fit(rows: Sequence[tuple[Sequence[float], float]]) -> Prices:
+    """Prices from (amounts, seconds).
+
+    Raises:
+        ValueError: too few rows.
+    """
+    if len(rows) < 4:
+        raise ValueError(f"prices need at least 4 measured calls, got {len(rows)}")
+    X, y = np.array([row for row, _ in rows]), np.array([seconds for _, seconds in rows])
+    A = X / y[:, None]
+    size = np.abs(A).mean(0) + 1e-300
+    weight = np.ones(len(y))
+    for _ in range(ROUNDS):
+        scaled, _ = nnls(A / size * weight[:, None], weight)
+        seconds = scaled / size
+        errors = np.abs(A @ seconds - 1)
+        weight = 1 / np.sqrt(np.maximum(errors, LEAST))
+    return Prices(tuple(map(float, seconds)), float(np.median(errors)), len(y))
+
+
+def drawn(draw: random.Random) -> tuple[Network, int, int, int]:
+    """A network, a length, a rank and a batch, at random."""
+    length = int(2 ** draw.uniform(5, 11.5))
+    hidden = draw.choice([128, 192, 256, 384, 512, 768])
+    heads = draw.choice([h for h in (2, 4, 6, 8, 12) if hidden % h == 0 and hidden // h >= 16])
+    rank = min(draw.choice([8, 16, 32, 64, 96, 128, 192]), length // 2, hidden // 2)
+    network = Network(hidden=hidden, heads=heads, feed_forward=draw.choice([2, 4]) * hidden, layers=1)
+    return network, length, rank, max(1, draw.choice([256, 512, 1024, 2048]) // length)
+
+
+def measured(
+    network: Network, length: int, rank: int, batch: int, mode: str, variants: Sequence[str], device: str = "cpu"
+) -> dict[str, tuple[list[float], float]]:
+    """(amounts, seconds) of each variant, interleaved."""
+    cells = {name: Cell(name, None if name == BASELINE else rank, length) for name in variants}
+    x = torch.randn(batch, length, network.hidden, device=device)
+    calls = {}
+    for name, cell in cells.items():
+        calls[name] = call(Stack(network, cell).to(device).train(mode == "training"), x, mode)
+    with torch.inference_mode(mode == "inference"):
+        times = interleaved(calls, repeats=REPEATS, warmup=1, device=device)
+    return {name: (amounts(network, cell, batch, mode, device)[0], times[name].median) for name, cell in cells.items()}
+
+
+def calibrate(
+    variants: Sequence[str] = USUAL,
+    device: str = "cpu",
+    progress: Callable[[str, float], None] = lambda *_: None,
+) -> dict[str, Prices]:
+    """Prices of each mode on this machine, from its cache or measured."""
+    place = _place(variants, device)
+    if place.exists():
+        kept = json.loads(place.read_text())
+        return {mode: Prices(tuple(kept[mode]["seconds"]), kept[mode]["error"], kept[mode]["count"]) for mode in MODES}
+    found = {}
+    draw = random.Random(0)
+    for part, mode in enumerate(MODES):
+        rows: list[tuple[list[float], float]] = []
+        for number in range(SETTINGS):
+            rows += measured(*drawn(draw), mode, variants, device).values()
+            progress("calibrating on this machine", (part * SETTINGS + number + 1) / (len(MODES) * SETTINGS))
+        found[mode] = fit(rows)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part_ = place.with_suffix(".part")
+    part_.write_text(json.dumps({mode: asdict(prices) for mode, prices in found.items()}))
+    part_.rename(place)
+    return found
+
+
+def _place(variants: Sequence[str], device: str) -> Path:
+    """A file a machine and version."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
+    where: dict[str, Any] = {"machine": context("", 0)["machine"], "threads": torch.get_num_threads(), "device": gpu}
+    what = [*sorted(variants), torch.__version__, version("greenformers"), SETTINGS, REPEATS]
+    key = hashlib.sha256(json.dumps([where, what], sort_keys=True).encode()).hexdigest()[:16]
+    return root / "greenformers" / f"calibration-{key}.json"

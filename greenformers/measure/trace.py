@@ -1,0 +1,128 @@
+"""What a call would do, operation by operation, without doing it: on tensors that have a shape and no content."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+NARROW = 64
+"""Products with a side below this run at a lower rate."""
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
+FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
+
+
+@dataclass
+class Work:
+    """Sums over all operations of a call.
+
+    Attributes:
+        wide, narrow: FLOPs of matrix products, by their smaller inner or outer side.
+        batched: FLOPs of batched matrix products.
+        moved: bytes read and written by matrix products.
+        attention: FLOPs of fused attention.
+        scores: entries of its matrices.
+        elementwise: bytes read and written by all other operations.
+        operations: how many there are that are no views.
+        peak: most bytes of tensors that live at once, above those at the start.
+    """
+
+    wide: float = 0.0
+    narrow: float = 0.0
+    batched: float = 0.0
+    moved: float = 0.0
+    attention: float = 0.0
+    scores: float = 0.0
+    elementwise: float = 0.0
+    operations: float = 0.0
+    peak: float = 0.0
+
+    FEATURES = ("wide", "narrow", "batched", "moved", "attention", "scores", "elementwise", "operations")
+
+    def features(self) -> list[float]:
+        """What time is made of, in giga of each unit; operations in thousands."""
+        return [getattr(self, name) / (1e3 if name == "operations" else 1e9) for name in self.FEATURES]
+
+
+@dataclass
+class _Watch(TorchDispatchMode):
+    work: Work = field(default_factory=Work)
+    live: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self._hold(made)
+        if not func.is_view and func.overloadpacket not in FREE:
+            self._count(func.overloadpacket, given, made)
+        return out
+
+    def _count(self, kind: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        work = self.work
+        work.operations += 1
+        size = sum(leaf.numel() * leaf.element_size() for leaf in [*given, *made])
+        if kind in PRODUCTS:
+            # In inference_mode operators that are made of others arrive whole: linear, with its bias last.
+            left, right = (given[0], given[1].mT) if kind is aten.linear else given[-2:]
+            flops = 2.0 * left.numel() * right.shape[-1]
+            if right.dim() > 2:
+                work.batched += flops
+            elif min(left.numel() // left.shape[-1], *right.shape) < NARROW:
+                work.narrow += flops
+            else:
+                work.wide += flops
+            work.moved += size
+        elif "scaled_dot_product" in str(kind):
+            backward = "backward" in str(kind)
+            q, k = given[1:3] if backward else given[:2]
+            scores = prod(q.shape[:-1]) * k.shape[-2]
+            work.scores += scores
+            work.attention += (10.0 if backward else 4.0) * scores * q.shape[-1]
+        else:
+            work.elementwise += size
+
+    def _hold(self, made: list[Tensor]) -> None:
+        for leaf in made:
+            storage = leaf.untyped_storage()
+            if storage not in self.known:
+                size = storage.nbytes()
+                self.known[storage] = size
+                self.live += size
+                weakref.finalize(storage, self._release, size)
+        self.work.peak = max(self.work.peak, self.live)
+
+    def _release(self, size: int) -> None:
+        self.live -= size
+
+
+def trace(build: Callable[[], nn.Module], shape: tuple[int, ...], *, training: bool, device: str = "cpu") -> Work:
+    """The work of a forward pass, in training of a forward and a backward pass.
+
+    Args:
+        build: makes the module.
+        shape: of its input.
+        training: with gradients.
+        device: on which it would run; its kernels are those counted.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
+        module = build().train(training)
+        x = torch.empty(shape)
+        # What the module holds is no part of the peak; gradients are dropped within a step, and are.
+        with _Watch() as watch, torch.inference_mode(not training):
+            out = module(x).sum()
+            if training:
+                out.backward()
+        return watch.work
