@@ -106,7 +106,7 @@ def attention_by(eager: bool) -> Iterator[None]:
 
 def ranked(variant: str) -> bool:
     """True if a variant has a rank."""
-    found = slots(variant, rank=1)
+    found = slots(BASELINE if variant == EAGER else variant, rank=1)
     return found["rank"] is not None or attention_class(found["attention"]).rank_option is not None
 
 

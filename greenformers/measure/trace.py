@@ -63,8 +63,10 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]  # an out= is no operand
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        for leaf in given:  # not made by an operation: it was there at the start
+            self.known.setdefault(leaf.untyped_storage(), 0)
         self._hold(made)
         if not func.is_view and func.overloadpacket not in FREE:
             self._count(func.overloadpacket, given, made)
@@ -77,7 +79,7 @@ class _Watch(TorchDispatchMode):
         if kind in PRODUCTS:
             # In inference_mode operators that are made of others arrive whole: linear, with its bias last.
             left, right = (given[0], given[1].mT) if kind is aten.linear else given[-2:]
-            flops = 2.0 * left.numel() * right.shape[-1]
+            flops = 2.0 * made[0].numel() * left.shape[-1]  # either side may be broadcast
             if right.dim() > 2:
                 work.batched += flops
             elif min(left.numel() // left.shape[-1], *right.shape) < NARROW:
