@@ -156,11 +156,11 @@ def _group(
         if how.memory is not None:
             add(cell, f"largest_batch_{mode}", largest_batch(stack, cell.length, network, how, mode))
     with torch.inference_mode(mode == "inference"):
-        timings = interleaved(calls, repeats=how.repeats, warmup=1, device=device)
+        timings = interleaved(calls, repeats=how.repeats, warmup=1, device=device) if calls else {}
     by_name = {cell.name: cell for cell in cells}
     for name, timing in timings.items():
         add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (timing.q3 - timing.q1))
-    if how.country is not None:
+    if how.country is not None and calls:
         milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
         spent = energy_of(calls, milliseconds, how.country, training=mode == "training", turns=1)
         for name, (value, source) in spent.items():

@@ -55,7 +55,7 @@ def listing(root: Path) -> dict[str, int]:
 def test_an_encoder_with_texts_and_pairs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("greenformers.compress.side_by_side.SECONDS", 0.01)
+    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr("greenformers.compress.quality.RESAMPLES", 100)
     before, out, results = listing(home), tmp_path / "deep" / "small", tmp_path / "results.jsonl"
     words = ["compress", str(home / "BertModel"), "--out", str(out), "--keep", "0.5", "--solver", "activation"]
@@ -148,8 +148,8 @@ def test_other_models(
     monkeypatch.chdir(home)
     monkeypatch.setattr("greenformers.compress.compress.measure", lambda _, ranks, __: {None: 2.0, ranks[0]: 1.0})
     lengths = "12" if "faster" in words else ""
-    monkeypatch.setattr("greenformers.compress.side_by_side.SECONDS", 0.01)
-    monkeypatch.setattr("greenformers.compress.side_by_side.EnergyMeter", Meter)
+    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
+    monkeypatch.setattr("greenformers.measure.energy_of.EnergyMeter", Meter)
     out = tmp_path / "small"
     words = f"compress {model} --length 12 {words} --out {out} --lengths {lengths}"
     assert run(monkeypatch, *words.split(" ")) == 0

@@ -1,0 +1,182 @@
+"""Advice: order, refusals, evidence, and the sentence about where the thesis' finding holds."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from greenformers.advise.calibration import Prices, amounts
+from greenformers.advise.recommend import Need, Row, finding, recommend
+from greenformers.measure.bench import How, setting
+from greenformers.measure.grid import BASELINE, Cell, Network, Stack
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import Record
+from greenformers.measure.trace import Work
+from greenformers.report.advice import table
+
+NETWORK = Network(hidden=32, heads=2, feed_forward=64, layers=2)
+NEED = Need(NETWORK, length=64, batch=2)
+NAMES = ["lrt", "linformer", "lrt+linformer"]
+
+
+def priced(**features: float) -> dict[str, Prices]:
+    """Only some kinds of work cost anything."""
+    prices = Prices((*(features.get(name, 0.0) for name in Work.FEATURES), 0.0), 0.05, 48)
+    return {"inference": prices, "training": prices}
+
+
+ALL = priced(wide=1.0, narrow=1.0, batched=1.0, attention=1.0, elementwise=1.0)
+
+
+def advised(need: Need = NEED, prices: dict[str, Prices] = ALL, **options: object) -> list[Row]:
+    return recommend(need, prices, **{"ranks": (4, 8), "names": NAMES, **options})  # type: ignore[arg-type]
+
+
+def by_name(rows: list[Row]) -> dict[str, Row]:
+    return {row.cell.name: row for row in rows}
+
+
+def test_all_candidates_the_fastest_first() -> None:
+    shares: list[float] = []
+    rows = advised(progress=lambda _, share: shares.append(share))
+    assert set(by_name(rows)) == {BASELINE, *(f"{name} {rank}" for name in NAMES for rank in (4, 8))}
+    seconds = [row.seconds for row in rows]
+    assert seconds == sorted(seconds)
+    assert all(row.refused is None and row.evidence == "interpolated" for row in rows)
+    assert shares[-1] == 1.0
+    for row in rows:
+        assert row.seconds == ALL["inference"].time(amounts(NETWORK, row.cell, 2, "inference")[0])
+
+
+def test_ranks_that_do_not_fit_are_left_out_and_names_are_all_by_default() -> None:
+    assert set(by_name(advised(ranks=(4, 33, 65)))) == {BASELINE, *(f"{name} 4" for name in NAMES)}
+    assert {row.cell.variant for row in recommend(NEED, ALL, ranks=(4,))} >= {BASELINE, *NAMES}
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_parameters_and_memory_are_real_ones(mode: str) -> None:
+    for row in advised(replace(NEED, mode=mode)):
+        stack = Stack(NETWORK, row.cell)
+        assert row.parameters == parameters(stack) == sum(p.numel() for p in stack.parameters())
+        peak = amounts(NETWORK, row.cell, 2, mode)[1].peak
+        assert row.memory == 4 * row.parameters * (2 if mode == "training" else 1) + peak
+
+
+def test_reasons_compare_with_the_dense_network() -> None:
+    rows = by_name(advised())
+    dense, lrt = rows[BASELINE], rows["lrt 4"]
+    assert dense.reason == "what the others are compared with"
+    assert lrt.reason == (
+        f"{dense.seconds / lrt.seconds:.2g}x as fast, {lrt.parameters / dense.parameters:.0%} of the parameters, "
+        f"{lrt.memory / dense.memory:.0%} of the memory"
+    )
+
+
+def test_what_needs_more_memory_is_refused_with_numbers() -> None:
+    free = advised()
+    limit = sorted(row.memory for row in free)[2]
+    rows = advised(replace(NEED, memory=limit))
+    fits = [row for row in rows if row.refused is None]
+    assert [row.cell for row in fits] == [row.cell for row in free if row.memory <= limit]
+    assert rows[: len(fits)] == fits
+    assert fits
+    for row in rows[len(fits) :]:
+        assert row.refused == f"needs {row.memory / 2**20:.0f} MiB, more than {limit / 2**20:.0f}"
+        assert (row.memory > limit, row.reason) == (True, "")
+    big = Need(Network(hidden=256, heads=2, feed_forward=1024, layers=2), 64, memory=2**20)
+    (dense,) = advised(big, names=[])
+    assert dense.refused == f"needs {dense.memory / 2**20:.0f} MiB, more than 1"
+    assert dense.memory > 6 * 2**20  # of weights alone
+
+
+def test_causal_linformer_stands_last_with_its_reason() -> None:
+    rows = advised(replace(NEED, network=replace(NETWORK, causal=True)))
+    assert [row.cell.variant for row in rows[-2:]] == ["linformer", "lrt+linformer"]
+    for row in rows[-2:]:
+        assert "linformer" in str(row.refused).lower()
+        assert math.isnan(row.seconds)
+        assert row.reason == ""
+    assert {row.cell.variant for row in rows[:-2]} == {BASELINE, "lrt"}
+    assert "does not arise" in finding(replace(NEED, network=replace(NETWORK, causal=True)), ALL, 4)
+
+
+def test_an_unknown_name_is_refused_with_its_reason() -> None:
+    assert "variant must be one of" in str(advised(names=["reformed"])[-1].refused)
+
+
+def test_sizes_out_of_range() -> None:
+    for need in (replace(NEED, length=0), replace(NEED, batch=0)):
+        with pytest.raises(ValueError, match="length and batch must be at least 1"):
+            advised(need)
+
+
+def test_measured_times_are_taken_only_of_this_very_cell() -> None:
+    cell = Cell("lrt", 4, 64)
+    same = Record("bench", "lrt", setting(cell, NETWORK, How(tokens=128)), "latency", 5.0, "ms")
+    first, *_ = advised(known=[replace(same, value=1e-9)])
+    assert (first.cell, first.seconds, first.evidence) == (cell, pytest.approx(1e-12), "measured here")
+    rows = by_name(advised(known=[replace(same, value=9.0), same]))
+    assert rows["lrt 4"].seconds == pytest.approx(0.005)  # the last
+    assert [name for name, row in rows.items() if row.evidence == "measured here"] == ["lrt 4"]
+    others = [
+        replace(same, benchmark="compare"),
+        replace(same, variant="star"),
+        replace(same, metric="train_step"),
+        *(replace(same, setting={**same.setting, **change}) for change in (
+            {"length": 65}, {"batch": 1}, {"rank": 5}, {"hidden": 64}, {"layers": 1}, {"device": "cuda"},
+            {"causal": True}, {"compiled": True}, {"slots": {"residual": "pre"}},
+        )),
+    ]  # fmt: skip
+    assert {row.evidence for row in advised(known=others)} == {"interpolated"}
+    training = advised(replace(NEED, mode="training"), known=[same, replace(same, metric="train_step")])
+    assert by_name(training)["lrt 4"].evidence == "measured here"
+
+
+SENTENCE = "At rank 16, of N 128 to 4096, LRT is ahead of Linformer {end} (thesis: 512; the change {holds}); fastest are {both}."
+
+
+def test_where_products_alone_cost_lrt_is_always_ahead() -> None:
+    words = finding(NEED, priced(wide=1.0), 16)
+    assert words.startswith("At rank 16, of N 128 to 4096, LRT is ahead of Linformer up to N 4096 (thesis: 512; ")
+    assert "the change is later here" in words
+
+
+def test_where_scores_alone_cost_linformer_is_always_ahead() -> None:
+    words = finding(NEED, priced(scores=1.0), 16)
+    assert words == SENTENCE.format(end="at no length", holds="is earlier here", both="both together from N 128")
+
+
+@pytest.mark.parametrize(("last", "holds"), [(256, "is earlier here"), (512, "holds"), (1024, "is later here")])
+def test_the_length_of_the_change_is_found(last: int, holds: str) -> None:
+    at = []
+    for length in (last, 2 * last):
+        batch = max(1, NEED.length * NEED.batch // length)
+        lrt, linformer = (amounts(NETWORK, Cell(name, 16, length), batch, "inference")[0] for name in NAMES[:2])
+        wide, scores = Work.FEATURES.index("wide"), Work.FEATURES.index("scores")
+        at.append((linformer[wide] - lrt[wide]) / (lrt[scores] - linformer[scores]))
+    prices = priced(wide=1.0, scores=math.sqrt(at[0] * at[1]))
+    words = finding(NEED, prices, 16)
+    assert f"ahead of Linformer up to N {last} (thesis: 512; the change {holds});" in words
+
+
+def test_lengths_below_the_rank_are_left_out() -> None:
+    wide = Need(Network(hidden=512, heads=2, feed_forward=64, layers=1), 64)
+    assert finding(wide, ALL, 200).startswith("At rank 200, of N 256 to 4096")
+    assert finding(NEED, ALL, 5000) == "At rank 5000 no length is long enough for Linformer."
+
+
+def test_the_table_numbers_what_can_be_used() -> None:
+    need = replace(NEED, network=replace(NETWORK, causal=True))
+    rows = advised(need)
+    shown = table(rows, need, ALL["inference"])
+    columns = [list(column.cells) for column in shown.columns]
+    assert columns[0] == [*(str(n + 1) for n in range(len(rows) - 2)), "-", "-"]
+    assert columns[1] == [row.cell.variant for row in rows]
+    assert columns[3][-2:] == columns[4][-2:] == columns[5][-2:] == ["", ""]
+    assert columns[6][-1] == rows[-1].refused
+    assert shown.title == "Inference: 2 x 64 tokens, d 32, 2 heads, f 64, 2 layers, causal"
+    assert "from 48 calls measured on this machine, median error 5 %" in str(shown.caption)
+    Console(width=120, file=open("/dev/null", "w")).print(shown)  # noqa: SIM115
+    assert torch.get_default_device().type == "cpu"  # meta devices are left again

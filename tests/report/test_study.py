@@ -1,0 +1,252 @@
+"""The figures of the efficiency study: which are drawn, and that what they show is what the records say."""
+
+from math import log
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from greenformers.measure.bench import NAMES
+from greenformers.measure.record import METRICS, Record, read
+from greenformers.report import heat, published, study
+from greenformers.report import rates as rates_module
+from greenformers.report.heat import Heat, heat_maps
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT.parent / "shared/reference"
+LENGTHS, RANKS = (512, 1024), (64, 128)
+EVERY = ["inference", "training", "lrt-linformer", "parameters", "time", "saved", "rates"]
+SHARE = {"transformer": 1.0, "transformer (eager)": 1.5, "lrt": 0.5, "linformer": 0.25, "lrt+linformer": 0.2}
+
+
+def value(variant: str, length: int, rank: int | None, metric: str) -> float:
+    """A figure unlike all others."""
+    dense = length * (1 + list(METRICS).index(metric))
+    return dense * SHARE[variant] * (1 + (rank or 0) / 1000)
+
+
+def records(
+    metrics: tuple[str, ...] = ("latency", "peak_memory_inference", "train_step", "peak_memory_training", "parameters"),
+    variants: tuple[str, ...] = tuple(SHARE),
+    lengths: tuple[int, ...] = LENGTHS,
+) -> list[Record]:
+    found = []
+    for length in lengths:
+        for metric in metrics:
+            for variant in variants:
+                for rank in [None] if variant.startswith("transformer") else RANKS:
+                    own = value(variant, length, rank, metric)
+                    setting = {"length": length, "batch": 4096 // length, "rank": rank, "hidden": 768, "device": "cpu"}
+                    ratio = value("transformer", length, None, metric) / own
+                    found.append(Record("bench", variant, setting, metric, own, METRICS[metric].unit, ratio=ratio))
+    return found
+
+
+def names(of: list[Record], references: Path | None = None) -> list[str]:
+    return [picture.name for picture in study.pictures(of, references)]
+
+
+@pytest.fixture
+def heats(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Heat]]:
+    """Of each figure, by the end of its title, its heat maps by title."""
+    seen: dict[str, dict[str, Heat]] = {}
+
+    def keep(title: str, rows: list[list[Heat]], **_: str) -> Figure:
+        seen[title] = {each.title.replace("\n", " "): each for row in rows for each in row}
+        return Figure()
+
+    monkeypatch.setattr(study, "heat_maps", keep)
+    return seen
+
+
+def of(heats: dict[str, dict[str, Heat]], word: str) -> dict[str, Heat]:
+    """The one figure with a word in its title."""
+    (found,) = [panels for title, panels in heats.items() if word in title]
+    return found
+
+
+def csv(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def test_every_picture_is_there_with_all_records() -> None:
+    assert names(records()) == EVERY
+
+
+@pytest.mark.parametrize(
+    ("some", "expected"),
+    [
+        (records(("latency",)), ["inference", "lrt-linformer", "time", "saved"]),
+        (records(("train_step",)), ["training", "lrt-linformer", "time", "rates"]),
+        (records(("train_step",), lengths=(512,)), ["training", "lrt-linformer", "time"]),
+        (records(("parameters",)), ["parameters"]),
+        (records(("peak_memory_training",)), ["lrt-linformer", "rates"]),
+        (records(("latency",), ("transformer", "lrt")), ["inference", "time"]),
+        (records(("latency",), ("transformer", "linformer")), ["inference", "time", "saved"]),
+        (records(("parameters",), ("transformer",)), []),
+        (records(("parameters",), ("lrt",)), []),
+    ],
+)
+def test_a_picture_is_there_only_with_its_records(some: list[Record], expected: list[str]) -> None:
+    assert names(some) == expected
+
+
+def test_the_records_of_the_repository_draw_every_picture() -> None:
+    found = read(ROOT / "results/bench.jsonl")
+    assert names(found) == EVERY
+    assert names(found, REFERENCE) == EVERY  # whether the folder is there or not
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    csv(tmp_path / "published", published.THESIS["lrt", "inference"], THESIS)
+    some = [*records(), Record("compare", "lrt", {"length": 9}, "latency", 1.0, "ms")]
+    for name in ("one", "two"):
+        assert study.write(some, tmp_path / name, tmp_path / "published") == tmp_path / name / "index.html"
+    one, two = ({file.name: file.read_bytes() for file in (tmp_path / n).iterdir()} for n in ("one", "two"))
+    assert one == two
+    assert set(one) == {"index.html", *(f"{name}.png" for name in EVERY)}
+    assert all(data.startswith(b"\x89PNG") for name, data in one.items() if name.endswith("png"))
+
+
+@pytest.mark.parametrize("some", [[], [Record("compare", "lrt", {"length": 9}, "latency", 1.0, "ms")]])
+def test_no_records_of_a_grid(tmp_path: Path, some: list[Record]) -> None:
+    with pytest.raises(ValueError, match="no records of a grid to draw"):
+        study.write(some, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_speed_up_and_memory_are_the_ratios(heats: dict[str, dict[str, Heat]]) -> None:
+    study.pictures(records())
+    for mode in ("inference", "training"):
+        panels = of(heats, f"{mode.capitalize()}, against")
+        time, memory = NAMES[mode][:2]
+        for variant in ("lrt", "linformer", "lrt+linformer"):
+            speed, share = panels[f"{variant} speed-up"], panels[f"{variant} memory"]
+            assert set(speed.values) == set(share.values) == {(n, r) for n in LENGTHS for r in RANKS}
+            for (n, r), shown in speed.values.items():
+                assert shown == pytest.approx(value("transformer", n, None, time) / value(variant, n, r, time))
+            for (n, r), shown in share.values.items():
+                assert shown == pytest.approx(value(variant, n, r, memory) / value("transformer", n, None, memory))
+            assert (speed.less_is_better, share.less_is_better) == (False, True)
+
+
+def test_below_zero_lrt_needs_less(heats: dict[str, dict[str, Heat]]) -> None:
+    study.pictures(records())
+    panels = of(heats, "ln (LRT")
+    assert set(panels) == {f"{mode} {what}" for mode in NAMES for what in ("time", "memory")}
+    for panel in panels.values():  # LRT needs twice as much
+        assert panel.neutral == 0
+        assert set(panel.values.values()) == {pytest.approx(log(2))}
+    heats.clear()
+    cheap = [r for r in records() if r.variant != "lrt"]
+    cheap += [Record("bench", "lrt", r.setting, r.metric, r.value / 3, "") for r in cheap if r.variant == "linformer"]
+    study.pictures(cheap)
+    assert {v for panel in of(heats, "ln (LRT").values() for v in panel.values.values()} == {pytest.approx(-log(3))}
+
+
+def test_time_saved_and_larger_batches(heats: dict[str, dict[str, Heat]]) -> None:
+    more = [Record("bench", "linformer", r.setting, "largest_batch_inference", 8, "", ratio=4.0)
+            for r in records(("latency",), ("linformer",))]  # fmt: skip
+    study.pictures([*records(), *more])
+    panels = of(heats, "table 3")
+    assert list(panels) == ["time saved over eager", "time saved over SDPA", "larger batch than SDPA"]
+    assert panels["time saved over eager"].values[512, 64] == pytest.approx(1.5 / (0.25 * 1.064))
+    assert panels["time saved over SDPA"].values[512, 64] == pytest.approx(1 / (0.25 * 1.064))
+    assert set(panels["larger batch than SDPA"].values.values()) == {4.0}
+
+
+def test_time_of_1000_tokens_and_parameters_by_rank() -> None:
+    figures = {picture.name: picture.figure for picture in study.pictures(records())}
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figures["time"].axes[0].lines}
+    assert list(lines) == [
+        "transformer", "transformer (eager)",
+        *(f"{variant} {rank}" for variant in ("lrt", "linformer", "lrt+linformer") for rank in RANKS),
+    ]  # fmt: skip
+    for name, rank in (("transformer", None), ("lrt 64", 64)):
+        variant = name.split()[0]
+        expected = [(n, value(variant, n, rank, "latency") / 4096 * 1000) for n in LENGTHS]
+        assert lines[name] == [pytest.approx(point) for point in expected]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figures["parameters"].axes[0].lines}
+    for variant in ("transformer", "lrt"):
+        expected = [(r, value(variant, 1024, None if variant == "transformer" else r, "parameters") / 1e6)
+                    for r in RANKS]  # fmt: skip
+        assert lines[variant] == [pytest.approx(point) for point in expected]
+
+
+def test_where_a_cell_was_measured_twice_the_last_counts(heats: dict[str, dict[str, Heat]]) -> None:
+    old = records(("latency",), ("transformer", "lrt"))
+    new = [Record("bench", "lrt", r.setting, r.metric, 1.0, "ms", ratio=7.0) for r in old if r.variant == "lrt"]
+    study.pictures(old + new)
+    assert set(of(heats, "Inference")["lrt speed-up"].values.values()) == {7.0}
+
+
+def test_heat_maps_write_each_number_in_its_field() -> None:
+    figure = heat_maps(
+        "x", [[Heat("a", {(2, 8): 0.5, (4, 16): 12.3}), Heat("b", {(2, 8): 2.0}, None)], [Heat("c", {})]]
+    )
+    a, b, c, off = figure.axes
+    assert [(text.get_position(), text.get_text()) for text in a.texts] == [((0, 0), "0.50"), ((1, 1), "12")]
+    assert [label.get_text() for label in a.get_xticklabels()] == ["8", "16"]
+    assert [label.get_text() for label in a.get_yticklabels()] == ["2", "4"]
+    assert ([text.get_text() for text in b.texts], c.texts[:], off.axison) == (["2.0"], [], False)
+    assert heat._short(-12.34) == "-12"
+
+
+THESIS = "sequence_length,rank,speedup_vs_transformer,memory_ratio_vs_transformer\n"
+THESIS += "512,64,3.5,0.5\n512,4,9,9\n16,64,9,9\n1024,128,2.5,\n"
+
+
+def test_published_figures_only_at_measured_lengths_and_ranks(
+    heats: dict[str, dict[str, Heat]], tmp_path: Path
+) -> None:
+    csv(tmp_path, published.THESIS["lrt", "inference"], THESIS)
+    csv(tmp_path, "linformer_table3_inference.csv",
+        "sequence_length,projected_dim,time_saved_x,memory_saved_x\n512,64,1.5,1.7\n2048,64,9,9\n")  # fmt: skip
+    csv(tmp_path, "thesis_fig3_5_lrt_vs_linformer.csv",
+        "sequence_length,rank,ln_speed_ratio_inference,ln_memory_ratio_inference,ln_speed_ratio_training,"
+        "ln_memory_ratio_training\n512,64,-0.5,-0.25,-0.75,-1\n512,9,1,1,1,1\n")  # fmt: skip
+    study.pictures(records(), tmp_path)
+    panels = of(heats, "Inference, against")
+    assert panels["thesis, lrt speed-up"].values == {(512, 64): 3.5, (1024, 128): 2.5}
+    assert panels["thesis, lrt memory"].values == {(512, 64): 0.5}
+    assert "thesis, linformer speed-up" not in panels  # its file is missing
+    assert of(heats, "ln (LRT")["thesis, inference time"].values == {(512, 64): -0.5}
+    assert of(heats, "ln (LRT")["thesis, training memory"].values == {(512, 64): -1}
+    assert of(heats, "table 3")["paper time saved"].values == {(512, 64): 1.5}
+    assert of(heats, "table 3")["paper memory saved"].values == {(512, 64): 1.7}
+
+
+@pytest.mark.parametrize("folder", [None, "missing", "."])
+def test_no_published_figures_where_they_are_not_at_hand(
+    heats: dict[str, dict[str, Heat]], tmp_path: Path, folder: str | None
+) -> None:
+    where = None if folder is None else tmp_path / folder
+    assert published.rows(where, "thesis_fig3_4_lrt_inference.csv") == []
+    assert names(records(), where) == EVERY
+    assert not [title for panels in heats.values() for title in panels if "thesis" in title or "paper" in title]
+
+
+def test_rates_are_those_of_the_best_rank_beside_the_survey(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = {}
+    monkeypatch.setattr(rates_module, "_drawn", lambda bars, _: seen.update(bars) or Figure())
+    csv(tmp_path, "survey_table2_long_range_arena.csv",
+        "model,steps_per_s_1k,peak_gb_1k\nTransformer,8,2\nLinformer,10,0.5\n")  # fmt: skip
+    study.pictures(records(), tmp_path)
+    assert set(seen) == {("train_step", 1024), ("peak_memory_training", 1024)}
+    assert "transformer" not in seen["train_step", 1024]
+    assert seen["train_step", 1024]["linformer"] == (pytest.approx(4 / 1.064), 1.25)
+    assert seen["peak_memory_training", 1024]["linformer"] == (pytest.approx(0.25 * 1.064), 0.25)
+    assert seen["train_step", 1024]["lrt"] == (pytest.approx(2 / 1.064), None)
+
+
+def test_the_reference_files_are_read() -> None:
+    if not REFERENCE.is_dir():
+        pytest.skip("shared/reference is not beside the repository on this machine")
+    for file in published.THESIS.values():
+        assert published.fields(REFERENCE, file, "speedup_vs_transformer").keys() >= {(512, 64)}
+    lrt = published.fields(REFERENCE, published.THESIS["lrt", "training"], "memory_ratio_vs_transformer")
+    assert lrt[16, 64] == 0.13
+    assert (
+        published.fields(REFERENCE, "linformer_table3_inference.csv", "time_saved_x", "projected_dim")[512, 128] == 1.5
+    )

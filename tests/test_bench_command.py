@@ -1,0 +1,220 @@
+"""`greenformers bench` and `greenformers recommend`, as a user meets them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import refused, run
+
+from greenformers.advise import calibration
+from greenformers.advise.calibration import Prices
+from greenformers.measure import bench as bench_module
+from greenformers.measure.record import append, read
+from greenformers.measure.trace import Work
+
+TINY = ["--hidden", "8", "--heads", "2", "--feed-forward", "16", "--layers", "1"]
+GRID = [*TINY, "--lengths", "4,8", "--ranks", "2", "--tokens", "16", "--repeats", "1", "--no-energy"]
+BENCH = [*GRID, "--results", "r/bench.jsonl", "--out", "page"]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_grid_is_measured_once_and_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    words = ["bench", "--variants", "lrt, linformer", *BENCH]
+    assert run(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    assert "records: r/bench.jsonl" in out
+    assert "figures: page/index.html" in out
+    found = read("r/bench.jsonl")
+    cells = {(r.variant, r.setting["length"], r.setting["rank"]) for r in found}
+    assert cells == {
+        (variant, length, rank)
+        for length in (4, 8)
+        for variant, rank in (("transformer", None), ("transformer (eager)", None), ("lrt", 2), ("linformer", 2))
+    }
+    assert {r.metric for r in found} == {
+        "latency", "train_step", "peak_memory_inference", "peak_memory_training", "flops", "flops_training",
+        "parameters",
+    }  # fmt: skip
+    assert len({(r.variant, str(r.setting), r.metric) for r in found}) == len(found) == 8 * 7
+    assert all(r.setting["batch"] * r.setting["length"] == 16 and r.to == "transformer" for r in found)
+    assert all(r.context["command"].startswith("greenformers bench --variants") for r in found)
+    drawn = files(here / "page")
+    assert set(drawn) == {
+        "index.html", "inference.png", "training.png", "lrt-linformer.png", "parameters.png", "time.png", "saved.png",
+    }  # fmt: skip
+    # Once more: nothing is measured, and the same is drawn.
+    before = Path("r/bench.jsonl").read_bytes()
+
+    def never(*_: object) -> None:
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_module, "_group", never)
+        assert run(monkeypatch, *words) == 0
+    assert Path("r/bench.jsonl").read_bytes() == before
+    assert files(here / "page") == drawn
+    # A larger grid: only what is new is measured, and the page is of what was asked for.
+    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, "--ranks", "2,4", "--modes", "inference") == 0
+    new = read("r/bench.jsonl")[len(found) :]
+    assert {(r.variant, r.setting["rank"]) for r in new} == {("lrt", 4)}
+    assert all(r.to == "transformer" and r.ratio for r in new)
+    assert "linformer" not in (here / "page/index.html").read_text().split("<h2>How it was measured")[0]
+
+
+def test_other_slots_causal_and_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--causal", "--slot", "residual=pre", "--memory", "0.0001", "--modes", "inference", "--lengths", "4"]
+    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *options) == 0
+    found = read("r/bench.jsonl")
+    assert all(r.setting["causal"] is True and r.setting["slots"] == {"residual": "pre"} for r in found)
+    batches = {r.variant: r.value for r in found if r.metric == "largest_batch_inference"}
+    assert batches.keys() == {"transformer", "transformer (eager)", "lrt"}
+    assert min(batches.values()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--variants reformed", "variant must be one of .* got 'reformed'"),
+        ("--variants linformer --causal", "(?i)linformer"),
+        ("--lengths 4,x", "lengths must be whole numbers from 1 on, with commas between; got '4,x'"),
+        ("--lengths 0", "lengths must be whole numbers from 1 on"),
+        ("--lengths -4", "lengths must be whole numbers from 1 on"),
+        ("--lengths ,", "no records of a grid to draw"),
+        ("--ranks 2.5", "ranks must be whole numbers from 1 on"),
+        ("--modes inference,sleep", "mode must be of inference, training; got 'sleep'"),
+        ("--tokens 0", "tokens and repeats must be at least 1, got 0 and 1"),
+        ("--repeats 0", "tokens and repeats must be at least 1, got 16 and 0"),
+        ("--memory 0", "memory must be positive, got 0.0"),
+        ("--heads 3", "3"),
+        ("--slot residual=sideways", "sideways"),
+    ],
+)
+def test_mistakes_of_bench_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    variants = [] if "--variants" in words else ["--variants", "lrt"]
+    assert re.search(message, refused(monkeypatch, capsys, "bench", *variants, *BENCH, *words.split()))
+    assert not Path("r/bench.jsonl").exists()
+    assert not Path("page").exists()
+
+
+def test_mistyped_options_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, option, value in (
+        ("bench", "--variant", "lrt"),
+        ("bench", "--hidden", "wide"),
+        ("recommend", "--lengths", "4"),
+        ("recommend", "--length", "long"),
+    ):
+        assert run(monkeypatch, command, option, value) == 2
+        assert option in capsys.readouterr().err
+    assert run(monkeypatch, "recommend") == 2
+    assert "--length" in capsys.readouterr().err
+    assert not Path("results").exists()
+
+
+@pytest.fixture
+def prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration that costs nothing: all work is as dear."""
+    fake = Prices((1.0,) * (len(Work.FEATURES) + 1), 0.04, 48)
+    monkeypatch.setattr(calibration, "calibrate", lambda **_: {"inference": fake, "training": fake})
+
+
+ADVISE = ["recommend", "--length", "16", *TINY, "--batch", "2", "--ranks", "2,4"]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, in one line: a table breaks its lines."""
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("prices")
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_advice_is_a_table_and_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    assert run(monkeypatch, *ADVISE, "--task", task) == 0
+    out = lines(capsys)
+    assert f"{task.capitalize()}: 2 x 16 tokens, d 8, 2 heads, f 16, 1 layers" in out
+    assert "from 48 calls measured on this machine, median error 4 %" in out
+    assert re.search(r"At rank 2, of N 128 to 4096, LRT is ahead of Linformer .* fastest are both together", out)
+    assert "what the others" in out
+    assert "measured here" not in out
+
+
+@pytest.mark.usefixtures("prices")
+def test_advice_for_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, *ADVISE, "--causal") == 0
+    assert "The thesis' choice between LRT and Linformer does not arise:" in lines(capsys)
+
+
+@pytest.mark.usefixtures("prices")
+def test_advice_from_records_of_bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--lengths", "16", "--tokens", "32", "--modes", "inference"]
+    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *grid) == 0
+    capsys.readouterr()
+    assert run(monkeypatch, *ADVISE, "--records", "r/bench.jsonl") == 0
+    assert capsys.readouterr().out.count("measured") >= 1 + 2  # the caption, the dense network, LRT at rank 2
+
+
+def test_a_kept_calibration_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(calibration, "fit", lambda rows: Prices((1.0,) * 9, 0.25, len(rows)))
+    monkeypatch.setattr(calibration, "measured", lambda *words: dict.fromkeys(words[5], ([1.0] * 9, 1.0)))
+    assert run(monkeypatch, *ADVISE) == 0
+    first = lines(capsys)
+    assert "median error 25 %" in first
+    assert len(list(Path("cache/greenformers").iterdir())) == 1
+    monkeypatch.setattr(calibration, "measured", None)
+    assert run(monkeypatch, *ADVISE) == 0
+    table = first[first.index("Inference: 2 x 16") :]
+    assert table in lines(capsys)
+
+
+@pytest.mark.usefixtures("prices")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--task sleep", "task must be one of inference, training; got 'sleep'"),
+        ("--memory 0", "memory must be positive, got 0.0"),
+        ("--memory -1", "memory must be positive, got -1.0"),
+        ("--memory nan", "memory must be positive, got nan"),
+        ("--ranks 2,x", "ranks must be whole numbers from 1 on"),
+        ("--ranks ,", "ranks"),
+        ("--length 0", "length and batch must be at least 1, got 0 and 2"),
+        ("--batch 0", "length and batch must be at least 1, got 16 and 0"),
+        ("--heads 3", "3"),
+        ("--records none.jsonl", "none.jsonl: No such file or directory"),
+    ],
+)
+def test_mistakes_of_recommend_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert re.search(message, refused(monkeypatch, capsys, *ADVISE, *words.split()))
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_rank_wider_than_the_network_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *ADVISE, "--ranks", "64") == 0
+    assert "64" in lines(capsys)
+
+
+def test_a_file_of_other_records_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, "--lengths", "4", "--modes", "inference") == 0
+    kept = read("r/bench.jsonl")
+    append("other.jsonl", kept[:1])
+    Path("other.jsonl").write_text(Path("other.jsonl").read_text() + "no record\n")
+    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, "--results", "other.jsonl") == 2
+    assert Path("other.jsonl").read_text().endswith("no record\n")
