@@ -223,12 +223,12 @@ def recommend(
     console = terminal.console()
     if task not in MODES:
         raise ValueError(f"task must be one of {', '.join(MODES)}; got {task!r}")
-    if memory is not None and not memory > 0:
-        raise ValueError(f"memory must be positive, got {memory}")
     network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
     need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
     known = [] if records is None else read(records)
     wanted = terminal.numbers("ranks", ranks)
+    if not wanted:
+        raise ValueError("ranks must be at least one number")
     with terminal.Steps(console) as steps:
         prices = calibrate(device=device, progress=steps)
         rows = run(need, prices, wanted, known=known, progress=steps)

@@ -73,8 +73,9 @@ def test_a_grid_is_measured_once_and_drawn(
     assert "linformer" not in (here / "page/index.html").read_text().split("<h2>How it was measured")[0]
 
 
+@pytest.mark.slow
 def test_other_slots_causal_and_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--causal", "--slot", "residual=pre", "--memory", "0.0001", "--modes", "inference", "--lengths", "4"]
+    options = ["--causal", "--slot", "residual=pre", "--memory", "0.000006", "--modes", "inference", "--lengths", "4"]
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *options) == 0
     found = read("r/bench.jsonl")
     assert all(r.setting["causal"] is True and r.setting["slots"] == {"residual": "pre"} for r in found)
@@ -96,7 +97,7 @@ def test_other_slots_causal_and_the_largest_batch(monkeypatch: pytest.MonkeyPatc
         ("--modes inference,sleep", "mode must be of inference, training; got 'sleep'"),
         ("--tokens 0", "tokens and repeats must be at least 1, got 0 and 1"),
         ("--repeats 0", "tokens and repeats must be at least 1, got 16 and 0"),
-        ("--memory 0", "memory must be positive, got 0.0"),
+        ("--memory 0", "memory must be positive, got 0"),
         ("--heads 3", "3"),
         ("--slot residual=sideways", "sideways"),
     ],
@@ -186,11 +187,11 @@ def test_a_kept_calibration_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("words", "message"),
     [
         ("--task sleep", "task must be one of inference, training; got 'sleep'"),
-        ("--memory 0", "memory must be positive, got 0.0"),
-        ("--memory -1", "memory must be positive, got -1.0"),
+        ("--memory 0", "memory must be positive, got 0"),
+        ("--memory -1", "memory must be positive, got -1"),
         ("--memory nan", "memory must be positive, got nan"),
         ("--ranks 2,x", "ranks must be whole numbers from 1 on"),
-        ("--ranks ,", "ranks"),
+        ("--ranks ,", "ranks must be at least one number"),
         ("--length 0", "length and batch must be at least 1, got 0 and 2"),
         ("--batch 0", "length and batch must be at least 1, got 16 and 0"),
         ("--heads 3", "3"),
@@ -204,11 +205,10 @@ def test_mistakes_of_recommend_are_one_line(
 
 
 @pytest.mark.usefixtures("prices")
-def test_a_rank_wider_than_the_network_is_no_crash(
+def test_a_rank_wider_than_the_network_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, *ADVISE, "--ranks", "64") == 0
-    assert "64" in lines(capsys)
+    assert "rank must be in 1..8" in refused(monkeypatch, capsys, *ADVISE, "--ranks", "64")
 
 
 def test_a_file_of_other_records_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

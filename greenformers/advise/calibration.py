@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
+from greenformers.measure import trace as counting
 from greenformers.measure.bench import call
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack
 from greenformers.measure.latency import interleaved
@@ -62,7 +63,8 @@ def amounts(network: Network, cell: Cell, batch: int, mode: str, device: str = "
     first, last = works[0], works[-1]
     further = network.layers - 1
     found = [a + further * (b - a) for a, b in zip(first.features(), last.features(), strict=True)]
-    last.peak = first.peak + further * (last.peak - first.peak)
+    if mode == "training":  # without gradients a layer's tensors are gone when the next one runs
+        last.peak = first.peak + further * (last.peak - first.peak)
     return [*found, float(network.layers)], last
 
 
@@ -140,6 +142,8 @@ def _place(variants: Sequence[str], device: str) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     where: dict[str, Any] = {"machine": context("", 0)["machine"], "threads": torch.get_num_threads(), "device": gpu}
-    what = [*sorted(variants), torch.__version__, version("greenformers"), SETTINGS, REPEATS]
+    # Prices are of what these two count.
+    counted = [hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in (__file__, counting.__file__)]
+    what = [*sorted(variants), torch.__version__, version("greenformers"), *counted]
     key = hashlib.sha256(json.dumps([where, what], sort_keys=True).encode()).hexdigest()[:16]
     return root / "greenformers" / f"calibration-{key}.json"

@@ -10,6 +10,7 @@ import torch
 
 from greenformers.advise.calibration import Prices, amounts
 from greenformers.measure.bench import NAMES
+from greenformers.measure.device import device_of
 from greenformers.measure.grid import BASELINE, Cell, Network, Stack, cells, possible, variants
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
@@ -30,6 +31,9 @@ class Need:
         mode: inference or training.
         memory: bytes of weights and tensors together, at most; None for any.
         device: where it is to run.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
     network: Network
@@ -38,6 +42,13 @@ class Need:
     mode: str = "inference"
     memory: float | None = None
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        device_of(self.device)
+        if self.length < 1 or self.batch < 1:
+            raise ValueError(f"length and batch must be at least 1, got {self.length} and {self.batch}")
+        if self.memory is not None and not self.memory > 0:
+            raise ValueError(f"memory must be positive, got {self.memory / 2**30:g} GiB")
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Row:
         cell: variant, rank and length.
         seconds: of a call; nan where nothing can be said.
         evidence: of the time: "measured here" or "interpolated".
-        memory: bytes of weights, gradients in training, and peak of other tensors: arithmetic.
+        memory: bytes of weights, and peak of other tensors, in training with gradients: arithmetic.
         parameters: of the layers.
         refused: why it cannot be used, else None.
         reason: why it stands where it does.
@@ -84,8 +95,6 @@ def recommend(
     Raises:
         ValueError: a size out of range.
     """
-    if need.length < 1 or need.batch < 1:
-        raise ValueError(f"length and batch must be at least 1, got {need.length} and {need.batch}")
     wanted = list(variants()) if names is None else list(names)
     reasons = {name: possible(name, need.network.causal) for name in wanted}
     can = [name for name in wanted if reasons[name] is None and name != BASELINE]
@@ -109,7 +118,7 @@ def _row(need: Need, cell: Cell, prices: Prices, known: Sequence[Record]) -> Row
     with torch.device("meta"):
         stack = Stack(need.network, cell)
     weights = sum(p.numel() * p.element_size() for p in stack.parameters())
-    memory = weights * (2 if need.mode == "training" else 1) + work.peak
+    memory = weights + work.peak  # which holds the gradients
     seconds, evidence = prices.time(amount), "interpolated"
     for record in known:
         if _same(record, need, cell):
@@ -137,6 +146,7 @@ def _reason(row: Row, dense: Row) -> str:
 
 def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
     """Where the thesis' finding holds on this machine: LRT ahead up to 512, Linformer beyond, and both together."""
+    rank = min(rank, need.network.hidden, need.network.feed_forward)
     if reason := possible("linformer", need.network.causal):
         return f"The thesis' choice between LRT and Linformer does not arise: {reason}."
     ahead, both = [], []
@@ -144,7 +154,7 @@ def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
     for length in lengths:
         at = replace(need, length=length, batch=max(1, need.length * need.batch // length))
         times = {
-            name: prices[need.mode].time(amounts(need.network, Cell(name, rank, length), at.batch, need.mode)[0])
+            name: prices[need.mode].time(amounts(at.network, Cell(name, rank, length), at.batch, at.mode, at.device)[0])
             for name in ("lrt", "linformer", "lrt+linformer")
         }
         if times["lrt"] <= times["linformer"]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import set_seed
 
 from greenformers.measure.costs import MIB, Subject
+from greenformers.measure.device import device_of
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.flops import flops
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, call_of
@@ -58,8 +59,9 @@ class How:
             raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
         if self.tokens < 1 or self.repeats < 1:
             raise ValueError(f"tokens and repeats must be at least 1, got {self.tokens} and {self.repeats}")
+        device_of(self.device)
         if self.memory is not None and not self.memory > 0:
-            raise ValueError(f"memory must be positive, got {self.memory}")
+            raise ValueError(f"memory must be positive, got {self.memory / 2**30:g} GiB")
 
 
 def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def test_amounts_are_linear_in_layers_and_those_of_the_whole_network(cell: Cell,
     whole = trace(lambda: Stack(NETWORK, cell), (2, 24, 16), training=mode == "training")
     assert three[0] == pytest.approx([*whole.features(), 3])
     assert three[1].peak == whole.peak
+    assert (seven[1].peak > whole.peak) == (mode == "training")
     assert len(three[0]) == len(Work.FEATURES) + 1
 
 

@@ -1,12 +1,13 @@
 """Advice: order, refusals, evidence, and the sentence about where the thesis' finding holds."""
 
+import io
 import math
 from dataclasses import replace
 
 import pytest
-import torch
 from rich.console import Console
 
+from greenformers.advise import recommend as module
 from greenformers.advise.calibration import Prices, amounts
 from greenformers.advise.recommend import Need, Row, finding, recommend
 from greenformers.measure.bench import How, setting
@@ -18,6 +19,8 @@ from greenformers.report.advice import table
 
 NETWORK = Network(hidden=32, heads=2, feed_forward=64, layers=2)
 NEED = Need(NETWORK, length=64, batch=2)
+WIDE = Need(Network(hidden=128, heads=2, feed_forward=256, layers=1), length=64, batch=2)
+"""Wide enough that the products of its dense maps are not narrow, and those at rank 16 are."""
 NAMES = ["lrt", "linformer", "lrt+linformer"]
 
 
@@ -107,17 +110,17 @@ def test_an_unknown_name_is_refused_with_its_reason() -> None:
 
 
 def test_sizes_out_of_range() -> None:
-    for need in (replace(NEED, length=0), replace(NEED, batch=0)):
+    for change in ({"length": 0}, {"batch": 0}):
         with pytest.raises(ValueError, match="length and batch must be at least 1"):
-            advised(need)
+            advised(replace(NEED, **change))
 
 
 def test_measured_times_are_taken_only_of_this_very_cell() -> None:
     cell = Cell("lrt", 4, 64)
     same = Record("bench", "lrt", setting(cell, NETWORK, How(tokens=128)), "latency", 5.0, "ms")
-    first, *_ = advised(known=[replace(same, value=1e-9)])
+    first, *_ = advised(names=["lrt"], known=[replace(same, value=1e-9)])
     assert (first.cell, first.seconds, first.evidence) == (cell, pytest.approx(1e-12), "measured here")
-    rows = by_name(advised(known=[replace(same, value=9.0), same]))
+    rows = by_name(advised(names=["lrt"], known=[replace(same, value=9.0), same]))
     assert rows["lrt 4"].seconds == pytest.approx(0.005)  # the last
     assert [name for name, row in rows.items() if row.evidence == "measured here"] == ["lrt 4"]
     others = [
@@ -129,40 +132,39 @@ def test_measured_times_are_taken_only_of_this_very_cell() -> None:
             {"causal": True}, {"compiled": True}, {"slots": {"residual": "pre"}},
         )),
     ]  # fmt: skip
-    assert {row.evidence for row in advised(known=others)} == {"interpolated"}
-    training = advised(replace(NEED, mode="training"), known=[same, replace(same, metric="train_step")])
+    assert {row.evidence for row in advised(names=["lrt"], known=others)} == {"interpolated"}
+    training = advised(replace(NEED, mode="training"), names=["lrt"], known=[same, replace(same, metric="train_step")])
     assert by_name(training)["lrt 4"].evidence == "measured here"
 
 
-SENTENCE = "At rank 16, of N 128 to 4096, LRT is ahead of Linformer {end} (thesis: 512; the change {holds}); fastest are {both}."
-
-
 def test_where_products_alone_cost_lrt_is_always_ahead() -> None:
-    words = finding(NEED, priced(wide=1.0), 16)
+    words = finding(WIDE, priced(wide=1.0), 16)
     assert words.startswith("At rank 16, of N 128 to 4096, LRT is ahead of Linformer up to N 4096 (thesis: 512; ")
     assert "the change is later here" in words
 
 
 def test_where_scores_alone_cost_linformer_is_always_ahead() -> None:
-    words = finding(NEED, priced(scores=1.0), 16)
-    assert words == SENTENCE.format(end="at no length", holds="is earlier here", both="both together from N 128")
+    assert finding(WIDE, priced(scores=1.0), 16) == (
+        "At rank 16, of N 128 to 4096, LRT is ahead of Linformer at no length (thesis: 512; the change is earlier "
+        "here); fastest are both together from N 128."
+    )
 
 
 @pytest.mark.parametrize(("last", "holds"), [(256, "is earlier here"), (512, "holds"), (1024, "is later here")])
 def test_the_length_of_the_change_is_found(last: int, holds: str) -> None:
     at = []
     for length in (last, 2 * last):
-        batch = max(1, NEED.length * NEED.batch // length)
-        lrt, linformer = (amounts(NETWORK, Cell(name, 16, length), batch, "inference")[0] for name in NAMES[:2])
+        batch = max(1, WIDE.length * WIDE.batch // length)
+        lrt, linformer = (amounts(WIDE.network, Cell(name, 16, length), batch, "inference")[0] for name in NAMES[:2])
         wide, scores = Work.FEATURES.index("wide"), Work.FEATURES.index("scores")
         at.append((linformer[wide] - lrt[wide]) / (lrt[scores] - linformer[scores]))
     prices = priced(wide=1.0, scores=math.sqrt(at[0] * at[1]))
-    words = finding(NEED, prices, 16)
+    words = finding(WIDE, prices, 16)
     assert f"ahead of Linformer up to N {last} (thesis: 512; the change {holds});" in words
 
 
 def test_lengths_below_the_rank_are_left_out() -> None:
-    wide = Need(Network(hidden=512, heads=2, feed_forward=64, layers=1), 64)
+    wide = Need(Network(hidden=512, heads=2, feed_forward=512, layers=1), 64)
     assert finding(wide, ALL, 200).startswith("At rank 200, of N 256 to 4096")
     assert finding(NEED, ALL, 5000) == "At rank 5000 no length is long enough for Linformer."
 
@@ -178,5 +180,18 @@ def test_the_table_numbers_what_can_be_used() -> None:
     assert columns[6][-1] == rows[-1].refused
     assert shown.title == "Inference: 2 x 64 tokens, d 32, 2 heads, f 64, 2 layers, causal"
     assert "from 48 calls measured on this machine, median error 5 %" in str(shown.caption)
-    Console(width=120, file=open("/dev/null", "w")).print(shown)  # noqa: SIM115
-    assert torch.get_default_device().type == "cpu"  # meta devices are left again
+    out = io.StringIO()
+    Console(width=120, file=out).print(shown)
+    assert "linformer" in out.getvalue()
+
+
+def test_the_change_is_looked_for_on_the_device_that_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def fake(_: Network, cell: Cell, batch: int, mode: str, device: str = "") -> tuple[list[float], Work]:
+        seen.add((mode, device, batch * cell.length))
+        return [1.0] * 9, Work()
+
+    monkeypatch.setattr(module, "amounts", fake)
+    finding(Need(NETWORK, 4096, 1, "training"), ALL, 16)
+    assert seen == {("training", "cpu", 4096)}

@@ -41,7 +41,7 @@ def test_within_a_limit_there_is_one() -> None:
 
 def test_the_limit_is_what_is_free_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free(CPU) > 0
-    monkeypatch.setattr(limit, "free", lambda device: 64.0 * MIB)
+    monkeypatch.setattr(limit, "free", lambda _: 64.0 * MIB)
     with pytest.raises(OutOfMemory) as caught:
         attempt(lambda: allocate(512), CPU)
     assert caught.value.limit == 64 * MIB

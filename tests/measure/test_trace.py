@@ -53,10 +53,11 @@ def test_its_peak_is_that_of_the_call(variant: str, mode: str) -> None:
 @each_mode
 def test_work_grows_linearly_in_layers(variant: str, mode: str) -> None:
     one, two, four = (traced(builder(variant, layers=layers), (2, 64, 32), mode) for layers in (1, 2, 4))
-    assert products(two) == 2 * products(one)
-    assert products(four) == 4 * products(one)
+    if mode == "inference":
+        assert products(two) == 2 * products(one)
+    # In training the first layer is cheaper: nobody asks for the gradient of its input.
+    assert products(four) - products(two) == 2 * (products(two) - products(one))
     assert four.scores == 4 * one.scores
-    # The sum at the end, and no gradient of the input: what one layer more adds is always the same.
     for name in Work.FEATURES:
         first, second, last = (getattr(work, name) for work in (one, two, four))
         assert last - second == pytest.approx(2 * (second - first), rel=1e-3, abs=1)
@@ -73,8 +74,7 @@ def test_what_the_module_and_the_input_hold_is_no_part_of_the_peak(mode: str) ->
     assert work.peak < (1.1 * held if mode == "training" else 0.1 * held)
 
 
-@each_mode
-def test_views_of_the_input_hold_nothing(mode: str) -> None:
+def test_views_of_the_input_hold_nothing() -> None:
     class Views(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.reshape(-1, 4).mT.unsqueeze(0)[:, :2]
@@ -111,6 +111,7 @@ def test_features_are_in_order_of_their_names() -> None:
     assert work.features() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "feed_forward"), [("inference", 64), ("training", 3072)])
 def test_nothing_is_allocated(mode: str, feed_forward: int) -> None:
     length = 1_000_000

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from greenformers.measure.bench import NAMES
 from greenformers.measure.record import METRICS, Record, read
-from greenformers.report import heat, published, study
+from greenformers.report import published, study
 from greenformers.report import rates as rates_module
 from greenformers.report.heat import Heat, heat_maps
 
@@ -93,9 +93,7 @@ def test_a_picture_is_there_only_with_its_records(some: list[Record], expected: 
 
 
 def test_the_records_of_the_repository_draw_every_picture() -> None:
-    found = read(ROOT / "results/bench.jsonl")
-    assert names(found) == EVERY
-    assert names(found, REFERENCE) == EVERY  # whether the folder is there or not
+    assert names(read(ROOT / "results/bench.jsonl"), REFERENCE) == EVERY  # whether the folder is there or not
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
@@ -113,7 +111,6 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 def test_no_records_of_a_grid(tmp_path: Path, some: list[Record]) -> None:
     with pytest.raises(ValueError, match="no records of a grid to draw"):
         study.write(some, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_speed_up_and_memory_are_the_ratios(heats: dict[str, dict[str, Heat]]) -> None:
@@ -123,7 +120,7 @@ def test_speed_up_and_memory_are_the_ratios(heats: dict[str, dict[str, Heat]]) -
         time, memory = NAMES[mode][:2]
         for variant in ("lrt", "linformer", "lrt+linformer"):
             speed, share = panels[f"{variant} speed-up"], panels[f"{variant} memory"]
-            assert set(speed.values) == set(share.values) == {(n, r) for n in LENGTHS for r in RANKS}
+            assert speed.values.keys() == share.values.keys() == {(n, r) for n in LENGTHS for r in RANKS}
             for (n, r), shown in speed.values.items():
                 assert shown == pytest.approx(value("transformer", n, None, time) / value(variant, n, r, time))
             for (n, r), shown in share.values.items():
@@ -137,12 +134,13 @@ def test_below_zero_lrt_needs_less(heats: dict[str, dict[str, Heat]]) -> None:
     assert set(panels) == {f"{mode} {what}" for mode in NAMES for what in ("time", "memory")}
     for panel in panels.values():  # LRT needs twice as much
         assert panel.neutral == 0
-        assert set(panel.values.values()) == {pytest.approx(log(2))}
+        assert list(panel.values.values()) == pytest.approx([log(2)] * 4)
     heats.clear()
     cheap = [r for r in records() if r.variant != "lrt"]
     cheap += [Record("bench", "lrt", r.setting, r.metric, r.value / 3, "") for r in cheap if r.variant == "linformer"]
     study.pictures(cheap)
-    assert {v for panel in of(heats, "ln (LRT").values() for v in panel.values.values()} == {pytest.approx(-log(3))}
+    for panel in of(heats, "ln (LRT").values():
+        assert list(panel.values.values()) == pytest.approx([-log(3)] * 4)
 
 
 def test_time_saved_and_larger_batches(heats: dict[str, dict[str, Heat]]) -> None:
@@ -190,7 +188,6 @@ def test_heat_maps_write_each_number_in_its_field() -> None:
     assert [label.get_text() for label in a.get_xticklabels()] == ["8", "16"]
     assert [label.get_text() for label in a.get_yticklabels()] == ["2", "4"]
     assert ([text.get_text() for text in b.texts], c.texts[:], off.axison) == (["2.0"], [], False)
-    assert heat._short(-12.34) == "-12"
 
 
 THESIS = "sequence_length,rank,speedup_vs_transformer,memory_ratio_vs_transformer\n"

@@ -1,0 +1,253 @@
+"""The bench: a record of every figure of every cell, once, whatever happens to the others."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from greenformers.measure import bench as module
+from greenformers.measure import limit
+from greenformers.measure.bench import NAMES, How, bench, call, largest_batch, setting
+from greenformers.measure.flops import flops
+from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, cells
+from greenformers.measure.limit import OutOfMemory
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.record import METRICS, Record
+
+D, F, LAYERS, RANK = 16, 32, 2, 4
+NETWORK = Network(D, 2, F, LAYERS)
+HOW = How(tokens=32, repeats=3)
+CELLS = cells(["lrt", "linformer"], [8, 16], [RANK], NETWORK)
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Record]:
+    return measured()
+
+
+def measured(chosen: list[Cell] = CELLS, network: Network = NETWORK, how: How = HOW, **more: object) -> list[Record]:
+    return [record for group in bench(chosen, network, how, {"seed": 0}, **more) for record in group]
+
+
+def keys(records: list[Record]) -> list[tuple[str, str, str]]:
+    return sorted((record.variant, json.dumps(record.setting), record.metric) for record in records)
+
+
+def of(cell: Cell, records: list[Record]) -> dict[str, Record]:
+    return {
+        record.metric: record
+        for record in records
+        if (record.variant, record.setting["length"], record.setting["rank"]) == (cell.variant, cell.length, cell.rank)
+    }
+
+
+def test_every_cell_has_every_figure_once(found: list[Record]) -> None:
+    metrics = {"parameters", *(name for mode in MODES for name in NAMES[mode] if "energy" not in name)}
+    for cell in CELLS:
+        assert set(of(cell, found)) == metrics
+    assert len(found) == len(CELLS) * len(metrics)
+    for record in found:
+        assert record.benchmark == "bench"
+        assert record.value > 0
+        assert record.unit == METRICS[record.metric].unit
+        assert record.context == {"seed": 0}
+        timed = record.metric in ("latency", "train_step")
+        assert (record.spread is not None) == timed
+        counted = record.metric in ("parameters", "flops", "flops_training")
+        assert record.source == ("counted" if counted else "measured")
+
+
+def test_parameters_are_those_of_the_formula(found: list[Record]) -> None:
+    norms = 2 * 2 * D
+    dense = 4 * D * (D + 1) + 2 * D * F + F + D + norms
+    low = 4 * (2 * D * RANK + D) + 2 * RANK * (D + F) + F + D + norms
+    for cell in CELLS:
+        layer = {"lrt": low, "linformer": dense + 2 * RANK * cell.length}.get(cell.variant, dense)
+        assert of(cell, found)["parameters"].value == LAYERS * layer
+
+
+def test_flops_and_memory_are_those_of_the_call(found: list[Record]) -> None:
+    for cell in CELLS[:4]:
+        stack, x = Stack(NETWORK, cell).eval(), torch.randn(32 // cell.length, cell.length, D)
+        real = call(stack, x, "inference")
+        assert of(cell, found)["flops"].value == flops(real) / 1e9
+        assert of(cell, found)["peak_memory_inference"].value == peak_memory(real) / MIB
+        training = of(cell, found)["peak_memory_training"].value
+        assert training == pytest.approx(peak_memory(call(stack.train(), x, "training")) / MIB, rel=0.05)
+
+
+def test_ratios_are_to_the_dense_network_of_the_same_run(found: list[Record]) -> None:
+    for cell in CELLS:
+        baseline = of(Cell(BASELINE, None, cell.length), found)
+        for metric, record in of(cell, found).items():
+            assert record.to == BASELINE
+            assert record.ratio == pytest.approx(baseline[metric].value / record.value)
+            if cell.variant == BASELINE:
+                assert record.ratio == 1.0
+
+
+def test_a_setting_is_json_and_tells_cells_apart(found: list[Record]) -> None:
+    for record in found:
+        again = Record(**json.loads(json.dumps(asdict(record))))
+        assert again == record
+        assert str(again.setting) == str(record.setting)
+    assert len({(cell.variant, str(setting(cell, NETWORK, HOW))) for cell in CELLS}) == len(CELLS)
+    assert found[0].setting == {
+        "length": 8, "batch": 4, "rank": None, "hidden": D, "heads": 2, "feed_forward": F, "layers": LAYERS,
+        "device": "cpu",
+    }  # fmt: skip
+    other = setting(CELLS[0], replace(NETWORK, causal=True, slots={"residual": "pre"}), How(tokens=1, compiled=True))
+    assert other == found[0].setting | {
+        "batch": 1, "causal": True, "slots": {"residual": "pre"}, "compiled": True
+    }  # fmt: skip
+
+
+def test_what_is_known_is_not_measured_again(found: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = [Record(**json.loads(json.dumps(asdict(record)))) for record in found]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(module, "_group", refuse)
+    assert measured(known=stored) == []
+    # Another machine, size or number of tokens is another grid.
+    with pytest.raises(AssertionError, match="measured"):
+        measured(how=replace(HOW, tokens=64), known=stored)
+
+
+def test_only_what_is_missing_is_measured(found: list[Record]) -> None:
+    lost = of(Cell("lrt", RANK, 16), found)
+    missing = [lost[metric] for metric in ("train_step", "peak_memory_training", "flops_training")]
+    again = measured(known=[record for record in found if record not in missing])
+    assert keys(again) == keys(missing)
+    # The dense network ran beside it: the ratio is within that run.
+    assert all(record.to == BASELINE and record.ratio for record in again)
+
+
+def test_one_mode_alone_and_progress_to_the_end() -> None:
+    seen: list[float] = []
+    found = measured(CELLS[:3], how=replace(HOW, modes=("training",)), progress=lambda _, share: seen.append(share))
+    assert {record.metric for record in found} == {name for name in NAMES["training"] if "energy" not in name}
+    assert seen[0] == 0
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+
+
+def test_energy_where_a_country_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def energy_of(calls, milliseconds, country, *, training, **_):
+        assert country == "ISL"
+        assert all(milliseconds[name] > 0 for name in calls)
+        return dict.fromkeys(calls, (2.0 + training, "estimated"))
+
+    monkeypatch.setattr(module, "energy_of", energy_of)
+    found = measured(CELLS[:2], how=replace(HOW, country="ISL"))
+    spent = {record.metric: record for record in of(CELLS[1], found).values() if "energy" in record.metric}
+    assert {metric: record.value for metric, record in spent.items()} == {"energy_inference": 2, "energy_training": 3}
+    assert {record.source for record in spent.values()} == {"estimated"}
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> None:
+    """Of the attempts, those that have no room."""
+    attempts = iter(range(1000))
+
+    def attempt(run: Callable[[], object], device: torch.device) -> object:
+        if which(next(attempts)):
+            raise OutOfMemory(3 * MIB)
+        return limit.attempt(run, device)
+
+    monkeypatch.setattr(module, "attempt", attempt)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_cell_without_room_is_a_record_and_the_others_go_on(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(monkeypatch, lambda number: number == at)
+    chosen = CELLS[:3]
+    found = measured(chosen)
+    first = of(chosen[at], found)
+    assert set(first) == {"out_of_memory_inference", "train_step", "peak_memory_training", "flops_training"}
+    assert first["out_of_memory_inference"].value == 3
+    assert first["out_of_memory_inference"].ratio is None
+    for cell in chosen:
+        assert "train_step" in of(cell, found)
+        assert cell == chosen[at] or "latency" in of(cell, found)
+    # Without the dense network there is nothing to compare with.
+    assert (of(chosen[at - 1], found)["latency"].ratio is None) == (at == 0)
+    assert measured(chosen, known=found) == []
+
+
+def test_no_cell_may_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(monkeypatch, lambda _: True)
+    found = measured(CELLS[:3], how=replace(HOW, country="ISL"))
+    assert {record.metric for record in found} == {"out_of_memory_inference", "out_of_memory_training"}
+    assert len(found) == 6
+
+
+def test_attention_that_really_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, "free", lambda _: 64.0 * MIB)
+    chosen = cells([], [4096], [], NETWORK)
+    found = measured(chosen, Network(D, 2, F, 1), How(("inference",), 4096, repeats=1))
+    assert of(chosen[1], found)["out_of_memory_inference"].value == 64
+    assert of(chosen[0], found)["latency"].value > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cell", CELLS[2:4], ids=lambda cell: cell.name)
+def test_the_largest_batch_is_that_of_a_plain_search(cell: Cell, mode: str) -> None:
+    network = replace(NETWORK, layers=1)
+    stack = Stack(network, cell).train(mode == "training")
+    weights = sum(p.numel() * 4 for p in stack.parameters())
+
+    def needed(batch: int) -> int:
+        x = torch.randn(batch, cell.length, D)
+        return weights + x.numel() * 4 + peak_memory(call(stack, x, mode))
+
+    plain, memory = 0, 36_000 if mode == "training" else 24_000
+    while needed(plain + 1) <= memory:
+        plain += 1
+    assert 1 < plain < 50
+    assert largest_batch(stack, cell.length, network, replace(HOW, memory=memory), mode) == plain
+    assert largest_batch(stack, cell.length, network, replace(HOW, memory=1000), mode) == 0
+
+
+TIMED = cells(["lrt"], [64], [RANK], NETWORK)[::2]
+# Short calls: a scheduler shares out the core by milliseconds, so most are undisturbed.
+LONG = How(("inference",), tokens=64, repeats=101)
+
+
+@pytest.mark.slow
+def test_two_runs_agree_within_their_spreads() -> None:
+    for _ in range(3):  # the machine is shared
+        runs = [measured(TIMED, how=LONG) for _ in range(2)]
+        pairs = [[of(cell, run)["latency"] for run in runs] for cell in TIMED]
+        if all(abs(a.value - b.value) < 1.5 * (a.spread + b.spread) for a, b in pairs):
+            return
+    pytest.fail(f"the runs differ: {[(a.value, b.value, a.spread, b.spread) for a, b in pairs]}")
+
+
+@pytest.mark.slow
+def test_a_ratio_stands_other_load() -> None:
+    for _ in range(3):
+        quiet = of(TIMED[1], measured(TIMED, how=LONG))["latency"].ratio
+        load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            loaded = of(TIMED[1], measured(TIMED, how=LONG))["latency"].ratio
+        finally:
+            load.kill()
+            load.wait()
+        if quiet / 1.5 < loaded < 1.5 * quiet:
+            return
+    pytest.fail(f"the ratio was {quiet} and is {loaded}")
