@@ -152,7 +152,8 @@ def _group(
             continue
         calls[cell.name] = run
         add(cell, memory, peak / MIB)
-        add(cell, count, _counted(cell, network, how, mode) / 1e9, source="counted")
+        # Of the real call: on the meta device, which the progress is estimated on, attention has another backward pass.
+        add(cell, count, flops(call(stack, x, mode)) / 1e9, source="counted")
         if mode == "inference":
             add(cell, "parameters", parameters(stack), source="counted")
         if how.memory is not None:
