@@ -122,14 +122,13 @@ def calibrate(
     if place.exists():
         kept = json.loads(place.read_text())
         return {mode: Prices(tuple(kept[mode]["seconds"]), kept[mode]["error"], kept[mode]["count"]) for mode in MODES}
-    found = {}
+    rows: dict[str, list[tuple[list[float], float]]] = {mode: [] for mode in MODES}
     draw = random.Random(0)
-    for part, mode in enumerate(MODES):
-        rows: list[tuple[list[float], float]] = []
-        for number in range(SETTINGS):
-            rows += measured(*drawn(draw), mode, variants, device).values()
-            progress("calibrating on this machine", (part * SETTINGS + number + 1) / (len(MODES) * SETTINGS))
-        found[mode] = fit(rows)
+    for number in range(SETTINGS):
+        for mode in MODES:  # in turns: the load of a machine drifts
+            rows[mode] += measured(*drawn(draw), mode, variants, device).values()
+        progress("calibrating on this machine", (number + 1) / SETTINGS)
+    found = {mode: fit(some) for mode, some in rows.items()}
     place.parent.mkdir(parents=True, exist_ok=True)
     part_ = place.with_suffix(".part")
     part_.write_text(json.dumps({mode: asdict(prices) for mode, prices in found.items()}))
