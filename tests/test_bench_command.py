@@ -205,10 +205,13 @@ def test_mistakes_of_recommend_are_one_line(
 
 
 @pytest.mark.usefixtures("prices")
-def test_a_rank_wider_than_the_network_is_one_line(
+def test_of_ranks_wider_than_the_network_dense_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "rank must be in 1..8" in refused(monkeypatch, capsys, *ADVISE, "--ranks", "64")
+    assert run(monkeypatch, *ADVISE, "--ranks", "64") == 0
+    shown = capsys.readouterr().out
+    assert "transformer" in shown
+    assert "At rank 8," in shown
 
 
 def test_a_file_of_other_records_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
