@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from greenformers import _terminal as terminal
+from greenformers._terminal import FeedForward, Heads, Hidden, Layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch import Tensor
+
+Causal = Annotated[bool, typer.Option("--causal", help="A position sees only those before it.")]
 
 
 def spectrum(
@@ -135,11 +138,11 @@ def bench(
     lengths: Annotated[str, typer.Option(help="Sequence lengths, with commas.")] = "16,64,256,1024,4096",
     ranks: Annotated[str, typer.Option(help="Ranks, also projected lengths and the like, with commas.")] = "16,64,256",
     modes: Annotated[str, typer.Option(help="inference, training or both, with a comma.")] = "inference,training",
-    hidden: Annotated[int, typer.Option(help="Width d of the network.")] = 768,
-    heads: Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")] = 12,
-    feed_forward: Annotated[int, typer.Option(help="Width f of the feed-forward blocks.")] = 3072,
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 2,
-    causal: Annotated[bool, typer.Option("--causal", help="A position sees only those before it.")] = False,
+    hidden: Hidden = 768,
+    heads: Heads = 12,
+    feed_forward: FeedForward = 3072,
+    layers: Layers = 2,
+    causal: Causal = False,
     slot: Annotated[
         list[str] | None, typer.Option(help="Another slot of the network, as residual=pre; may be repeated.")
     ] = None,
@@ -195,14 +198,14 @@ def bench(
 
 def recommend(
     length: Annotated[int, typer.Option(help="Sequence length N.")],
-    hidden: Annotated[int, typer.Option(help="Width d of the network.")] = 768,
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
-    heads: Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")] = 12,
+    hidden: Hidden = 768,
+    layers: Layers = 12,
+    heads: Heads = 12,
     feed_forward: Annotated[
         int | None, typer.Option(help="Width f of the feed-forward blocks; 4 d if not given.")
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 8,
-    causal: Annotated[bool, typer.Option("--causal", help="A position sees only those before it.")] = False,
+    causal: Causal = False,
     task: Annotated[str, typer.Option(help="inference or training.")] = "inference",
     ranks: Annotated[str, typer.Option(help="Ranks to consider, with commas.")] = "64,128",
     memory: Annotated[float | None, typer.Option(help="At most so many GiB of weights and tensors.")] = None,

@@ -4,11 +4,18 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+Hidden = Annotated[int, typer.Option(help="Width d of the network.")]
+Layers = Annotated[int, typer.Option(help="Number of layers.")]
+Heads = Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")]
+FeedForward = Annotated[int, typer.Option(help="Width f of the feed-forward blocks.")]
 
 
 def console() -> "Console":

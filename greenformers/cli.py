@@ -10,6 +10,7 @@ import typer
 
 from greenformers import _terminal as terminal
 from greenformers._study import COMMANDS
+from greenformers._terminal import FeedForward, Heads, Hidden, Layers
 from greenformers.train.settings import Settings, value_of
 from greenformers.train.settings import read as read_settings
 
@@ -28,10 +29,6 @@ Data = Annotated[str, typer.Option(help="Data set: digits (embedded) or mnist.")
 Folder = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many training, and so many test examples.")]
 Pool = Annotated[int, typer.Option(help="Side of the square of pixels averaged into one.")]
-Hidden = Annotated[int, typer.Option(help="Width d of the network.")]
-Layers = Annotated[int, typer.Option(help="Number of layers.")]
-Heads = Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")]
-FeedForward = Annotated[int, typer.Option(help="Width f of the feed-forward blocks.")]
 Rank = Annotated[int, typer.Option(help="Rank of the low-rank maps of lrt.")]
 K = Annotated[int, typer.Option("--k", help="Projected length k of linformer.")]
 Epochs = Annotated[int, typer.Option(help="Passes over the training set.")]

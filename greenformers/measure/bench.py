@@ -18,7 +18,7 @@ from greenformers.measure.latency import interleaved
 from greenformers.measure.limit import OutOfMemory, attempt
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import METRICS, Record, with_ratios
 
 NAMES = {
     "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
@@ -168,7 +168,11 @@ def _group(
         spent = energy_of(calls, milliseconds, how.country, training=mode == "training", turns=1)
         for name, (value, source) in spent.items():
             add(by_name[name], energy, value, source=source)
-    return _with_ratios(found)
+    # Where memory ended is no figure of merit.
+    ended = [entry for entry in found if entry[1].metric.startswith("out_of_memory")]
+    rest = [entry for entry in found if entry not in ended]
+    rated = with_ratios([record for _, record in rest], BASELINE, across=("rank",))
+    return [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
 
 
 def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> Callable[[], object]:
@@ -206,15 +210,3 @@ def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mod
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _with_ratios(found: list[tuple[Cell, Record]]) -> list[tuple[Cell, Record]]:
-    base = {record.metric: record.value for cell, record in found if cell.variant == BASELINE}
-    rated = []
-    for cell, record in found:
-        reference, ratio = base.get(record.metric), None
-        if reference and record.value and not record.metric.startswith("out_of_memory"):
-            less = METRICS[record.metric].less_is_better
-            ratio = reference / record.value if less else record.value / reference
-        rated.append((cell, replace(record, ratio=ratio, to=None if ratio is None else BASELINE)))
-    return rated

@@ -117,9 +117,19 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def with_ratios(records: Sequence[Record], to: str) -> list[Record]:
-    """The same records, each with its ratio to variant `to` in the same setting, where that was measured."""
-    key = lambda record: (record.benchmark, json.dumps(record.setting, sort_keys=True), record.metric)  # noqa: E731
+def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = ()) -> list[Record]:
+    """The same records, each with its ratio to variant `to` in the same setting, where that was measured.
+
+    Args:
+        records: any.
+        to: the variant the others are compared with.
+        across: keys of settings in which that variant may differ, "rank" say, which a dense network has none of.
+    """
+
+    def key(record: Record) -> tuple[str, str, str]:
+        at = {name: value for name, value in record.setting.items() if name not in across}
+        return (record.benchmark, json.dumps(at, sort_keys=True), record.metric)
+
     base = {key(record): record.value for record in records if record.variant == to}
     rated = []
     for record in records:

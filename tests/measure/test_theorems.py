@@ -4,7 +4,6 @@ R is (k, N) with entries from N(0, 1/k). The lemma of Johnson and Lindenstrauss,
 |x R^T R y - x y| by eps |x| |y|, and fails with a probability of at most 2 exp(-(eps^2 - eps^3) k / 4).
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 from math import ceil, exp, log, sqrt
 
@@ -16,13 +15,7 @@ EPS = 0.5
 DRAWS = 100
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors as small as these lose by a second thread, much so where others use the cores too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
