@@ -1,8 +1,9 @@
 """Measure the cells of a grid: the five measures of thesis 3.2, FLOPs, energy, and the largest batch that fits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from greenformers.measure.device import device_of
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.flops import flops
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, call_of
-from greenformers.measure.latency import interleaved
+from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.limit import OutOfMemory, attempt
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.parameters import parameters
@@ -118,13 +119,12 @@ def bench(
 
 
 def _counted(cell: Cell, network: Network, how: How, mode: str) -> float:
-    """FLOPs of a cell, from shapes alone."""
+    """FLOPs of a cell, from shapes alone; a backward pass as two forward passes."""
     with torch.device("meta"):
-        stack = Stack(network, cell).train(mode == "training")
+        stack = Stack(network, cell).eval()
         x = torch.empty(max(1, how.tokens // cell.length), cell.length, network.hidden)
-        subject = Subject(stack, call_of(stack, x))
-        with torch.inference_mode(mode == "inference"):
-            return flops(subject.step if mode == "training" else subject.forward)
+    with torch.inference_mode():
+        return flops(call_of(stack, x)) * (3 if mode == "training" else 1)
 
 
 def _group(
@@ -162,7 +162,8 @@ def _group(
         timings = interleaved(calls, repeats=how.repeats, warmup=1, device=device) if calls else {}
     by_name = {cell.name: cell for cell in cells}
     for name, timing in timings.items():
-        add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (timing.q3 - timing.q1))
+        # The whole range: quartiles do not say how far a shared machine is from itself a minute later.
+        add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (max(timing.samples) - min(timing.samples)))
     if how.country is not None and calls:
         milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
         spent = energy_of(calls, milliseconds, how.country, training=mode == "training", turns=1)
@@ -172,7 +173,16 @@ def _group(
     ended = [entry for entry in found if entry[1].metric.startswith("out_of_memory")]
     rest = [entry for entry in found if entry not in ended]
     rated = with_ratios([record for _, record in rest], BASELINE, across=("rank",))
-    return [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
+    found = [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
+    return [(cell, _paired(record, timings, cell) if record.metric == time else record) for cell, record in found]
+
+
+def _paired(record: Record, timings: Mapping[str, Timing], cell: Cell) -> Record:
+    """A record of time whose ratio is the median over rounds: what slows the machine for a while slows both sides."""
+    if BASELINE not in timings:
+        return record
+    rounds = zip(timings[BASELINE].samples, timings[cell.name].samples, strict=True)
+    return replace(record, ratio=median(dense / own for dense, own in rounds))
 
 
 def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> Callable[[], object]:

@@ -20,7 +20,7 @@ class Timing:
     Attributes:
         median: median of the samples.
         q1: lower quartile of the samples.
-        q3: upper quartile of the samples; the spread of a figure is q3 - q1.
+        q3: upper quartile of the samples.
         samples: one time a round, in the order of the rounds.
     """
 

@@ -72,7 +72,7 @@ class Record:
         metric: a key of `METRICS`.
         value: the figure, in `unit`.
         unit: its unit.
-        spread: interquartile range of repeated measurements, in `unit`.
+        spread: interquartile range of repeated measurements, in `unit`; of `bench` their whole range.
         ratio: how many times better than variant `to` in the same setting (2.0: half the cost, or twice the score).
         to: the variant `ratio` compares with.
         interval: where a paired test was made, the low and high end of the 95 % confidence interval of `value` minus

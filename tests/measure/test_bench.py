@@ -14,6 +14,7 @@ from greenformers.measure import limit
 from greenformers.measure.bench import NAMES, How, bench, call, largest_batch, setting
 from greenformers.measure.flops import flops
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, cells
+from greenformers.measure.latency import Timing
 from greenformers.measure.limit import OutOfMemory
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.record import METRICS, Record
@@ -89,9 +90,21 @@ def test_ratios_are_to_the_dense_network_of_the_same_run(found: list[Record]) ->
         baseline = of(Cell(BASELINE, None, cell.length), found)
         for metric, record in of(cell, found).items():
             assert record.to == BASELINE
-            assert record.ratio == pytest.approx(baseline[metric].value / record.value)
+            if metric not in ("latency", "train_step"):
+                assert record.ratio == pytest.approx(baseline[metric].value / record.value)
             if cell.variant == BASELINE:
                 assert record.ratio == 1.0
+
+
+def test_times_have_their_range_and_a_ratio_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = {BASELINE: (2.0, 9.0, 4.0), f"lrt {RANK}": (1.0, 3.0, 8.0)}  # the machine slowed down in between
+
+    def timed(calls: dict[str, object], **_: object) -> dict[str, Timing]:
+        return {name: Timing(sorted(own)[1], 0.0, 0.0, own) for name, own in samples.items()}
+
+    monkeypatch.setattr(module, "interleaved", timed)
+    record = of(Cell("lrt", RANK, 8), measured([Cell(BASELINE, None, 8), Cell("lrt", RANK, 8)]))["latency"]
+    assert (record.value, record.spread, record.ratio) == (3000.0, 7000.0, 2.0)
 
 
 def test_a_setting_is_json_and_tells_cells_apart(found: list[Record]) -> None:

@@ -1,0 +1,85 @@
+"""How far `greenformers bench` is from itself: a grid measured twice, and once more beside a busy process.
+
+    python benchmarks/bench_again.py [--quick] [--json results/bench_again.jsonl]
+
+A cell agrees where its two medians are within the larger printed spread of the two. Beside a process that keeps the
+same core busy, the spread should grow and the ratio to the dense network stay. Run it on one core (taskset -c 0), so
+that the busy process cannot evade.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from greenformers.measure.bench import NAMES, How, bench
+from greenformers.measure.grid import BASELINE, Network, cells
+from greenformers.measure.record import Record, append, context
+
+RUNS = ("first", "second", "loaded")
+Key = tuple[str, int, str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one length and 5 repeats in place of two and 15")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    given = parser.parse_args()
+    about = context("python benchmarks/bench_again.py" + " --quick" * given.quick, 0)
+    runs = {name: measured(given.quick, about, loaded=name == "loaded") for name in RUNS}
+    console = Console(width=110)
+    table = Table("", "N", "", *RUNS, "ratio to dense", "agree")
+    agree = wider = 0
+    for key, first in runs["first"].items():
+        second, loaded = runs["second"][key], runs["loaded"][key]
+        within = abs(first.value - second.value) <= max(spread(first), spread(second))
+        agree, wider = agree + within, wider + (spread(loaded) > max(spread(first), spread(second)))
+        times = (f"{record.value:.1f} ±{spread(record):.1f}" for record in (first, second, loaded))
+        ratios = " ".join(f"{record.ratio:.2f}" for record in (first, second, loaded))
+        table.add_row(key[0], str(key[1]), key[2], *times, ratios, "yes" if within else "no")
+    console.print(table)
+    print(f"agree: {agree} of {len(runs['first'])}; spread wider under load: {wider}")
+    for name in RUNS[1:]:
+        print(f"ratio, {name} against first: moved by {100 * moved(runs['first'], runs[name]):.1f} % (median)")
+    if given.json:
+        for name, run in runs.items():
+            marked = [replace(record, setting={**record.setting, "run": name}) for record in run.values()]
+            append(given.json, [replace(record, benchmark="bench_again") for record in marked])
+    return 0
+
+
+def measured(quick: bool, about: dict[str, object], *, loaded: bool) -> dict[Key, Record]:
+    """Times of the cells of a small grid, in milliseconds."""
+    network = Network(hidden=256, heads=4, feed_forward=1024)
+    grid = cells(["lrt", "linformer", "lrt+linformer"], [128] if quick else [128, 1024], [64], network)
+    how = How(tokens=2048, repeats=5 if quick else 15)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if loaded else None
+    try:
+        groups = list(bench(grid, network, how, about))
+    finally:
+        if busy:
+            busy.kill()
+    times = [
+        record for group in groups for record in group if record.metric in (NAMES["inference"][0], NAMES["training"][0])
+    ]
+    return {(record.variant, record.setting["length"], record.metric): record for record in times}
+
+
+def spread(record: Record) -> float:
+    assert record.spread is not None
+    return record.spread
+
+
+def moved(one: dict[Key, Record], other: dict[Key, Record]) -> float:
+    """By how much the ratios of two runs differ, relatively, in the median over cells other than the dense one."""
+    pairs = [(one[key].ratio, other[key].ratio) for key in one if key[0] != BASELINE]
+    return statistics.median(abs(b / a - 1) for a, b in pairs if a and b)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
