@@ -1,5 +1,6 @@
 """The contract of the attention slot: one shape, one signature, and capabilities the block may ask for."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -112,6 +113,36 @@ class Attention(nn.Module):
         """Mix values whose keys and values were already reduced."""
         raise NotImplementedError(f"{type(self).__name__} has no linear reduction over positions")
 
+    @property
+    def can_step(self) -> bool:
+        """True if `step` is exact for this instance."""
+        return False
+
+    def step(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H N D"],
+        v: Float[Tensor, "B H N D"],
+        state: tuple[Tensor, ...] | None,
+        key_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B H N D"], tuple[Tensor, ...]]:
+        """Causal attention of the next N positions, given a state of fixed size in place of all earlier keys.
+
+        Args:
+            q: queries (B, H, N, D).
+            k: keys (B, H, N, D).
+            v: values (B, H, N, D).
+            state: what the positions before left, tensors (B, ...); None at the start.
+            key_mask: True = keep (B, N), of these positions.
+
+        Returns:
+            Mixtures of values (B, H, N, D), and the state with these positions.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state to decode with")
+
+    def update_(self) -> None:
+        """Change statistics that are no parameters (none here); to be called once a training step."""
+
     def shared(self, first: "Attention") -> None:
         """Take from `first`, the same mechanism in layer 0, the parameters all layers share (none here)."""
 
@@ -135,3 +166,9 @@ def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shap
         )
     if shape.causal and keys < q.shape[2]:
         raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {q.shape[2]}")
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """A `with` block in which autocast leaves the types of products alone."""
+    # There is no autocast for the meta device, on which operations are counted.
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

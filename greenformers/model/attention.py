@@ -8,6 +8,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from greenformers.attention import Attention, Role, Shape, build
 from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
+from greenformers.model.cache import StateLayer
 from greenformers.model.config import GreenformerConfig
 
 
@@ -74,11 +75,30 @@ class SelfAttention(Projected):
             out = self.mechanism.attend(self._projected("q", codes["q"]), k, v)
         else:
             projected = {name: self._projected(name, code) for name, code in codes.items()}
-            if cache is not None:
-                earlier = cache.update(projected["k"], projected["v"], self.mechanism.shape.layer)
-                projected |= dict(zip("kv", earlier, strict=True))
-            out = self.mechanism(**projected, key_mask=key_mask)
+            # What a mechanism has no projection for it does not read, except for its length.
+            given = {"q": projected["v"], "k": projected["v"]} | projected
+            if cache is not None and self.mechanism.can_step:
+                out = self._step(given, key_mask, cache)
+            else:
+                if cache is not None:
+                    given |= self._earlier(projected, cache)
+                out = self.mechanism(**given, key_mask=key_mask)
         return out.transpose(1, 2).flatten(2)
+
+    def _step(self, given: dict[str, Tensor], key_mask: Tensor | None, cache: Cache) -> Tensor:
+        """On top of the state that the cache holds of the earlier positions."""
+        held = StateLayer.of(cache, self.mechanism.shape.layer)
+        mask = None if key_mask is None else key_mask[:, -given["v"].shape[2] :]
+        out, state = self.mechanism.step(**given, state=held.state, key_mask=mask)
+        held.advance(state, given["v"].shape[2])
+        return out
+
+    def _earlier(self, projected: dict[str, Tensor], cache: Cache) -> dict[str, Tensor]:
+        """Keys and values of earlier positions, from the cache, and those given."""
+        v = projected["v"]
+        k = projected.get("k", v[..., :1])  # keys that nobody reads; transformers counts positions by them
+        k, v = cache.update(k, v, self.mechanism.shape.layer)
+        return {"k": k if "k" in projected else v, "v": v}
 
 
 class CrossAttention(Projected):

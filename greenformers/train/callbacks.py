@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from greenformers.attention import Attention
 from greenformers.train.objective import Objective
 from greenformers.train.stream import generator
 
@@ -25,6 +27,16 @@ class Reseed(TrainerCallback):
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         torch.manual_seed(generator(self._seed, 3, state.global_step, args.process_index).initial_seed())
+
+
+class Update(TrainerCallback):
+    """After every step, mechanisms change the statistics that are no parameters: `Attention.update_`."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        model: nn.Module = more["model"]
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.update_()
 
 
 def better(score: float) -> float:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from greenformers.train import checkpoint, state
-from greenformers.train.callbacks import Interruption, Pace, Reseed, Watch
+from greenformers.train.callbacks import Interruption, Pace, Reseed, Update, Watch
 from greenformers.train.fit import History, Schedule, trainer_arguments
 from greenformers.train.objective import Batch, Objective
 from greenformers.train.pipeline import Pipeline
@@ -94,7 +94,7 @@ class _Run:
         """All steps that are left, or until something says stop."""
         pipeline, schedule = self.pipeline, self.schedule
         pace = Pace(*(every or self.stream.steps_an_epoch for every in schedule.paces()))
-        own = [DefaultFlowCallback(), Reseed(schedule.seed), pace]
+        own = [DefaultFlowCallback(), Reseed(schedule.seed), Update(), pace]
         events = CallbackHandler([*own, *callbacks], pipeline.stage, None, pipeline.optimizer, pipeline.rates)
         told = (self.arguments, self.progress, self.control)
         events.on_train_begin(*told)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_callback import PrinterCallback
 
 from greenformers.train import checkpoint, state
-from greenformers.train.callbacks import Reseed
+from greenformers.train.callbacks import Reseed, Update
 from greenformers.train.stream import Stream
 
 
@@ -44,7 +44,7 @@ class ResumableTrainer(Trainer):
             arguments,
             train_dataset=stream,
             data_collator=stream.objective.collate,
-            callbacks=[Reseed(stream.seed), *callbacks],
+            callbacks=[Reseed(stream.seed), Update(), *callbacks],
         )
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
