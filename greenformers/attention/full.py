@@ -3,12 +3,11 @@
 Time O(N M D). Memory O(N), but O(N M) for the mask where `causal` meets a key mask or M > N.
 """
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._contract import Attention, Shape, check_lengths
+from greenformers.attention._dense import dense_attention
 
 
 class Full(Attention):
@@ -40,19 +39,4 @@ class Full(Attention):
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
         dropout = self.dropout if self.training else 0.0
-        queries, keys = q.shape[2], k.shape[2]
-        if key_mask is None and (not self.shape.causal or queries == keys):
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.shape.causal)
-        if key_mask is None and queries == 1:  # the last position sees every key
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-
-        visible = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=q.device)
-        if key_mask is not None:
-            visible = key_mask[:, None, None, :]  # (B, 1, 1, M)
-        if self.shape.causal:
-            # The queries are the last N of M positions.
-            visible = visible & torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-        # A row without visible keys would be 0/0: let it see all, then set it to 0.
-        seen = visible.any(-1, keepdim=True)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~seen, dropout_p=dropout)
-        return out.masked_fill(~seen, 0.0)
+        return dense_attention(q, k, v, key_mask, causal=self.shape.causal, dropout=dropout)

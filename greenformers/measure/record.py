@@ -52,6 +52,7 @@ METRICS: dict[str, Metric] = {
     "out_of_memory_inference": Metric("Out of memory, inference, at", "MiB", False),
     "out_of_memory_training": Metric("Out of memory, training, at", "MiB", False),
     "cosine": Metric("Cosine to dense", "", False),
+    "relative_error": Metric("Relative error", ""),
     "cumulative_spectrum": Metric("Cumulative spectrum", "", False),
     "suggested_k": Metric("Suggested k", ""),
     "energy": Metric("Energy, training", "Wh"),

@@ -4,10 +4,13 @@ To add a mechanism, write its oracle, a slow plain reading of its formula, and a
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import oracles_kernel
+import oracles_low_rank
+import oracles_synthesizer
 import torch
 from torch import Tensor
 
@@ -131,6 +134,20 @@ def _by_windows(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, st
     return project
 
 
+def synthesizer(name: str, oracle: Oracle, *others: Mapping[str, Any], memory: float | None = None) -> list[Row]:
+    """Plain, which alone is measured; mixed with dot products; and with other options."""
+    plain = Row(name, oracle, causal=True, memory=memory)
+    return [plain, *(Row(name, oracle, options, causal=True) for options in ({"mixed": True}, *others))]
+
+
+def kernelized(name: str, oracle: Oracle, option: str, choices: Sequence[str]) -> list[Row]:
+    """One row a feature map."""
+    return [
+        Row(name, oracle, {option: choice, "chunk": 4}, causal=True, large={option: choice}, **LINEAR)
+        for choice in choices
+    ]
+
+
 LINEAR: Mapping[str, Any] = {"time": 1.0, "memory": 1.0}
 
 ROWS = (
@@ -155,4 +172,17 @@ ROWS = (
     Row("linformer", linformer, {"k": 5, "projection": "convolution", "sharing": "none"}),
     Row("linformer", linformer, {"k": 5, "projection": "convolution", "sharing": "key_value"}),
     Row("linformer", linformer, {"k": 5, "projection": "convolution", "sharing": "layerwise"}),
+    # Landmarks.
+    Row("nystromformer", oracles_low_rank.nystromformer, {"landmarks": 5}, large={"landmarks": 64}, **LINEAR),
+    Row("nystromformer", oracles_low_rank.nystromformer, {"landmarks": 5, "convolution": 3}, cross=False),
+    # Scores that are no products of queries and keys.
+    *synthesizer("synthesizer_dense", oracles_synthesizer.dense, memory=1.0),
+    *synthesizer("synthesizer_factorized_dense", oracles_synthesizer.factorized_dense),
+    *synthesizer("synthesizer_random", oracles_synthesizer.random, {"trained": False}),
+    *synthesizer(
+        "synthesizer_factorized_random", oracles_synthesizer.factorized_random, {"trained": False}, memory=1.0
+    ),
+    # Feature maps, of the past in chunks of 4.
+    *kernelized("linear_transformer", oracles_kernel.linear_transformer, "feature_map", ("elu", "exp")),
+    *kernelized("performer", oracles_kernel.performer, "kernel", ("softmax", "hyperbolic", "relu")),
 )

@@ -54,4 +54,5 @@ def test_gradients_are_those_of_finite_differences(row, causal, masked):
         given = dict(zip(names, parameters, strict=True))
         return kept(functional_call(module, given, (q, k, v, key_mask)), query_mask)
 
-    assert torch.autograd.gradcheck(outputs, [x.clone().requires_grad_() for x in tensors])
+    # Along random directions: element by element would take a minute, and the formula has checked every element.
+    assert torch.autograd.gradcheck(outputs, [x.clone().requires_grad_() for x in tensors], fast_mode=True)

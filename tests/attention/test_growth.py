@@ -73,8 +73,10 @@ def test_flops_grow_as_claimed(row):
 @claimed("memory")
 @in_both_modes
 def test_memory_grows_as_claimed(row, training):
-    peaks = [peak_memory(call(row.build_large(length), training)) for length in (SHORT, LONG)]
-    assert exponent(*peaks) <= row.memory + SLACK
+    # What claims nothing of its time takes too much of it at the longest input.
+    long = LONG if row.time is not None else LONG // 4
+    peaks = [peak_memory(call(row.build_large(length), training)) for length in (SHORT, long)]
+    assert exponent(*peaks, factor=long / SHORT) <= row.memory + SLACK
 
 
 @pytest.fixture

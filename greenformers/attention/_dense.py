@@ -1,0 +1,59 @@
+"""Engine of softmax attention under masks: torch's scaled_dot_product_attention, and what it leaves to its caller."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def dense_attention(
+    q: Float[Tensor, "B H N E"],
+    k: Float[Tensor, "B H M E"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    *,
+    causal: bool = False,
+    bias: Float[Tensor, "b H N M"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(scale q k^T + bias) v over the keys a query may see, 0 for one that sees none.
+
+    Memory O(N), but O(N M) for a mask where `causal` meets a key mask or M > N, and for a bias.
+
+    Args:
+        q: queries (B, H, N, E).
+        k: keys (B, H, M, E).
+        v: values (B, H, M, D).
+        key_mask: True = keep (B, M).
+        causal: the queries are the last N of M positions, and see no later one.
+        bias: added to the scores; of all examples alike where b = 1.
+        scale: of the products; by default E^-1/2.
+        dropout: probability of dropping a weight.
+    """
+    queries, keys, dim = q.shape[2], k.shape[2], v.shape[3]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if q.shape[3] != dim:  # torch's fast kernel has one width, and is slower at odd ones
+        width = max(q.shape[3], dim) + 7 & ~7
+        q, k, v = (F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
+    by_kernel = causal and queries == keys and key_mask is None and bias is None
+    visible = None if by_kernel else visible_keys(queries, keys, key_mask, causal=causal, device=q.device)
+    seen = None
+    if visible is not None:
+        # A row without visible keys would be 0/0: let it see all, then set it to 0.
+        seen = visible.any(-1, keepdim=True)
+        visible = visible | ~seen
+    mask = visible if bias is None else bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=by_kernel, scale=scale)
+    out = out[..., :dim]
+    return out if seen is None else out.masked_fill(~seen, 0.0)
+
+
+def visible_keys(
+    queries: int, keys: int, key_mask: Bool[Tensor, "B M"] | None, *, causal: bool, device: torch.device
+) -> Bool[Tensor, "b 1 n M"] | None:
+    """Which keys each query sees, the queries being the last of the keys' positions where `causal`; None: all."""
+    if causal and queries > 1:  # a single one is the last position
+        lower = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        return lower[None, None] if key_mask is None else lower & key_mask[:, None, None, :]
+    return None if key_mask is None else key_mask[:, None, None, :]

@@ -1,0 +1,108 @@
+"""Engine of the Synthesizers: softmax over scores that are not products of queries and keys.
+
+Tay 2020, arXiv:2005.00743.
+
+Scores belong to positions. In the causal form these are counted over the kept keys, as a decoder counts them, so that
+padding on the left changes nothing; otherwise position j is the j-th key.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Attention, Shape
+from greenformers.attention._dense import dense_attention, visible_keys
+
+
+class Synthesizer(Attention):
+    """Base: the options all have, positions, and the softmax.
+
+    Args:
+        shape: heads, width and length.
+        mixed: scores are alpha_1 s q k + alpha_2 times the synthetic ones, with alpha_1 + alpha_2 = 1 learned
+            (section 3.5).
+        dropout: probability of dropping an attention weight in training.
+        uses: projections without `mixed`.
+        adds: projections that `mixed` needs besides q, k and v.
+
+    Raises:
+        ValueError: `dropout` is not in [0, 1).
+    """
+
+    def __init__(
+        self, shape: Shape, *, mixed: bool, dropout: float, uses: tuple[str, ...], adds: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(shape)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.mixed, self.dropout = mixed, dropout
+        self.projections = ("q", "k", "v", *adds) if mixed else uses  # type: ignore[misc]
+        if mixed:
+            self.mix = nn.Parameter(torch.zeros(2))
+
+    def reset_parameters(self) -> None:
+        """Equal shares of both kinds of scores."""
+        if self.mixed:
+            nn.init.zeros_(self.mix)
+
+    def places(self, queries: int, keys: int, key_mask: Tensor | None) -> tuple[Any, Any]:
+        """Positions of queries and keys: slices, or (B, N) and (B, M).
+
+        Raises:
+            ValueError: more queries than positions.
+        """
+        if queries > self.shape.max_len:
+            raise ValueError(f"the number of queries must be in 1..{self.shape.max_len}, got {queries}")
+        if not self.shape.causal:
+            return slice(queries), slice(keys)
+        if key_mask is None:
+            return slice(keys - queries, keys), slice(keys)
+        counted = (key_mask.long().cumsum(1) - 1).clamp(min=0)
+        return counted[:, keys - queries :], counted
+
+    def by_products(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, left: Tensor, right: Tensor
+    ) -> Tensor:
+        """Scores left_i right_j, of (B or 1, H, N, E) and (B or 1, H, M, E), whose matrix never exists."""
+        if self.mixed:
+            dot, synthetic = self.mix.softmax(0)
+            left = torch.cat([dot * q.shape[3] ** -0.5 * q, synthetic * left.expand(len(q), -1, -1, -1)], 3)
+            right = torch.cat([k, right.expand(len(k), -1, -1, -1)], 3)
+        left, right = (x.expand(len(v), -1, -1, -1) for x in (left, right))
+        return dense_attention(left, right, v, key_mask, causal=self.shape.causal, scale=1.0, dropout=self._dropped)
+
+    def by_scores(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scores: Float[Tensor, "b H N M"]
+    ) -> Tensor:
+        """Scores of all examples, or one matrix for all where b = 1."""
+        if self.mixed:
+            dot, synthetic = self.mix.softmax(0)
+            q, scores = dot * q.shape[3] ** -0.5 * q, synthetic * scores
+            causal, dropout = self.shape.causal, self._dropped
+            return dense_attention(q, k, v, key_mask, causal=causal, bias=scores, scale=1.0, dropout=dropout)
+        visible = visible_keys(scores.shape[2], scores.shape[3], key_mask, causal=self.shape.causal, device=v.device)
+        if visible is not None:
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1)
+        if key_mask is not None and visible is not None:
+            weights = weights * visible  # rows that see no key
+        if self._dropped:
+            weights = weights.expand(len(v), -1, -1, -1)  # each example drops its own
+        weights = F.dropout(weights, self._dropped).to(v.dtype)
+        if len(weights) == len(v):
+            return weights @ v
+        # One product for all examples: (H, N, M) (H, M, B D).
+        mixed = weights[0] @ v.permute(1, 2, 0, 3).flatten(2)
+        return mixed.unflatten(2, (len(v), -1)).permute(2, 0, 1, 3)
+
+    @property
+    def _dropped(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def rows_at(table: Float[Tensor, "H L E"], places: Any) -> Float[Tensor, "b H N E"]:
+    """Rows of a table for each position, (1, H, N, E) or (B, H, N, E)."""
+    return table[None, :, places] if isinstance(places, slice) else table[:, places].transpose(0, 1)

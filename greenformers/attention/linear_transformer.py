@@ -1,0 +1,55 @@
+"""Linear Transformer. Katharopoulos 2020, arXiv:2006.16236, eq. 7: attention with phi(x) = elu(x) + 1 in place of exp.
+
+Time and memory O(N D^2) and O(N D); causal with a state of D (D + 1) numbers a head for decoding.
+"""
+
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from greenformers.attention._contract import Shape
+from greenformers.attention._kernelized import Exponential, FeatureMap, Kernelized
+
+Map = Literal["elu", "exp"]
+
+
+class LinearTransformer(Kernelized):
+    """Attention with weights phi(q) phi(k) over their sum.
+
+    Args:
+        shape: heads, width and length.
+        feature_map: phi; "elu": elu(x) + 1, or "exp".
+        chunk: positions taken at a time; the output does not depend on it.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    def __init__(self, shape: Shape, *, feature_map: Map = "elu", chunk: int = 128) -> None:
+        super().__init__(shape, chunk=chunk)
+        if feature_map not in get_args(Map):
+            raise ValueError(f"feature_map must be one of {', '.join(get_args(Map))}; got {feature_map!r}")
+        self.feature_map = feature_map
+
+    @property
+    def phi(self) -> FeatureMap:  # noqa: D102
+        width = self.shape.head_dim
+        return Elu(width) if self.feature_map == "elu" else Exponential(width)
+
+
+class Elu:
+    """phi(x) = elu(x) + 1 = exp(min(x, 0)) + max(x, 0), in the form that loses no digits where x is far below 0."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def queries(self, x: Tensor) -> Tensor:  # noqa: D102
+        return x.clamp(max=0).exp() + x.relu()
+
+    def keys(self, x: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        return self.queries(x), None
+
+    def of_queries(self, x: Tensor, phi: Tensor, grad: Tensor) -> Tensor:  # noqa: D102
+        return phi.clamp(max=1).mul_(grad)
+
+    of_keys = of_queries

@@ -1,0 +1,137 @@
+"""Nystromformer. Xiong 2021, arXiv:2102.03902, eq. 13-15: F A^+ (B V), softmax attention through m landmarks.
+
+F = softmax(Q K~^T / sqrt(D)), A = softmax(Q~ K~^T / sqrt(D)), B = softmax(Q~ K^T / sqrt(D)), where Q~ and K~ (m x D)
+are means over m consecutive segments. Time O(N m D), memory O(N D). Bidirectional only.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Attention, Shape, check_lengths, full_precision
+from greenformers.attention._dense import dense_attention
+
+
+class Nystromformer(Attention):
+    """Attention of the queries to the landmarks, and of the landmarks to the keys.
+
+    A landmark is the mean over the kept positions of its segment, and is left out where none is kept. Of m segments
+    the last N mod m are longer by one position. With m = N and enough iterations this is dense attention.
+
+    Args:
+        shape: heads, width and length.
+        landmarks: m; by default 64, or `max_len` where that is shorter.
+        iterations: steps of the pseudoinverse (eq. 14). Six leave an error of up to 3e-2 at m = 64, twenty one of
+            1e-14.
+        convolution: width of a depthwise convolution of v over positions, which is added to the output and needs
+            N = M (section 3.3); odd. None: no convolution.
+
+    Raises:
+        ValueError: causal, a convolution for cross-attention, or an option out of range.
+    """
+
+    rank_option = "landmarks"
+
+    def __init__(
+        self, shape: Shape, *, landmarks: int | None = None, iterations: int = 6, convolution: int | None = None
+    ) -> None:
+        super().__init__(shape)
+        if shape.causal:
+            raise ValueError("nystromformer has no causal form: landmarks are means over all positions")
+        landmarks = min(64, shape.max_len) if landmarks is None else landmarks
+        if not 1 <= landmarks <= shape.max_len:
+            raise ValueError(f"landmarks must be in 1..{shape.max_len} (the longest sequence), got {landmarks}")
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}")
+        if convolution is not None and (convolution < 1 or convolution % 2 == 0):
+            raise ValueError(f"convolution must be odd and at least 1, got {convolution}")
+        if convolution is not None and shape.cross:
+            raise ValueError("convolution must be None for cross-attention: it needs a value for every query")
+        self.landmarks, self.iterations, self.convolution = landmarks, iterations, convolution
+        if convolution is not None:
+            self.kernel = nn.Parameter(torch.empty(shape.heads, convolution))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The convolution: normal, with the variance that keeps that of v."""
+        if self.convolution is not None:
+            nn.init.normal_(self.kernel, std=self.convolution**-0.5)
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        if self.convolution is not None and q.shape[2] != k.shape[2]:
+            raise ValueError(f"convolution needs a value for every query, got {k.shape[2]} and {q.shape[2]}")
+        if query_mask is None and q.shape[2] == k.shape[2]:
+            query_mask = key_mask
+        q_short, q_kept = segment_means(q, query_mask, self.landmarks)
+        k_short, k_kept = segment_means(k, key_mask, self.landmarks)
+        # B V and F W are attention themselves, and never kept as matrices.
+        values = dense_attention(q_short, k, v, key_mask)
+        with full_precision(q):  # the iteration multiplies rounding errors
+            inverse = pseudoinverse(_kernel(q_short, k_short, q_kept, k_kept), self.iterations)
+            mixed = (inverse @ values.to(inverse.dtype)).to(v.dtype)
+        out = dense_attention(q, k_short, mixed, k_kept)
+        return out if self.convolution is None else out + self._convolved(v, key_mask)
+
+    def _convolved(self, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Each head's values convolved over positions, padding counting as 0."""
+        if key_mask is not None:
+            v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
+        weight = self.kernel[:, None, :, None].to(v.dtype)  # (H, 1, width, 1)
+        return F.conv2d(v, weight, padding=(self.kernel.shape[1] // 2, 0), groups=v.shape[1])
+
+
+def segment_means(
+    x: Float[Tensor, "B H N D"], mask: Bool[Tensor, "B N"] | None, segments: int
+) -> tuple[Float[Tensor, "B H m D"], Bool[Tensor, "B m"] | None]:
+    """Means over the kept positions of m = min(segments, N) consecutive segments, and which segments keep any."""
+    if mask is None:
+        return _sums(x, segments, mean=True), None
+    count = _sums(mask[:, None, :, None].to(x.dtype), segments)
+    means = _sums(x.masked_fill(~mask[:, None, :, None], 0.0), segments) / count.clamp(min=1)
+    return means, count[:, 0, :, 0] > 0
+
+
+def _sums(x: Tensor, segments: int, *, mean: bool = False) -> Tensor:
+    """(B, H, N, D) to (B, H, m, D): sums or means over m segments, the last N mod m of which are longer by one."""
+    segments = min(segments, x.shape[2])
+    width, longer = divmod(x.shape[2], segments)
+    cut = (segments - longer) * width
+    parts = [x[:, :, :cut].unflatten(2, (segments - longer, width))]
+    if longer:
+        parts.append(x[:, :, cut:].unflatten(2, (longer, width + 1)))
+    return torch.cat([part.mean(3) if mean else part.sum(3) for part in parts], 2)
+
+
+def pseudoinverse(a: Float[Tensor, "... m n"], iterations: int) -> Float[Tensor, "... n m"]:
+    """Moore-Penrose inverses of matrices, each by itself (eq. 14), from Z0 = A^T / (largest row x column sum)."""
+    sums = a.sum(-1).amax(-1) * a.sum(-2).amax(-1)
+    z = a.mT / sums[..., None, None].clamp(min=torch.finfo(a.dtype).tiny)
+    eye = torch.eye(a.shape[-2], dtype=a.dtype, device=a.device)
+    for _ in range(iterations):
+        az = a @ z
+        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    return z
+
+
+def _kernel(q: Tensor, k: Tensor, q_kept: Tensor | None, k_kept: Tensor | None) -> Tensor:
+    """A = softmax(Q~ K~^T / sqrt(D)) over landmarks, 0 in the rows and columns of those left out; at least float32."""
+    q, k = (x if x.dtype == torch.float64 else x.float() for x in (q, k))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if k_kept is not None:
+        scores = scores.masked_fill(~k_kept[:, None, None, :], torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)
+    if k_kept is not None:
+        weights = weights * k_kept[:, None, None, :]
+    if q_kept is not None:
+        weights = weights * q_kept[:, None, :, None]
+    return weights

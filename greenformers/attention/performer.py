@@ -1,0 +1,126 @@
+"""Performer. Choromanski 2020, arXiv:2009.14794: softmax attention by p positive orthogonal random features (FAVOR+).
+
+phi(x) = exp(w x / D^1/4 - |x|^2 / (2 sqrt(D))) for p random rows w: E phi(q) phi(k) = exp(q k / sqrt(D)) (lemma 1).
+Time O(N p D), memory O(N D); causal with a state of p (D + 1) numbers a head for decoding.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from greenformers.attention._contract import Shape
+from greenformers.attention._kernelized import Exponential, FeatureMap, Kernelized, accurate
+
+RELU_LEAST = 1e-3
+"""What is added to each ReLU feature, so that no sum of weights is 0."""
+
+Kernel = Literal["softmax", "hyperbolic", "relu"]
+
+
+class Performer(Kernelized):
+    """Attention with weights phi(q) phi(k) over their sum, which tends to softmax attention as p grows.
+
+    Args:
+        shape: heads, width and length.
+        features: p; even for "hyperbolic". By default the multiple of D nearest to D log(D) (section 4.1),
+            or one more where that is odd and must not be.
+        kernel: "softmax"; "hyperbolic": p / 2 rows w and as many -w, of less variance (lemma 1); "relu":
+            phi(x) = max(w x / D^1/4, 0) + 1e-3, which is no estimate of softmax attention (4.2).
+        orthogonal: rows are orthogonal, D at a time, which makes the variance smaller (theorem 2).
+        redraw: training steps after which `update_` draws new rows (section 4.2); None: never.
+        chunk: positions taken at a time; the output does not depend on it.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    rank_option = "features"
+
+    rows: Tensor
+    seed: Tensor
+    steps: Tensor
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: int | None = None,
+        kernel: Kernel = "softmax",
+        orthogonal: bool = True,
+        redraw: int | None = 1000,
+        chunk: int = 128,
+    ) -> None:
+        super().__init__(shape, chunk=chunk)
+        dim = shape.head_dim
+        if features is None:
+            features = dim * max(1, round(math.log(dim)))
+            features += features % 2 if kernel == "hyperbolic" else 0
+        if kernel not in get_args(Kernel):
+            raise ValueError(f"kernel must be one of {', '.join(get_args(Kernel))}; got {kernel!r}")
+        if features < 1 or (kernel == "hyperbolic" and features % 2):
+            raise ValueError(f"features must be at least 1, and even for 'hyperbolic', got {features}")
+        if redraw is not None and redraw < 1:
+            raise ValueError(f"redraw must be at least 1 step, got {redraw}")
+        self.features, self.kernel, self.orthogonal, self.redraw = features, kernel, orthogonal, redraw
+        self.register_buffer("rows", torch.empty(features // 2 if kernel == "hyperbolic" else features, dim))
+        self.register_buffer("seed", torch.zeros((), dtype=torch.long))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.reset_parameters()
+
+    @property
+    def phi(self) -> FeatureMap:  # noqa: D102
+        scale, rows = self.shape.head_dim**-0.25, self.rows.to(accurate(self.rows))
+        if self.kernel == "relu":
+            return Relu(self.features, scale * rows)
+        if self.kernel == "hyperbolic":
+            rows = torch.cat([rows, -rows])
+        return Exponential(self.features, rows, scale)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw a seed, and the rows from it."""
+        self.seed.random_(2**31)
+        self.steps.zero_()
+        self._draw()
+
+    @torch.no_grad()
+    def update_(self) -> None:
+        """New rows after every `redraw` steps; to be called once a training step."""
+        self.steps += 1
+        if self.redraw is not None and int(self.steps) % self.redraw == 0:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Rows drawn from seed and step alone, so that the processes of one training have the same."""
+        if self.rows.is_meta:
+            return
+        generator = torch.Generator().manual_seed(int(self.seed) + int(self.steps))
+        count, dim = self.rows.shape
+        drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+        if self.orthogonal:
+            # Directions from the orthogonal factors of D x D normal matrices, lengths those of independent rows.
+            blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float64)
+            q, r = torch.linalg.qr(blocks)
+            q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]  # else the signs are the algorithm's, not random
+            drawn = q.mT.flatten(0, 1)[:count] * drawn.norm(dim=1, keepdim=True)
+        self.rows.copy_(drawn)
+
+
+class Relu:
+    """phi(x) = max(w x, 0) + 1e-3 for the rows w of a matrix (F, D)."""
+
+    def __init__(self, width: int, rows: Tensor) -> None:
+        self.width, self.rows = width, rows
+
+    def queries(self, x: Tensor) -> Tensor:  # noqa: D102
+        return (x @ self.rows.mT).relu() + RELU_LEAST
+
+    def keys(self, x: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        return self.queries(x), None
+
+    def of_queries(self, x: Tensor, phi: Tensor, grad: Tensor) -> Tensor:  # noqa: D102
+        return (grad * (phi > RELU_LEAST)) @ self.rows
+
+    of_keys = of_queries

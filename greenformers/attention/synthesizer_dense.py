@@ -1,0 +1,54 @@
+"""Dense Synthesizer. Tay 2020, arXiv:2005.00743, eq. 2-3: softmax(W2 relu(W1 x_i + b1) + b2) V, without keys.
+
+W1 and b1 are the query projection, whose heads each have a W2 (D x max_len). Time O(N M D), memory O(N).
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Shape, check_lengths
+from greenformers.attention._synthesizer import Synthesizer, rows_at
+
+
+class SynthesizerDense(Synthesizer):
+    """Each position says by itself how much it wants of each position.
+
+    Args:
+        shape: heads, width, and the length that W2 is made for.
+        mixed: with dot product attention, by learned shares; W1 x + b1 is then a projection of its own, `hidden`.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    def __init__(self, shape: Shape, *, mixed: bool = False, dropout: float = 0.0) -> None:
+        super().__init__(shape, mixed=mixed, dropout=dropout, uses=("q", "v"), adds=("hidden",))
+        self.W2 = nn.Parameter(torch.empty(shape.heads, shape.max_len, shape.head_dim))
+        self.b2 = nn.Parameter(torch.empty(shape.heads, shape.max_len))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W2 and b2 as of a linear map; equal shares in a mixture."""
+        super().reset_parameters()
+        bound = self.shape.head_dim**-0.5
+        for parameter in (self.W2, self.b2):
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+        hidden: Float[Tensor, "B H N D"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        _, columns = self.places(q.shape[2], k.shape[2], key_mask)
+        x = (q if hidden is None else hidden).relu()
+        # The bias is one more column of W2, of an input of 1.
+        table = rows_at(torch.cat([self.W2, self.b2[..., None]], 2), columns)
+        return self.by_products(q, k, v, key_mask, torch.cat([x, torch.ones_like(x[..., :1])], 3), table)

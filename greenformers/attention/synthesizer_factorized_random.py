@@ -1,0 +1,71 @@
+"""Factorized Random Synthesizer. Tay 2020, arXiv:2005.00743, eq. 7: softmax(R1 R2^T) V, the same for every input.
+
+Time O(N M (r + D)), memory O(N).
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Shape, check_lengths
+from greenformers.attention._synthesizer import Synthesizer, rows_at
+
+
+class SynthesizerFactorizedRandom(Synthesizer):
+    """Every position has learned, or just drawn, how much it wants of every other, by matrices of rank r.
+
+    Args:
+        shape: heads, and the length that R1 and R2 are made for.
+        rank: r, at most `max_len`; by default 8, or `max_len` where that is shorter.
+        trained: R1 and R2 are learned; False: they stay as they were drawn.
+        mixed: with dot product attention, by learned shares.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    rank_option = "rank"
+
+    R1: Tensor
+    R2: Tensor
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        rank: int | None = None,
+        trained: bool = True,
+        mixed: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(shape, mixed=mixed, dropout=dropout, uses=("v",))
+        rank = min(8, shape.max_len) if rank is None else rank
+        if not 1 <= rank <= shape.max_len:
+            raise ValueError(f"rank must be in 1..{shape.max_len} (the longest sequence), got {rank}")
+        for name in ("R1", "R2"):
+            factor = torch.empty(shape.heads, shape.max_len, rank)
+            if trained:
+                self.register_parameter(name, nn.Parameter(factor))
+            else:
+                self.register_buffer(name, factor)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """R1 and R2 are normal, with the variance that makes that of R1 R2^T 1; equal shares in a mixture."""
+        super().reset_parameters()
+        for factor in (self.R1, self.R2):
+            nn.init.normal_(factor, std=factor.shape[2] ** -0.25)
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        rows, columns = self.places(q.shape[2], k.shape[2], key_mask)
+        return self.by_products(q, k, v, key_mask, rows_at(self.R1, rows), rows_at(self.R2, columns))

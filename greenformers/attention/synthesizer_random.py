@@ -1,0 +1,58 @@
+"""Random Synthesizer. Tay 2020, arXiv:2005.00743, eq. 4: softmax(R) V, the same R for every input.
+
+Time O(N M D), memory O(N M) once for a batch, and once an example where keys are masked or weights dropped.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Shape, check_lengths
+from greenformers.attention._synthesizer import Synthesizer
+
+
+class SynthesizerRandom(Synthesizer):
+    """Every position has learned, or just drawn, how much it wants of every other.
+
+    Args:
+        shape: heads, and the length that R is made for.
+        trained: R is learned; False: it stays as it was drawn.
+        mixed: with dot product attention, by learned shares.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    R: Tensor
+
+    def __init__(self, shape: Shape, *, trained: bool = True, mixed: bool = False, dropout: float = 0.0) -> None:
+        super().__init__(shape, mixed=mixed, dropout=dropout, uses=("v",))
+        R = torch.empty(shape.heads, shape.max_len, shape.max_len)
+        if trained:
+            self.R = nn.Parameter(R)
+        else:
+            self.register_buffer("R", R)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """R is standard normal; equal shares in a mixture."""
+        super().reset_parameters()
+        nn.init.normal_(self.R)
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        rows, columns = self.places(q.shape[2], k.shape[2], key_mask)
+        if isinstance(rows, slice):
+            scores = self.R[None, :, rows, columns]
+        else:
+            scores = self.R[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
+        return self.by_scores(q, k, v, key_mask, scores)
