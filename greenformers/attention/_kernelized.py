@@ -62,26 +62,27 @@ class Exponential:
     def keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         a = self._logarithm(x)
         largest = a.detach().amax(-1, keepdim=True)
-        shift = largest if self.rows is None else largest - self.square / 2 * x.square().sum(-1, keepdim=True)
-        return (a - largest).exp_(), shift
+        if self.rows is None:
+            return (a - largest).exp_(), largest
+        shift = largest - self.square / 2 * x.square().sum(-1, keepdim=True)
+        return (a - largest if torch.is_grad_enabled() else a.sub_(largest)).exp_(), shift
 
     def of_queries(self, x: Tensor, phi: Tensor, grad: Tensor) -> Tensor:
-        grad = phi * grad
+        grad = grad.mul_(phi)
         return grad if self.rows is None else grad @ self.rows
 
     def of_keys(self, x: Tensor, phi: Tensor, grad: Tensor) -> Tensor:
-        grad = phi * grad
+        grad = grad.mul_(phi)
         return grad if self.rows is None else grad @ self.rows - self.square * grad.sum(-1, keepdim=True) * x
 
 
 class State(NamedTuple):
-    """Sums over the keys so far, times exp(-m): S = sum phi(k_j) v_j^T (B, H, F, D), z = sum phi(k_j) (B, H, F, 1).
+    """Sums over the keys so far, times exp(-m): T = sum phi(k_j) [v_j, 1]^T (B, H, F, D + 1).
 
     m (B, H, 1, 1) is the largest shift so far.
     """
 
-    S: Tensor
-    z: Tensor
+    T: Tensor
     m: Tensor
 
 
@@ -176,26 +177,27 @@ def _forward(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tupl
     """Causal attention of a chunk on top of a state: outputs, their denominators, m, and the state after it."""
     phi = features.queries(q)
     scores, _, m = _within(phi, keys, state.m)
-    num, den = phi @ state.S, phi @ state.z
-    if keys.shift is not None:
-        num, den = (state.m - m).exp() * num, (state.m - m).exp() * den
-    out, den = _ratio(num + scores @ keys.v, den + scores.sum(-1, keepdim=True))
-    return out, den, m, _added(state, keys)
+    sums = phi @ state.T if keys.shift is None else (state.m - m).exp() * (phi @ state.T)
+    den = _divisor(sums[..., -1:] + scores.sum(-1, keepdim=True))
+    return (sums[..., :-1] + scores @ keys.v) / den, den, m, _added(state, keys)
 
 
-def _ratio(num: Tensor, den: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs num / den, and den; an output is 0 without a key, or where a gradient over its weights would overflow."""
-    den = torch.where(den > torch.finfo(den.dtype).tiny ** 0.75, den, torch.inf)
-    return num / den, den
+def _divisor(den: Tensor) -> Tensor:
+    """A denominator, but so large that 1 / den does not overflow; without a key the numerator is 0."""
+    return den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75)
 
 
 def _added(state: State, keys: _Keys) -> State:
     """The state with a chunk of keys more."""
     if keys.shift is None:
-        return State(state.S + keys.phi.mT @ keys.v, state.z + keys.phi.sum(2)[..., None], state.m)
+        return State(state.T + _sums(keys.phi, keys.v), state.m)
     m = torch.maximum(keys.shift.detach().amax(2, keepdim=True), state.m)
-    phi, before = keys.phi * (keys.shift - m).exp(), (state.m - m).exp()
-    return State(before * state.S + phi.mT @ keys.v, before * state.z + phi.sum(2)[..., None], m)
+    return State((state.m - m).exp() * state.T + _sums(keys.phi * (keys.shift - m).exp(), keys.v), m)
+
+
+def _sums(phi: Tensor, v: Tensor) -> Tensor:
+    """sum_j phi_j [v_j, 1]^T."""
+    return torch.cat([phi.mT @ v, phi.sum(2)[..., None]], 3)
 
 
 class _Gradients:
@@ -206,11 +208,13 @@ class _Gradients:
         self.features, self.dout = features, dout
         self.dq, self.dk, self.dv = (torch.empty_like(x) for x in (self.q, self.k, self.v))
 
-    def queries(self, at: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, phi(q), and the gradients of numerator and denominator."""
+    def queries(self, at: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """q, phi(q), and the gradients of [numerator, denominator] (B, H, C, D + 1)."""
         q, dout, out = (_rows(x, at) for x in (self.q, self.dout, self.out))
-        dnum = dout / self.den[:, :, at]
-        return q, self.features.queries(q), dnum, -(dnum * out).sum(-1, keepdim=True)
+        grad = q.new_empty(*q.shape[:3], q.shape[3] + 1)
+        torch.div(dout, self.den[:, :, at], out=grad[..., :-1])
+        grad[..., -1] = -(grad[..., :-1] * out).sum(-1)
+        return q, self.features.queries(q), grad
 
     def keys(self, at: slice) -> _Keys:
         return _keys(self.k, self.v, self.key_mask, at, self.features)
@@ -224,6 +228,16 @@ class _Gradients:
         self.dk[:, :, at], self.dv[:, :, at] = dk, dv
 
 
+def _of_sums(keys: _Keys, R: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of features and values of keys from R = sum_i phi(q_i) grad_i^T (B, H, F, D + 1)."""
+    return (keys.v @ R[..., :-1].mT).add_(R[..., -1:].mT), keys.phi @ R[..., :-1]
+
+
+def _of_scores(grad: Tensor, keys: _Keys) -> Tensor:
+    """Gradients of the scores of a chunk (B, H, C, C), 0 where the key comes after the query."""
+    return (grad[..., :-1] @ keys.v.mT).add_(grad[..., -1:]).tril_()
+
+
 class _Bidirectional(torch.autograd.Function):
     """Every query sees every key."""
 
@@ -232,13 +246,15 @@ class _Bidirectional(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int
     ) -> Tensor:
         state, out = _empty(q, features), torch.empty_like(q)
-        den = state.S.new_empty(*q.shape[:3], 1)
+        den = state.T.new_empty(*q.shape[:3], 1)
         with full_precision(q):
             for at in _chunks(k.shape[2], chunk):
                 state = _added(state, _keys(k, v, key_mask, at, features))
             for at in _chunks(q.shape[2], chunk):
                 phi = features.queries(_rows(q, at))
-                out[:, :, at], den[:, :, at] = _ratio(phi @ state.S, phi @ state.z)
+                sums = phi @ state.T
+                den[:, :, at] = _divisor(sums[..., -1:])
+                torch.div(sums[..., :-1], den[:, :, at], out=out[:, :, at])
         ctx.save_for_backward(q, k, v, key_mask, out, den, *state)
         ctx.features, ctx.chunk = features, chunk
         return out
@@ -246,16 +262,16 @@ class _Bidirectional(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, S, z, m = ctx.saved_tensors
-        grads, R, r = _Gradients(saved, ctx.features, dout), torch.zeros_like(S), torch.zeros_like(z)
+        *saved, T, m = ctx.saved_tensors
+        grads, R = _Gradients(saved, ctx.features, dout), torch.zeros_like(T)
         with full_precision(dout):
             for at in _chunks(dout.shape[2], ctx.chunk):
-                q, phi, dnum, dden = grads.queries(at)
-                grads.dq[:, :, at] = ctx.features.of_queries(q, phi, (dnum @ S.mT).addcmul_(dden, z.mT))
-                R, r = R + phi.mT @ dnum, r + phi.mT @ dden
+                q, phi, grad = grads.queries(at)
+                grads.dq[:, :, at] = ctx.features.of_queries(q, phi, grad @ T.mT)
+                R += phi.mT @ grad
             for at in _chunks(grads.k.shape[2], ctx.chunk):
                 keys = grads.keys(at)
-                dphi, dv = (keys.v @ R.mT).add_(r.mT), keys.phi @ R
+                dphi, dv = _of_sums(keys, R)
                 if keys.shift is not None:
                     weight = (keys.shift - m).exp()
                     dphi, dv = dphi.mul_(weight), dv.mul_(weight)
@@ -271,7 +287,7 @@ class _Causal(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int
     ) -> Tensor:
         state, out = _empty(q, features), torch.empty_like(q)
-        den, m = state.S.new_empty(*q.shape[:3], 1), state.S.new_empty(*q.shape[:3], 1)
+        den, m = (state.T.new_empty(*q.shape[:3], 1) for _ in range(2))
         past = k.shape[2] - q.shape[2]
         with full_precision(q):
             for at in _chunks(past, chunk):
@@ -287,50 +303,52 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, ms, S, z, first = ctx.saved_tensors
-        grads, state = _Gradients(saved, ctx.features, dout), State(S, z, first)
+        *saved, ms, T, first = ctx.saved_tensors
+        grads, state = _Gradients(saved, ctx.features, dout), State(T, first)
         past = grads.k.shape[2] - dout.shape[2]
         pairs = list(_pairs(dout.shape[2], past, ctx.chunk))
         with full_precision(dout):
             for at, here in pairs:  # queries, with what came before them
-                q, phi, dnum, dden = grads.queries(at)
+                q, phi, grad = grads.queries(at)
                 keys = grads.keys(here)
-                before = (dnum @ state.S.mT).addcmul_(dden, state.z.mT)
-                within = (dnum @ keys.v.mT).add_(dden).tril_()
+                before, within = grad @ state.T.mT, _of_scores(grad, keys)
                 if keys.shift is not None:
                     m = ms[:, :, at]
                     before.mul_((state.m - m).exp())
                     within.mul_((keys.shift.mT - m).clamp_(max=0).exp_())
                 grads.dq[:, :, at] = ctx.features.of_queries(q, phi, (within @ keys.phi).add_(before))
                 state = _added(state, keys)
-            R, r = torch.zeros_like(state.S), torch.zeros_like(state.z)  # of the queries to come, times exp(m)
+            R = torch.zeros_like(state.T)  # of the queries to come, times exp(m)
             for at, here in reversed(pairs):
-                _, phi, dnum, dden = grads.queries(at)
+                _, phi, grad = grads.queries(at)
                 keys = grads.keys(here)
                 scores, decay, m = _within(phi, keys, first if at.start == 0 else ms[:, :, at.start - 1 : at.start])
-                within = (dnum @ keys.v.mT).add_(dden).tril_()
-                dphi, dv = (keys.v @ R.mT).add_(r.mT), keys.phi @ R
+                within = _of_scores(grad, keys)
+                dphi, dv = _of_sums(keys, R)
                 if decay is not None and keys.shift is not None:
                     within, weight = within.mul_(decay), (keys.shift - m[:, :, -1:]).exp()
                     dphi, dv = dphi.mul_(weight), dv.mul_(weight)
-                grads.write(here, keys, dphi.add_(within.mT @ phi), dv.add_(scores.mT @ dnum))
+                grads.write(here, keys, dphi.add_(within.mT @ phi), dv.add_(scores.mT @ grad[..., :-1]))
                 if decay is not None:
                     earlier = first if at.start == 0 else ms[:, :, at.start - 1 : at.start]
                     fade, phi = (earlier - m[:, :, -1:]).exp(), phi * (earlier - m).exp()
-                    R, r = fade * R, fade * r
-                R, r = R + phi.mT @ dnum, r + phi.mT @ dden
+                    R *= fade
+                R += phi.mT @ grad
             for at in _chunks(past, ctx.chunk):
                 keys = grads.keys(at)
-                weight = torch.ones_like(first) if keys.shift is None else (keys.shift - first).exp()
-                grads.write(at, keys, weight * (keys.v @ R.mT + r.mT), weight * (keys.phi @ R))
+                dphi, dv = _of_sums(keys, R)
+                if keys.shift is not None:
+                    weight = (keys.shift - first).exp()
+                    dphi, dv = dphi.mul_(weight), dv.mul_(weight)
+                grads.write(at, keys, dphi, dv)
         return grads.dq, grads.dk, grads.dv, None, None, None
 
 
 def _empty(like: Tensor, features: FeatureMap) -> State:
     """The state before the first key."""
     batch, heads, _, dim = like.shape
-    S = like.new_zeros(batch, heads, features.width, dim, dtype=accurate(like))
-    return State(S, S.new_zeros(batch, heads, features.width, 1), S.new_full((batch, heads, 1, 1), _floor(S)))
+    T = like.new_zeros(batch, heads, features.width, dim + 1, dtype=accurate(like))
+    return State(T, T.new_full((batch, heads, 1, 1), _floor(T)))
 
 
 def _floor(x: Tensor) -> float:

@@ -5,6 +5,7 @@ Time and memory O(N D^2) and O(N D); causal with a state of D (D + 1) numbers a 
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from greenformers.attention._contract import Shape
@@ -19,14 +20,14 @@ class LinearTransformer(Kernelized):
     Args:
         shape: heads, width and length.
         feature_map: phi; "elu": elu(x) + 1, or "exp".
-        chunk: positions taken at a time; the output does not depend on it.
+        chunk: positions taken at a time; the output does not depend on it. By default 256, or 128 where causal.
 
     Raises:
         ValueError: an option out of range.
     """
 
-    def __init__(self, shape: Shape, *, feature_map: Map = "elu", chunk: int = 128) -> None:
-        super().__init__(shape, chunk=chunk)
+    def __init__(self, shape: Shape, *, feature_map: Map = "elu", chunk: int | None = None) -> None:
+        super().__init__(shape, chunk=(128 if shape.causal else 256) if chunk is None else chunk)
         if feature_map not in get_args(Map):
             raise ValueError(f"feature_map must be one of {', '.join(get_args(Map))}; got {feature_map!r}")
         self.feature_map = feature_map
@@ -44,7 +45,9 @@ class Elu:
         self.width = width
 
     def queries(self, x: Tensor) -> Tensor:  # noqa: D102
-        return x.clamp(max=0).exp() + x.relu()
+        e = x.clamp(max=0).exp_()
+        # Autograd keeps e; without it, one new tensor less is a good part of the time.
+        return e + x.relu() if torch.is_grad_enabled() else e.add_(x.relu())
 
     def keys(self, x: Tensor) -> tuple[Tensor, None]:  # noqa: D102
         return self.queries(x), None

@@ -38,6 +38,7 @@ METRICS: dict[str, Metric] = {
     "train_step": Metric("Forward and backward", "ms"),
     "latency": Metric("Inference latency", "ms"),
     "predicted_latency": Metric("Predicted latency", "ms"),
+    "tokens_per_second": Metric("Tokens a second", "1/s", False),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),

@@ -56,15 +56,15 @@ class Embedding(nn.Module):
         if self.config.position == "learned":
             x = x + (self.position.weight[:length] if positions is None else self.position(positions))
         elif self.config.position == "sinusoidal":
-            table = sinusoidal(length if positions is None else longest, x.shape[2], x.device).to(x.dtype)
+            waves = sinusoidal(torch.arange(length, device=x.device) if positions is None else positions, x.shape[2])
             # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
-            x = x * x.shape[2] ** 0.5 + (table if positions is None else table[positions])
+            x = x * x.shape[2] ** 0.5 + waves.to(x.dtype)
         return self.dropout(self.widen(self.norm(x)))
 
 
-def sinusoidal(length: int, width: int, device: torch.device) -> Float[Tensor, "N d"]:
+def sinusoidal(positions: Int[Tensor, "... N"], width: int) -> Float[Tensor, "... N d"]:
     """Sine in even columns, cosine in odd ones, wavelengths from 2 pi to 10000 x 2 pi. Vaswani 2017, 3.5."""
-    column = torch.arange(width, device=device)
+    column = torch.arange(width, device=positions.device)
     rate = 10000.0 ** (-(column // 2 * 2) / width)
-    angle = torch.arange(length, device=device)[:, None] * rate
+    angle = positions[..., None] * rate
     return torch.where(column % 2 == 0, angle.sin(), angle.cos())

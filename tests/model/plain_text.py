@@ -34,7 +34,7 @@ def embed(block, ids, positions):
     if block.config.position == "learned":
         x = x + block.position.weight[positions]
     if block.config.position == "sinusoidal":
-        x = x * x.shape[2] ** 0.5 + sinusoidal(block.config.max_position_embeddings, x.shape[2], x.device)[positions]
+        x = x * x.shape[2] ** 0.5 + sinusoidal(positions, x.shape[2])
     x = norm(block.norm, x)
     return x if isinstance(block.widen, torch.nn.Identity) else linear(block.widen, x)
 

@@ -51,20 +51,20 @@ def test_position_sinusoidal():
             for position in range(N)
         ]
     )
-    torch.testing.assert_close(sinusoidal(N, d, torch.device("cpu")), table, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sinusoidal(torch.arange(N), d), table, atol=1e-5, rtol=0)
     torch.testing.assert_close(module(ids), module.norm(d**0.5 * module.word(ids) + table), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("width", [2, 5, 8])
 def test_sinusoidal_of_any_width(width):
-    table = sinusoidal(11, width, torch.device("cpu"))
+    table = sinusoidal(torch.arange(11), width)
     torch.testing.assert_close(table[:, 0], torch.arange(11.0).sin())
     torch.testing.assert_close(table[:, 1], torch.arange(11.0).cos())
     assert table.shape == (11, width)
 
 
 def test_sinusoidal_far_out_is_as_exact_as_near():
-    far = sinusoidal(65_537, 6, torch.device("cpu"))[-1]
+    far = sinusoidal(torch.tensor([65_536]), 6)[-1]
     expected = [(math.sin, math.cos)[c % 2](65_536 / 10000 ** ((c - c % 2) / 6)) for c in range(6)]
     torch.testing.assert_close(far, torch.tensor(expected), atol=1e-2, rtol=0)
 
