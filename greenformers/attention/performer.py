@@ -80,32 +80,33 @@ class Performer(Kernelized):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw a seed, and the rows from it."""
+        """Draw rows, and the seed of those to come."""
+        self.rows.copy_(self._drawn())
         self.seed.random_(2**31)
         self.steps.zero_()
-        self._draw()
 
     @torch.no_grad()
     def update_(self) -> None:
-        """New rows after every `redraw` steps; to be called once a training step."""
+        """New rows after every `redraw` steps; to be called once a training step.
+
+        They depend on seed and step alone, so that the processes of one training have the same.
+        """
         self.steps += 1
         if self.redraw is not None and int(self.steps) % self.redraw == 0:
-            self._draw()
+            self.rows.copy_(self._drawn(torch.Generator().manual_seed(int(self.seed) + int(self.steps))))
 
-    def _draw(self) -> None:
-        """Rows drawn from seed and step alone, so that the processes of one training have the same."""
-        if self.rows.is_meta:
-            return
-        generator = torch.Generator().manual_seed(int(self.seed) + int(self.steps))
+    def _drawn(self, generator: torch.Generator | None = None) -> Tensor:
+        """(p, D) normal rows, orthogonal within each D of them."""
         count, dim = self.rows.shape
-        drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64)
-        if self.orthogonal:
-            # Directions from the orthogonal factors of D x D normal matrices, lengths those of independent rows.
-            blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float64)
-            q, r = torch.linalg.qr(blocks)
-            q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]  # else the signs are the algorithm's, not random
-            drawn = q.mT.flatten(0, 1)[:count] * drawn.norm(dim=1, keepdim=True)
-        self.rows.copy_(drawn)
+        device = None if generator is None else generator.device
+        drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64, device=device)
+        if not self.orthogonal:
+            return drawn
+        # Directions from the orthogonal factors of D x D normal matrices, lengths those of independent rows.
+        blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float64, device=device)
+        q, r = torch.linalg.qr(blocks)
+        q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]  # else the signs are the algorithm's, not random
+        return q.mT.flatten(0, 1)[:count] * drawn.norm(dim=1, keepdim=True)
 
 
 class Relu:
