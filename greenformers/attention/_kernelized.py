@@ -11,6 +11,7 @@ shift a query may see: as in softmax it cancels, nothing overflows, and no query
 """
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -77,13 +78,19 @@ class Exponential:
 
 
 class State(NamedTuple):
-    """Sums over the keys so far, times exp(-m): T = sum phi(k_j) [v_j, 1]^T (B, H, F, D + 1).
+    """Sums over the keys so far, times exp(-m): S = sum phi(k_j) v_j^T (B, H, F, D), z = sum phi(k_j) (B, H, F, 1).
 
     m (B, H, 1, 1) is the largest shift so far.
     """
 
-    T: Tensor
+    S: Tensor
+    z: Tensor
     m: Tensor
+
+    @property
+    def both(self) -> Tensor:
+        """T = [S, z] (B, H, F, D + 1): numerators and denominators by one product."""
+        return torch.cat([self.S, self.z], 3)
 
 
 class Kernelized(Attention):
@@ -135,9 +142,8 @@ class Kernelized(Attention):
         features, outs = self.phi, []
         with full_precision(q):
             state = _empty(q, features) if state is None else State(*state)
-            for at in _chunks(q.shape[2], self.chunk):
-                keys = _keys(k, v, key_mask, at, features)
-                out, _, _, state = _forward(_rows(q, at), keys, features, state)
+            for q_, k_, v_, mask in _chunks(self.chunk, q, k, v, mask=key_mask):
+                out, _, _, state = _forward(_exact(q_), _keys(k_, v_, mask, features), features, state)
                 outs.append(out)
         return torch.cat(outs, 2).to(q.dtype), state
 
@@ -151,11 +157,12 @@ class _Keys(NamedTuple):
     v: Tensor
 
 
-def _keys(k: Tensor, v: Tensor, key_mask: Tensor | None, at: slice, features: FeatureMap) -> _Keys:
-    x, v = _rows(k, at), _rows(v, at)
-    if key_mask is None:
+def _keys(k: Tensor, v: Tensor, mask: Tensor | None, features: FeatureMap) -> _Keys:
+    """Of a chunk (B, H, C, D) and its mask (B, C)."""
+    x, v = _exact(k), _exact(v)
+    if mask is None:
         return _Keys(x, *features.keys(x), v)
-    padding = ~key_mask[:, None, at, None]
+    padding = ~mask[:, None, :, None]
     x, v = x.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
     phi, shift = features.keys(x)
     shift = None if shift is None else shift.masked_fill(padding, _floor(x))
@@ -174,63 +181,54 @@ def _within(phi: Tensor, keys: _Keys, before: Tensor) -> tuple[Tensor, Tensor | 
 
 
 def _forward(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
-    """Causal attention of a chunk on top of a state: outputs, their denominators, m, and the state after it."""
+    """Causal attention of a chunk on top of a state: outputs, 1 / their denominators, m, and the state after it."""
     phi = features.queries(q)
     scores, _, m = _within(phi, keys, state.m)
-    sums = phi @ state.T if keys.shift is None else (state.m - m).exp() * (phi @ state.T)
-    den = _divisor(sums[..., -1:] + scores.sum(-1, keepdim=True))
-    return (sums[..., :-1] + scores @ keys.v) / den, den, m, _added(state, keys)
+    sums = phi @ state.both if keys.shift is None else (state.m - m).exp() * (phi @ state.both)
+    scale = _reciprocal(sums[..., -1:] + scores.sum(-1, keepdim=True))
+    return (sums[..., :-1] + scores @ keys.v) * scale, scale, m, _added(state, keys)
 
 
-def _divisor(den: Tensor) -> Tensor:
-    """A denominator, but so large that 1 / den does not overflow; without a key the numerator is 0."""
-    return den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75)
+def _reciprocal(den: Tensor) -> Tensor:
+    """1 / den, where that does not overflow; without a key the numerator is 0, and so is the output."""
+    return den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75).reciprocal()
 
 
 def _added(state: State, keys: _Keys) -> State:
     """The state with a chunk of keys more."""
     if keys.shift is None:
-        return State(state.T + _sums(keys.phi, keys.v), state.m)
+        return State(state.S + keys.phi.mT @ keys.v, state.z + keys.phi.sum(2)[..., None], state.m)
     m = torch.maximum(keys.shift.detach().amax(2, keepdim=True), state.m)
-    return State((state.m - m).exp() * state.T + _sums(keys.phi * (keys.shift - m).exp(), keys.v), m)
+    phi, before = keys.phi * (keys.shift - m).exp(), (state.m - m).exp()
+    return State(before * state.S + phi.mT @ keys.v, before * state.z + phi.sum(2)[..., None], m)
 
 
-def _sums(phi: Tensor, v: Tensor) -> Tensor:
-    """sum_j phi_j [v_j, 1]^T."""
-    return torch.cat([phi.mT @ v, phi.sum(2)[..., None]], 3)
+def _of_outputs(dout: Tensor, out: Tensor, scale: Tensor) -> Tensor:
+    """Gradients of [numerator, denominator] (B, H, C, D + 1) from those of their ratio."""
+    dout, out = _exact(dout), _exact(out)
+    grad = dout.new_empty(*dout.shape[:3], dout.shape[3] + 1)
+    _product(dout, scale, grad[..., :-1])
+    grad[..., -1] = -(grad[..., :-1] * out).sum(-1)
+    return grad
 
 
-class _Gradients:
-    """What both backward passes do alike: dout over the denominator, and gradients written chunk by chunk."""
-
-    def __init__(self, saved: tuple[Tensor, ...], features: FeatureMap, dout: Tensor) -> None:
-        self.q, self.k, self.v, self.key_mask, self.out, self.den = saved
-        self.features, self.dout = features, dout
-        self.dq, self.dk, self.dv = (torch.empty_like(x) for x in (self.q, self.k, self.v))
-
-    def queries(self, at: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """q, phi(q), and the gradients of [numerator, denominator] (B, H, C, D + 1)."""
-        q, dout, out = (_rows(x, at) for x in (self.q, self.dout, self.out))
-        grad = q.new_empty(*q.shape[:3], q.shape[3] + 1)
-        torch.div(dout, self.den[:, :, at], out=grad[..., :-1])
-        grad[..., -1] = -(grad[..., :-1] * out).sum(-1)
-        return q, self.features.queries(q), grad
-
-    def keys(self, at: slice) -> _Keys:
-        return _keys(self.k, self.v, self.key_mask, at, self.features)
-
-    def write(self, at: slice, keys: _Keys, dphi: Tensor, dv: Tensor) -> None:
-        """Gradients of keys and values; 0 for padding."""
-        dk = self.features.of_keys(keys.x, keys.phi, dphi)
-        if self.key_mask is not None:
-            padding = ~self.key_mask[:, None, at, None]
-            dk, dv = dk.masked_fill(padding, 0.0), dv.masked_fill(padding, 0.0)
-        self.dk[:, :, at], self.dv[:, :, at] = dk, dv
+def _write(dk: Tensor, dv: Tensor, keys: _Keys, mask: Tensor | None, features: FeatureMap, *found: Tensor) -> None:
+    """Gradients of keys and values, from those of features and values; 0 for padding."""
+    dx, dy = features.of_keys(keys.x, keys.phi, found[0]), found[1]
+    if mask is not None:
+        padding = ~mask[:, None, :, None]
+        dx, dy = dx.masked_fill(padding, 0.0), dy.masked_fill(padding, 0.0)
+    dk.copy_(dx)
+    dv.copy_(dy)
 
 
-def _of_sums(keys: _Keys, R: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of features and values of keys from R = sum_i phi(q_i) grad_i^T (B, H, F, D + 1)."""
-    return (keys.v @ R[..., :-1].mT).add_(R[..., -1:].mT), keys.phi @ R[..., :-1]
+def _of_sums(keys: _Keys, R: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of features and values of keys from R = sum_i phi(q_i) grad_i^T (B, H, F, D + 1), times exp(m)."""
+    dphi, dv = (keys.v @ R[..., :-1].mT).add_(R[..., -1:].mT), keys.phi @ R[..., :-1]
+    if keys.shift is not None:
+        weight = (keys.shift - m).exp()
+        dphi, dv = dphi.mul_(weight), dv.mul_(weight)
+    return dphi, dv
 
 
 def _of_scores(grad: Tensor, keys: _Keys) -> Tensor:
@@ -246,37 +244,36 @@ class _Bidirectional(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int
     ) -> Tensor:
         state, out = _empty(q, features), torch.empty_like(q)
-        den = state.T.new_empty(*q.shape[:3], 1)
+        scale = state.S.new_empty(*q.shape[:3], 1)
         with full_precision(q):
-            for at in _chunks(k.shape[2], chunk):
-                state = _added(state, _keys(k, v, key_mask, at, features))
-            for at in _chunks(q.shape[2], chunk):
-                phi = features.queries(_rows(q, at))
-                sums = phi @ state.T
-                den[:, :, at] = _divisor(sums[..., -1:])
-                torch.div(sums[..., :-1], den[:, :, at], out=out[:, :, at])
-        ctx.save_for_backward(q, k, v, key_mask, out, den, *state)
+            for k_, v_, mask in _chunks(chunk, k, v, mask=key_mask):
+                state = _added(state, _keys(k_, v_, mask, features))
+            T = state.both
+            for q_, out_, scale_, _ in _chunks(chunk, q, out, scale):
+                sums = features.queries(_exact(q_)) @ T
+                scale_.copy_(_reciprocal(sums[..., -1:]))
+                _product(sums[..., :-1], scale_, out_)
+        ctx.save_for_backward(q, k, v, key_mask, out, scale, T, state.m)
         ctx.features, ctx.chunk = features, chunk
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, T, m = ctx.saved_tensors
-        grads, R = _Gradients(saved, ctx.features, dout), torch.zeros_like(T)
+        q, k, v, key_mask, out, scale, T, m = ctx.saved_tensors
+        features, chunk = ctx.features, ctx.chunk
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        R = torch.zeros_like(T)
         with full_precision(dout):
-            for at in _chunks(dout.shape[2], ctx.chunk):
-                q, phi, grad = grads.queries(at)
-                grads.dq[:, :, at] = ctx.features.of_queries(q, phi, grad @ T.mT)
+            for q_, dq_, dout_, out_, scale_, _ in _chunks(chunk, q, dq, dout, out, scale):
+                x, grad = _exact(q_), _of_outputs(dout_, out_, scale_)
+                phi = features.queries(x)
+                dq_.copy_(features.of_queries(x, phi, grad @ T.mT))
                 R += phi.mT @ grad
-            for at in _chunks(grads.k.shape[2], ctx.chunk):
-                keys = grads.keys(at)
-                dphi, dv = _of_sums(keys, R)
-                if keys.shift is not None:
-                    weight = (keys.shift - m).exp()
-                    dphi, dv = dphi.mul_(weight), dv.mul_(weight)
-                grads.write(at, keys, dphi, dv)
-        return grads.dq, grads.dk, grads.dv, None, None, None
+            for k_, v_, dk_, dv_, mask in _chunks(chunk, k, v, dk, dv, mask=key_mask):
+                keys = _keys(k_, v_, mask, features)
+                _write(dk_, dv_, keys, mask, features, *_of_sums(keys, R, m))
+        return dq, dk, dv, None, None, None
 
 
 class _Causal(torch.autograd.Function):
@@ -287,68 +284,73 @@ class _Causal(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int
     ) -> Tensor:
         state, out = _empty(q, features), torch.empty_like(q)
-        den, m = (state.T.new_empty(*q.shape[:3], 1) for _ in range(2))
-        past = k.shape[2] - q.shape[2]
+        scale, m = (state.S.new_empty(*q.shape[:3], 1) for _ in range(2))
+        earlier, present = _split(q, k, v, key_mask)
         with full_precision(q):
-            for at in _chunks(past, chunk):
-                state = _added(state, _keys(k, v, key_mask, at, features))
+            for k_, v_, mask in _chunks(chunk, *earlier[:2], mask=earlier[2]):
+                state = _added(state, _keys(k_, v_, mask, features))
             before = state
-            for at, here in _pairs(q.shape[2], past, chunk):
-                keys = _keys(k, v, key_mask, here, features)
-                out[:, :, at], den[:, :, at], m[:, :, at], state = _forward(_rows(q, at), keys, features, state)
-        ctx.save_for_backward(q, k, v, key_mask, out, den, m, *before)
+            for q_, k_, v_, out_, scale_, m_, mask in _chunks(chunk, q, *present[:2], out, scale, m, mask=present[2]):
+                found, *rest, state = _forward(_exact(q_), _keys(k_, v_, mask, features), features, state)
+                for place, value in zip((out_, scale_, m_), (found, *rest), strict=True):
+                    place.copy_(value)
+        ctx.save_for_backward(q, k, v, key_mask, out, scale, m, *before)
         ctx.features, ctx.chunk = features, chunk
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, ms, T, first = ctx.saved_tensors
-        grads, state = _Gradients(saved, ctx.features, dout), State(T, first)
-        past = grads.k.shape[2] - dout.shape[2]
-        pairs = list(_pairs(dout.shape[2], past, ctx.chunk))
+        q, k, v, key_mask, out, scale, m, *before = ctx.saved_tensors
+        features, chunk, state = ctx.features, ctx.chunk, State(*before)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        (k0, v0, mask0), (k1, v1, mask1) = _split(q, k, v, key_mask)
+        (dk0, dv0, _), (dk1, dv1, _) = _split(q, dk, dv, None)
+        # The largest shift before each chunk.
+        firsts = [state.m, *(m_[:, :, -1:] for m_ in m.split(chunk, 2))]
         with full_precision(dout):
-            for at, here in pairs:  # queries, with what came before them
-                q, phi, grad = grads.queries(at)
-                keys = grads.keys(here)
-                before, within = grad @ state.T.mT, _of_scores(grad, keys)
+            # Queries, with what came before them.
+            for q_, dq_, dout_, out_, scale_, m_, k_, v_, mask in _chunks(
+                chunk, q, dq, dout, out, scale, m, k1, v1, mask=mask1
+            ):
+                x, grad, keys = _exact(q_), _of_outputs(dout_, out_, scale_), _keys(k_, v_, mask, features)
+                earlier, within = grad @ state.both.mT, _of_scores(grad, keys)
                 if keys.shift is not None:
-                    m = ms[:, :, at]
-                    before.mul_((state.m - m).exp())
-                    within.mul_((keys.shift.mT - m).clamp_(max=0).exp_())
-                grads.dq[:, :, at] = ctx.features.of_queries(q, phi, (within @ keys.phi).add_(before))
+                    earlier.mul_((state.m - m_).exp())
+                    within.mul_((keys.shift.mT - m_).clamp_(max=0).exp_())
+                phi = features.queries(x)
+                dq_.copy_(features.of_queries(x, phi, (within @ keys.phi).add_(earlier)))
                 state = _added(state, keys)
-            R = torch.zeros_like(state.T)  # of the queries to come, times exp(m)
-            for at, here in reversed(pairs):
-                _, phi, grad = grads.queries(at)
-                keys = grads.keys(here)
-                scores, decay, m = _within(phi, keys, first if at.start == 0 else ms[:, :, at.start - 1 : at.start])
+            # Keys, with R = sum of phi(q_i) grad_i^T exp(-m_i) over the queries to come, times exp(m) here.
+            R = torch.zeros_like(state.both)
+            chunks = list(_chunks(chunk, q, dout, out, scale, k1, v1, dk1, dv1, mask=mask1))
+            for first, (q_, dout_, out_, scale_, k_, v_, dk_, dv_, mask) in zip(
+                reversed(firsts[:-1]), reversed(chunks), strict=True
+            ):
+                grad, keys = _of_outputs(dout_, out_, scale_), _keys(k_, v_, mask, features)
+                phi = features.queries(_exact(q_))
+                scores, decay, m_ = _within(phi, keys, first)
                 within = _of_scores(grad, keys)
-                dphi, dv = _of_sums(keys, R)
-                if decay is not None and keys.shift is not None:
-                    within, weight = within.mul_(decay), (keys.shift - m[:, :, -1:]).exp()
-                    dphi, dv = dphi.mul_(weight), dv.mul_(weight)
-                grads.write(here, keys, dphi.add_(within.mT @ phi), dv.add_(scores.mT @ grad[..., :-1]))
+                dphi, dy = _of_sums(keys, R, m_[:, :, -1:])
                 if decay is not None:
-                    earlier = first if at.start == 0 else ms[:, :, at.start - 1 : at.start]
-                    fade, phi = (earlier - m[:, :, -1:]).exp(), phi * (earlier - m).exp()
-                    R *= fade
+                    within.mul_(decay)
+                dphi.add_(within.mT @ phi)
+                _write(dk_, dv_, keys, mask, features, dphi, dy.add_(scores.mT @ grad[..., :-1]))
+                if decay is not None:
+                    R *= (first - m_[:, :, -1:]).exp()
+                    phi = phi * (first - m_).exp()
                 R += phi.mT @ grad
-            for at in _chunks(past, ctx.chunk):
-                keys = grads.keys(at)
-                dphi, dv = _of_sums(keys, R)
-                if keys.shift is not None:
-                    weight = (keys.shift - first).exp()
-                    dphi, dv = dphi.mul_(weight), dv.mul_(weight)
-                grads.write(at, keys, dphi, dv)
-        return grads.dq, grads.dk, grads.dv, None, None, None
+            for k_, v_, dk_, dv_, mask in _chunks(chunk, k0, v0, dk0, dv0, mask=mask0):
+                keys = _keys(k_, v_, mask, features)
+                _write(dk_, dv_, keys, mask, features, *_of_sums(keys, R, firsts[0]))
+        return dq, dk, dv, None, None, None
 
 
 def _empty(like: Tensor, features: FeatureMap) -> State:
     """The state before the first key."""
     batch, heads, _, dim = like.shape
-    T = like.new_zeros(batch, heads, features.width, dim + 1, dtype=accurate(like))
-    return State(T, T.new_full((batch, heads, 1, 1), _floor(T)))
+    S = like.new_zeros(batch, heads, features.width, dim, dtype=accurate(like))
+    return State(S, S.new_zeros(batch, heads, features.width, 1), S.new_full((batch, heads, 1, 1), _floor(S)))
 
 
 def _floor(x: Tensor) -> float:
@@ -361,14 +363,27 @@ def accurate(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _rows(x: Tensor, at: slice) -> Tensor:
-    return x[:, :, at].to(accurate(x))
+def _product(x: Tensor, y: Tensor, place: Tensor) -> None:
+    """x y, written to a place that need not be contiguous; the compiler knows only the longer way."""
+    if torch.compiler.is_compiling():
+        place.copy_(x * y)
+    else:
+        torch.mul(x, y, out=place)
 
 
-def _chunks(length: int, size: int) -> Iterator[slice]:
-    return (slice(at, min(at + size, length)) for at in range(0, length, size))
+def _exact(x: Tensor) -> Tensor:
+    return x.to(accurate(x))
 
 
-def _pairs(length: int, past: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Chunks of the queries, and of the keys at the same positions."""
-    return ((at, slice(past + at.start, past + at.stop)) for at in _chunks(length, size))
+def _chunks(size: int, *tensors: Tensor, mask: Tensor | None = None) -> Iterator[tuple[Any, ...]]:
+    """Parts of `size` positions of tensors (B, H, N, ...), and last of a mask (B, N), None without one."""
+    parts = [x.split(size, 2) for x in tensors]
+    masks = repeat(None) if mask is None else mask.split(size, 1)
+    return ((*each, mask_) for *each, mask_ in zip(*parts, masks, strict=False)) if tensors[0].shape[2] else iter(())
+
+
+def _split(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Keys, values and mask before the first of the queries, which are the last N of M positions; and the rest."""
+    past = k.shape[2] - q.shape[2]
+    mask0, mask1 = (None, None) if key_mask is None else (key_mask[:, :past], key_mask[:, past:])
+    return (k[:, :, :past], v[:, :, :past], mask0), (k[:, :, past:], v[:, :, past:], mask1)

@@ -4,16 +4,26 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rows import DIM, HEADS, ROWS
+from rows import DIM, HEADS, ROWS, Row
 from torch import Tensor
 
 BATCH = 2
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=str)
-each_form = pytest.mark.parametrize(
+FORMS = [(row, causal) for causal in (False, True) for row in ROWS if row.causal or not causal]
+FIRST = {(row.name, causal): row for row, causal in reversed(FORMS)}
+"""Of each mechanism the first row of either form."""
+
+
+def form(row: Row, causal: bool, *marks: pytest.MarkDecorator) -> object:
+    return pytest.param(row, causal, id=f"{row}-causal" if causal else str(row), marks=marks)
+
+
+each_form = pytest.mark.parametrize(("row", "causal"), [form(*each) for each in FORMS])
+# All forms, but those of the same code as one before only in the slow tests.
+each_code = pytest.mark.parametrize(
     ("row", "causal"),
-    [pytest.param(row, False, id=str(row)) for row in ROWS]
-    + [pytest.param(row, True, id=f"{row}-causal") for row in ROWS if row.causal],
+    [form(*each, *([] if FIRST[each[0].name, each[1]] is each[0] else [pytest.mark.slow])) for each in FORMS],
 )
 
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import safetensors.torch
 import torch
-from cases import draw, each_form, each_row, holes, kept
+from cases import draw, each_code, each_form, each_row, holes, kept
 from rows import LAYERS
 from torch import nn
 
@@ -50,7 +50,7 @@ def compare_compiled(row, causal, compiler, backend):
 
 
 @compiling
-@each_form
+@each_code
 def test_compiles_to_one_graph(row, causal, compiler):
     if not row.compiles:
         pytest.skip("exempt")
