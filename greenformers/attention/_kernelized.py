@@ -364,7 +364,7 @@ def accurate(x: Tensor) -> torch.dtype:
 
 
 def _product(x: Tensor, y: Tensor, place: Tensor) -> None:
-    """X y, written to a place that need not be contiguous; the compiler knows only the longer way."""
+    """Write x y to a place that need not be contiguous; the compiler knows only the longer way."""
     if torch.compiler.is_compiling():
         place.copy_(x * y)
     else:

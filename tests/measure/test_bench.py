@@ -99,7 +99,7 @@ def test_ratios_are_to_the_dense_network_of_the_same_run(found: list[Record]) ->
 def test_times_have_their_range_and_a_ratio_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = {BASELINE: (2.0, 9.0, 4.0), f"lrt {RANK}": (1.0, 3.0, 8.0)}  # the machine slowed down in between
 
-    def timed(calls: dict[str, object], **_: object) -> dict[str, Timing]:
+    def timed(_: dict[str, object], **__: object) -> dict[str, Timing]:
         return {name: Timing(sorted(own)[1], 0.0, 0.0, own) for name, own in samples.items()}
 
     monkeypatch.setattr(module, "interleaved", timed)
