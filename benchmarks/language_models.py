@@ -57,9 +57,10 @@ TASKS = {
 }
 # A quarter of N in place of all keys, for those that have no causal form; the other mechanisms have their defaults.
 OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"k": 16}, "nystromformer": {"landmarks": 16}}
-# The rows of Tay 2020, arXiv:2005.00743, table 2, that options make.
+# What options make: rows of Tay 2020, arXiv:2005.00743, table 2, and Performer with new features now and then.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "synthesizer_random (fixed)": ("synthesizer_random", {"trained": False}),
+    "performer (redrawn)": ("performer", {"redraw": 1000}),
     "full + synthesizer_random": ("synthesizer_random", {"mixed": True}),
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }

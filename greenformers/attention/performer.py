@@ -29,7 +29,8 @@ class Performer(Kernelized):
         kernel: "softmax"; "hyperbolic": p / 2 rows w and as many -w, of less variance (lemma 1); "relu":
             phi(x) = max(w x / D^1/4, 0) + 1e-3, which is no estimate of softmax attention (4.2).
         orthogonal: rows are orthogonal, D at a time, which makes the variance smaller (theorem 2).
-        redraw: training steps after which `update_` draws new rows (section 4.2); None: never.
+        redraw: training steps after which `update_` draws new rows (section 4.2); None: never. New rows are another
+            network for a while: small ones lose 0.2 nats a byte at each draw (docs/studies.md).
         chunk: positions taken at a time; the output does not depend on it.
 
     Raises:
@@ -49,7 +50,7 @@ class Performer(Kernelized):
         features: int | None = None,
         kernel: Kernel = "softmax",
         orthogonal: bool = True,
-        redraw: int | None = 1000,
+        redraw: int | None = None,
         chunk: int = 128,
     ) -> None:
         super().__init__(shape, chunk=chunk)

@@ -73,19 +73,19 @@ def test_causal_linformer_is_refused_with_its_reason(variant: str) -> None:
     with pytest.raises(ValueError, match="linformer has no causal form: E and F mix all positions"):
         cells([variant], [8], [4], causal)
     assert possible(variant, causal=False) is None
-    assert set(variants()) == set(USUAL)
-    assert variants(causal=True) == ["lrt"]
+    assert set(USUAL) <= set(variants())
+    assert not {"linformer", "lrt+linformer"} & set(variants(causal=True))
     assert [cell.name for cell in cells(["lrt"], [8], [4], causal)] == [BASELINE, EAGER, "lrt 4"]
 
 
 def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"variant must be one of transformer, lrt, .*; got 'performer'"):
-        cells(["lrt", "performer"], [8], [4], NETWORK)
+    with pytest.raises(ValueError, match=r"variant must be one of transformer, lrt, .*; got 'performance'"):
+        cells(["lrt", "performance"], [8], [4], NETWORK)
 
 
 def test_a_new_mechanism_appears_by_itself(windowed: str) -> None:
     assert variants()[-2:] == [windowed, f"lrt+{windowed}"]
-    assert variants(causal=True) == ["lrt", windowed, f"lrt+{windowed}"]
+    assert variants(causal=True)[-2:] == [windowed, f"lrt+{windowed}"]
     found = cells([windowed, f"lrt+{windowed}"], [8], [4, 16], NETWORK)
     assert [cell.name for cell in found] == [BASELINE, EAGER, "windowed 4", "lrt+windowed 4"]
     stack = Stack(NETWORK, found[2])

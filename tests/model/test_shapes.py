@@ -54,7 +54,7 @@ def test_embedding():
     assert forward(values, input_values=torch.randn(B, N, C)).shape == (B, N + 1, d)
     with pytest.raises(TypeCheckError):
         forward(values, input_values=torch.randn(B, N))
-    assert checked(sinusoidal)(N, d, torch.device("cpu")).shape == (N, d)
+    assert checked(sinusoidal)(torch.arange(N), d).shape == (N, d)
 
 
 @pytest.mark.parametrize("kind", [GreenformerModel, GreenformerForMaskedLM, GreenformerForSequenceClassification])

@@ -5,6 +5,7 @@ import torch
 from networks import K, config, d
 from text_networks import DECODER_LAYERS, LINFORMER, SPECIAL, causal, pair, tokens
 
+from greenformers.attention import names
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
 
 B, M, N = 3, 17, 13
@@ -20,7 +21,7 @@ def seq2seq(**options):
 
 LINFORMER_DECODER = {"decoder_attention": "linformer", "decoder_attention_options": {"k": K}}
 NO_FORM = "linformer has no causal form: E and F mix all positions"
-UNKNOWN = "must be one of full, linformer; got"
+UNKNOWN = f"must be one of {', '.join(names())}; got"
 WEIGHTS = "output_attentions must be False: mechanisms do not keep their weights"
 
 
