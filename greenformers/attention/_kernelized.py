@@ -98,12 +98,16 @@ class Kernelized(Attention):
 
     Args:
         shape: heads, width and length.
-        chunk: positions taken at a time.
+        chunk: positions taken at a time. By default 128 where causal, whose cost within a chunk is quadratic;
+            otherwise as many as make 2^18 numbers of features and values.
+
+    Raises:
+        ValueError: `chunk` is below 1.
     """
 
-    def __init__(self, shape: Shape, *, chunk: int) -> None:
+    def __init__(self, shape: Shape, *, chunk: int | None) -> None:
         super().__init__(shape)
-        if chunk < 1:
+        if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk}")
         self.chunk = chunk
 
@@ -128,8 +132,18 @@ class Kernelized(Attention):
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
         function = _Causal if self.shape.causal else _Bidirectional
-        out: Tensor = function.apply(q, k, v, key_mask, self.phi, self.chunk)
+        phi = self.phi
+        out: Tensor = function.apply(q, k, v, key_mask, phi, self._positions(q, phi))
         return out
+
+    def _positions(self, q: Tensor, phi: FeatureMap) -> int:
+        """Positions of a chunk: few enough for a cache, and enough that operations cost more than their calls."""
+        if self.chunk is not None:
+            return self.chunk
+        if self.shape.causal:
+            return 128
+        batch, heads, _, dim = q.shape
+        return max(64, 2**18 // (batch * heads * (phi.width + dim)))
 
     def step(
         self,
@@ -142,7 +156,7 @@ class Kernelized(Attention):
         features, outs = self.phi, []
         with full_precision(q):
             state = _empty(q, features) if state is None else State(*state)
-            for q_, k_, v_, mask in _chunks(self.chunk, q, k, v, mask=key_mask):
+            for q_, k_, v_, mask in _chunks(self._positions(q, features), q, k, v, mask=key_mask):
                 out, _, _, state = _forward(_exact(q_), _keys(k_, v_, mask, features), features, state)
                 outs.append(out)
         return torch.cat(outs, 2).to(q.dtype), state

@@ -20,14 +20,14 @@ class LinearTransformer(Kernelized):
     Args:
         shape: heads, width and length.
         feature_map: phi; "elu": elu(x) + 1, or "exp".
-        chunk: positions taken at a time; the output does not depend on it. By default 256, or 128 where causal.
+        chunk: positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 
     Raises:
         ValueError: an option out of range.
     """
 
     def __init__(self, shape: Shape, *, feature_map: Map = "elu", chunk: int | None = None) -> None:
-        super().__init__(shape, chunk=(128 if shape.causal else 256) if chunk is None else chunk)
+        super().__init__(shape, chunk=chunk)
         if feature_map not in get_args(Map):
             raise ValueError(f"feature_map must be one of {', '.join(get_args(Map))}; got {feature_map!r}")
         self.feature_map = feature_map

@@ -31,7 +31,7 @@ class Performer(Kernelized):
         orthogonal: rows are orthogonal, D at a time, which makes the variance smaller (theorem 2).
         redraw: training steps after which `update_` draws new rows (section 4.2); None: never. New rows are another
             network for a while: small ones lose 0.2 nats a byte at each draw (docs/studies.md).
-        chunk: positions taken at a time; the output does not depend on it.
+        chunk: positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 
     Raises:
         ValueError: an option out of range.
@@ -51,7 +51,7 @@ class Performer(Kernelized):
         kernel: Kernel = "softmax",
         orthogonal: bool = True,
         redraw: int | None = None,
-        chunk: int = 128,
+        chunk: int | None = None,
     ) -> None:
         super().__init__(shape, chunk=chunk)
         dim = shape.head_dim
