@@ -29,8 +29,8 @@ class Performer(Kernelized):
         kernel: "softmax"; "hyperbolic": p / 2 rows w and as many -w, of less variance (lemma 1); "relu":
             phi(x) = max(w x / D^1/4, 0) + 1e-3, which is no estimate of softmax attention (4.2).
         orthogonal: rows are orthogonal, D at a time, which makes the variance smaller (theorem 2).
-        redraw: training steps after which `update_` draws new rows (section 4.2); None: never. New rows are another
-            network for a while: small ones lose 0.2 nats a byte at each draw (docs/studies.md).
+        redraw: training steps after which `update_` draws new rows (section 4.2); None: never. A small network
+            loses 0.2 nats a byte at a draw, for some 200 steps (docs/studies.md), so none should be the last step.
         chunk: positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 
     Raises:
