@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from greenformers.attention._contract import Shape
-from greenformers.attention._kernelized import Exponential, FeatureMap, Kernelized
+from greenformers.attention._feature_map import Exponential, FeatureMap
+from greenformers.attention._kernelized import Kernelized
 
 Map = Literal["elu", "exp"]
 

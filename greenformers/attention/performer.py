@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from greenformers.attention._contract import Shape
-from greenformers.attention._kernelized import Exponential, FeatureMap, Kernelized, accurate
+from greenformers.attention._feature_map import Exponential, FeatureMap
+from greenformers.attention._kernelized import Kernelized, accurate
 
 RELU_LEAST = 1e-3
 """What is added to each ReLU feature, so that no sum of weights is 0."""
