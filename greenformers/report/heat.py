@@ -35,7 +35,10 @@ def heat_maps(title: str, rows: Sequence[Sequence[Heat]], across: str = "Rank", 
     fields = {field for row in rows for heat in row for field in heat.values}
     lengths, ranks = sorted({n for n, _ in fields}), sorted({r for _, r in fields})
     wide = max(map(len, rows))
-    figure = new_figure(1.0 + wide * (0.8 + 0.45 * len(ranks)), 0.9 + len(rows) * (0.8 + 0.27 * len(lengths)), title)
+    titles = [heat.title.splitlines() for row in rows for heat in row]
+    width = max(0.8 + 0.45 * len(ranks), 0.3 + 0.08 * max(len(line) for title_ in titles for line in title_))
+    height = 0.5 + 0.15 * max(map(len, titles)) + 0.27 * len(lengths)
+    figure = new_figure(1.0 + wide * width, 0.9 + len(rows) * height, title)
     panels = figure.subplots(len(rows), wide, squeeze=False)
     for row, places in zip(rows, panels, strict=True):
         for axes in places[len(row) :]:

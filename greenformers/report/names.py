@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +29,16 @@ _AROUND = tuple(
         (-0.7, -0.7, "right", "top"),
     )
 )
+
+
+def broken(name: str, letters: int = 16) -> str:
+    """A name on as many lines as it needs, broken after + and _."""
+    lines = [""]
+    for part in re.findall(r"[^+_]+[+_]?", name):
+        if lines[-1] and len(lines[-1]) + len(part) > letters:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 class Spot(NamedTuple):

@@ -12,6 +12,7 @@ from greenformers.measure.record import Record
 from greenformers.report import page, published
 from greenformers.report.curves import Panel, line_panels
 from greenformers.report.heat import Field, Heat, heat_maps
+from greenformers.report.names import broken
 from greenformers.report.plot import Picture
 from greenformers.report.rates import rates
 
@@ -46,7 +47,8 @@ def pictures(records: Sequence[Record], references: Path | None = None) -> list[
         cells.setdefault((record.variant, record.metric), {})[at] = record
     ranked = list(dict.fromkeys(r.variant for r in records if r.setting["rank"] is not None))
     drawn = [_against_dense(cells, ranked, mode, references) for mode in MODES]
-    drawn += [_one_against_another(cells, references), _parameters(cells, ranked), _time(cells, ranked)]
+    variants = list(dict.fromkeys([BASELINE, EAGER, *(record.variant for record in records)]))
+    drawn += [_one_against_another(cells, references), _parameters(cells, ranked), _time(cells, variants)]
     drawn += [_saved(cells, variant, references) for variant in ranked if variant == "linformer"]
     drawn.append(rates(cells, references))
     return [picture for picture in drawn if picture is not None]
@@ -65,9 +67,10 @@ def _against_dense(cells: Cells, ranked: Sequence[str], mode: str, references: P
     for variant in ranked:
         if not (speed := _ratios(cells, variant, time)):
             continue
-        speeds.append(Heat(f"{variant}\nspeed-up", speed))
+        name = broken(variant)
+        speeds.append(Heat(f"{name}\nspeed-up", speed))
         shares = {field: 1 / ratio for field, ratio in _ratios(cells, variant, memory).items()}
-        memories.append(Heat(f"{variant}\nmemory", shares, less_is_better=True))
+        memories.append(Heat(f"{name}\nmemory", shares, less_is_better=True))
         file = published.THESIS.get((variant, mode), "")
         if thesis := published.fields(references, file, "speedup_vs_transformer") if file else {}:
             speeds.append(Heat(f"thesis, {variant}\nspeed-up", _thinned(thesis, speed)))
@@ -131,13 +134,13 @@ def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
     return Picture("parameters", figure, words, words)
 
 
-def _time(cells: Cells, ranked: Sequence[str]) -> Picture | None:
+def _time(cells: Cells, variants: Sequence[str]) -> Picture | None:
     """Linformer, figure 2: time of a token against length."""
     panels = []
     for mode in MODES:
         metric = NAMES[mode][0]
         lines = {}
-        for variant in (BASELINE, EAGER, *ranked):
+        for variant in variants:
             found = cells.get((variant, metric), {})
             for rank in _ends(found):
                 points = sorted(

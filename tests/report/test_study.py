@@ -1,5 +1,6 @@
 """The figures of the efficiency study: which are drawn, and that what they show is what the records say."""
 
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from greenformers.measure.record import METRICS, Record, read
 from greenformers.report import published, study
 from greenformers.report import rates as rates_module
 from greenformers.report.heat import Heat, heat_maps
+from greenformers.report.names import broken
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT.parent / "shared/reference"
@@ -247,3 +249,15 @@ def test_the_reference_files_are_read() -> None:
     assert (
         published.fields(REFERENCE, "linformer_table3_inference.csv", "time_saved_x", "projected_dim")[512, 128] == 1.5
     )
+
+
+def test_a_mechanism_without_a_rank_has_its_line_too() -> None:
+    without = [replace(r, variant="linear", setting={**r.setting, "rank": None}) for r in records(variants=("lrt",))]
+    (time,) = (picture for picture in study.pictures([*records(), *without]) if picture.name == "time")
+    legends = [axes.get_legend() for axes in time.figure.axes if axes.get_legend()]
+    assert "linear" in {text.get_text() for legend in legends for text in legend.get_texts()}
+
+
+def test_long_names_are_broken_where_they_are_put_together() -> None:
+    assert broken("lrt+linformer") == "lrt+linformer"
+    assert broken("lrt+synthesizer_factorized_dense") == "lrt+synthesizer_\nfactorized_dense"
