@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._contract import Attention, Role, Shape, check_lengths
+from greenformers.attention._dense import dense_attention
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear", "mean", "max", "convolution"]
@@ -181,10 +182,8 @@ class Linformer(Attention):
         short = -k.shape[2] % self.window
         keep = F.pad(keep, (0, short)).unflatten(1, (-1, self.window))  # (B, k, window)
         k, v = (F.pad(x, (0, 0, 0, short)).unflatten(2, (-1, self.window)) for x in (k, v))
-        visible = keep.any(-1)[:, None, None, :]  # (B, 1, 1, k)
-        some = visible.any(-1, keepdim=True)  # rows without any key: see all, then become 0
-        out = self._softmax(q, self._pool(k, keep, "k"), self._pool(v, keep, "v"), visible | ~some)
-        return out.masked_fill(~some, 0.0)
+        dropout = self.dropout if self.training else 0.0
+        return dense_attention(q, self._pool(k, keep, "k"), self._pool(v, keep, "v"), keep.any(-1), dropout=dropout)
 
     def _pool(self, x: Tensor, keep: Tensor, role: Role) -> Tensor:
         """(B, H, k, window, D) to (B, H, k, D) over the kept positions."""
