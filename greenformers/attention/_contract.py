@@ -172,3 +172,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A `with` block in which autocast leaves the types of products alone."""
     # There is no autocast for the meta device, on which operations are counted.
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def accurate(x: Tensor) -> torch.dtype:
+    """The type to sum in for inputs of the type of `x`: at least float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from greenformers.attention._contract import Attention, Shape, check_lengths, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, full_precision
 from greenformers.attention._feature_map import FeatureMap
 
 
@@ -135,9 +135,13 @@ def _within(phi: Tensor, keys: _Keys, before: Tensor) -> tuple[Tensor, Tensor | 
     if keys.shift is None:
         return scores, None, before
     m = torch.maximum(keys.shift.detach().cummax(2).values, before)
-    # At most 1 also for the keys after i, which do not count.
-    decay = (keys.shift.mT - m).clamp(max=0).exp()
+    decay = _decay(keys.shift, m)
     return scores * decay, decay, m
+
+
+def _decay(shift: Tensor, m: Tensor) -> Tensor:
+    """Factors exp(shift_j - m_i) (B, H, C, C), at most 1 also for the keys after i, which do not count."""
+    return (shift.mT - m).clamp(max=0).exp()
 
 
 def _forward(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
@@ -277,7 +281,7 @@ class _Causal(torch.autograd.Function):
                 earlier, within = grad @ state.both.mT, _of_scores(grad, keys)
                 if keys.shift is not None:
                     earlier.mul_((state.m - m_).exp())
-                    within.mul_((keys.shift.mT - m_).clamp_(max=0).exp_())
+                    within.mul_(_decay(keys.shift, m_))
                 phi = features.queries(x)
                 dq_.copy_(features.of_queries(x, phi, (within @ keys.phi).add_(earlier)))
                 state = _added(state, keys)
@@ -316,11 +320,6 @@ def _empty(like: Tensor, features: FeatureMap) -> State:
 def _floor(x: Tensor) -> float:
     """Below every shift, and differences of two of it are finite."""
     return torch.finfo(x.dtype).min / 4
-
-
-def accurate(x: Tensor) -> torch.dtype:
-    """The type of features and sums for inputs of the type of `x`: at least float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _product(x: Tensor, y: Tensor, place: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Attention, Shape, check_lengths, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, full_precision
 from greenformers.attention._dense import dense_attention
 
 
@@ -125,7 +125,7 @@ def pseudoinverse(a: Float[Tensor, "... m n"], iterations: int) -> Float[Tensor,
 
 def _kernel(q: Tensor, k: Tensor, q_kept: Tensor | None, k_kept: Tensor | None) -> Tensor:
     """A = softmax(Q~ K~^T / sqrt(D)) over landmarks, 0 in the rows and columns of those left out; at least float32."""
-    q, k = (x if x.dtype == torch.float64 else x.float() for x in (q, k))
+    q, k = (x.to(accurate(x)) for x in (q, k))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if k_kept is not None:
         scores = scores.masked_fill(~k_kept[:, None, None, :], torch.finfo(scores.dtype).min)

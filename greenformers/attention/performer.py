@@ -10,9 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from greenformers.attention._contract import Shape
+from greenformers.attention._contract import Shape, accurate
 from greenformers.attention._feature_map import Exponential, FeatureMap
-from greenformers.attention._kernelized import Kernelized, accurate
+from greenformers.attention._kernelized import Kernelized
 
 RELU_LEAST = 1e-3
 """What is added to each ReLU feature, so that no sum of weights is 0."""
