@@ -54,6 +54,9 @@ class Attention(nn.Module):
     projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     """Which projections of its input the block owns for this mechanism."""
 
+    takes_global_mask: ClassVar[bool] = False
+    """Whether `forward` takes `global_mask` (B, N), the positions that see all and are seen by all."""
+
     rank_option: ClassVar[str | None] = None
     """The option that says how much of full attention is kept, a number of its own kind: a study's ranks go there."""
 

@@ -60,7 +60,11 @@ class SelfAttention(Projected):
         super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
 
     def mix(
-        self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B M"] | None, cache: Cache | None = None
+        self,
+        x: Float[Tensor, "B N d"],
+        key_mask: Bool[Tensor, "B M"] | None,
+        cache: Cache | None = None,
+        global_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
@@ -68,7 +72,13 @@ class SelfAttention(Projected):
             x: the sequence; with a cache, its last N positions.
             key_mask: True = keep (B, M); M = N without a cache.
             cache: keys and values of earlier positions; those of `x` are added to it.
+            global_mask: True = a position that all see and that sees all, for mechanisms that take it.
+
+        Raises:
+            ValueError: a global mask for a mechanism that takes none.
         """
+        if global_mask is not None and not self.mechanism.takes_global_mask:
+            raise ValueError(f"{type(self.mechanism).__name__} takes no global mask")
         codes = self._codes(x, *self.mechanism.projections)
         if self.mechanism.can_reduce and cache is None:
             k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
@@ -82,7 +92,8 @@ class SelfAttention(Projected):
             else:
                 if cache is not None:
                     given |= self._earlier(projected, cache)
-                out = self.mechanism(**given, key_mask=key_mask)
+                further = {} if global_mask is None else {"global_mask": global_mask}
+                out = self.mechanism(**given, key_mask=key_mask, **further)
         return out.transpose(1, 2).flatten(2)
 
     def _step(self, given: dict[str, Tensor], key_mask: Tensor | None, cache: Cache) -> Tensor:

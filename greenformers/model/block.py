@@ -57,22 +57,25 @@ class EncoderLayer(GradientCheckpointingLayer):
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
         past_key_values: Cache | None = None,
+        global_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache."""
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
         whole = torch.is_grad_enabled() or x.device.type != "cpu" or past_key_values is not None
         if whole or _otherwise_handled(x):
-            return self._after(x, self.attention.mix(self._before(x), key_mask, past_key_values))
+            return self._after(x, self.attention.mix(self._before(x), key_mask, past_key_values, global_mask))
         tokens = slice_length(self.feed_forward.up.out_features)
         rows = max(1, tokens // x.shape[1])
-        masks = repeat(None) if key_mask is None else key_mask.split(rows)
-        parts = [self._in_slices(*part, tokens) for part in zip(x.split(rows), masks, strict=False)]
+        masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
+        parts = [self._in_slices(*part, tokens) for part in zip(x.split(rows), *masks, strict=False)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _in_slices(self, x: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
+    def _in_slices(
+        self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, tokens: int
+    ) -> Tensor:
         """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
-        mixed = self.attention.mix(self._before(x), key_mask).contiguous()
+        mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask).contiguous()
         for x_slice, slice_ in zip(*(y.flatten(0, 1).split(tokens) for y in (x, mixed)), strict=True):
             slice_.copy_(self._after(x_slice, slice_))
         return mixed

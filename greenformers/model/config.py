@@ -18,9 +18,12 @@ SLOTS: dict[str, tuple[str, ...]] = {
 }
 """What each slot takes, its default first. `attention` takes any of `greenformers.names()`, `rank` any LED rank."""
 
-PROJECTIONS = ("q", "k", "v", "output", "hidden", "up", "down", "cross_q", "cross_k", "cross_v", "cross_output")
-"""The linear maps of a layer: self-attention's (`hidden` of some mechanisms only), two of the feed-forward block, and
-four of cross-attention."""
+PROJECTIONS = (
+    "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "down",
+    "cross_q", "cross_k", "cross_v", "cross_output",
+)  # fmt: skip
+"""The linear maps of a layer: self-attention's (`hidden` and the global ones of some mechanisms only), two of the
+feed-forward block, and four of cross-attention."""
 
 Rank = int | dict[str, int | None] | None
 

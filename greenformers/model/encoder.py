@@ -100,6 +100,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         input_values: Float[Tensor, "B n C"] | None = None,
         *,
+        global_attention_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPooling:
@@ -109,6 +110,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
             input_ids: tokens (B, N), for networks with a vocabulary.
             attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept).
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
+            global_attention_mask: 1 or True = a position that all see and that sees all, as `attention_mask`; for
+                mechanisms that take it (`longformer`). A [CLS] before values is global where it is given.
             output_hidden_states: also return the input of every layer; `return_dict=False` gives a tuple.
             output_attentions: not available: most mechanisms never make the matrix of weights.
 
@@ -122,8 +125,9 @@ class GreenformerModel(GreenformerPreTrainedModel):
             raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
         x = self.embedding(input_ids, input_values)
         key_mask = self.key_mask(attention_mask, x, has_cls=input_values is not None)
+        global_mask = self.key_mask(global_attention_mask, x, input_values is not None, "global_attention_mask")
         for layer in self.layers:
-            x = layer(x, key_mask)
+            x = layer(x, key_mask, global_mask=global_mask)
         return self.finish(x, key_mask)
 
     def finish(self, x: Tensor, key_mask: Tensor | None) -> BaseModelOutputWithPooling:
@@ -131,13 +135,15 @@ class GreenformerModel(GreenformerPreTrainedModel):
         x = self.final_norm(x)
         return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=self._pool(x, key_mask))
 
-    def key_mask(self, mask: Tensor | None, x: Tensor, has_cls: bool) -> Bool[Tensor, "B N"] | None:
+    def key_mask(
+        self, mask: Tensor | None, x: Tensor, has_cls: bool, name: str = "attention_mask"
+    ) -> Bool[Tensor, "B N"] | None:
         """The mask as the layers want it: bool, and over the [CLS] too."""
         if mask is None:
             return None
         wanted = (x.shape[0], x.shape[1] - has_cls)
         if mask.shape != wanted:
-            raise ValueError(f"attention_mask must be {wanted}, got {tuple(mask.shape)}")
+            raise ValueError(f"{name} must be {wanted}, got {tuple(mask.shape)}")
         return F.pad(mask.bool(), (1, 0), value=True) if has_cls else mask.bool()
 
     def _pool(self, x: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B d"]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import oracles_kernel
 import oracles_low_rank
+import oracles_pattern
 import oracles_synthesizer
 import torch
 from torch import Tensor
@@ -148,7 +149,18 @@ def kernelized(name: str, oracle: Oracle, option: str, choices: Sequence[str]) -
     ]
 
 
+def patterns(name: str, *options: Mapping[str, Any], causal: bool = False, **claims: Any) -> list[Row]:
+    """One row for each setting; growth is measured with the first alone."""
+    oracle = oracles_pattern.pattern(getattr(oracles_pattern, name))
+    first, *others = options
+    rows = [Row(name, oracle, first, causal=causal, cross=False, **claims)]
+    return rows + [Row(name, oracle, other, causal=causal, cross=False) for other in others]
+
+
 LINEAR: Mapping[str, Any] = {"time": 1.0, "memory": 1.0}
+
+# Of N sqrt(N) pairs.
+ROOT: Mapping[str, Any] = {"time": 1.5, "memory": 1.0, "large": {}}
 
 ROWS = (
     Row("full", full, causal=True),
@@ -185,4 +197,17 @@ ROWS = (
     # Feature maps, of the past in chunks of 4.
     *kernelized("linear_transformer", oracles_kernel.linear_transformer, "feature_map", ("elu", "exp")),
     *kernelized("performer", oracles_kernel.performer, "kernel", ("softmax", "hyperbolic", "relu")),
+    # Patterns.
+    *patterns(
+        "sliding_window", {"window": 3}, {"window": 2, "dilation": (1, 3, 2)}, causal=True, large={"window": 64}, **LINEAR
+    ),
+    *patterns("cascade", {"base": 3}, causal=True, large={"base": 64}, **LINEAR),
+    Row("cascade", oracles_pattern.pattern(oracles_pattern.cascade), {"base": 2}, layer=1, causal=True, cross=False),
+    *patterns("local_blocks", {"block": 4}, {"block": 8}, causal=True, large={"block": 64}, **LINEAR),
+    *patterns("sparse_strided", {"stride": 4}, causal=True, **ROOT),
+    *patterns("sparse_fixed", {"stride": 4}, {"stride": 5, "summary": 2}, causal=True, **ROOT),
+    *patterns("blockwise", {"blocks": 2}, {"blocks": 5}, memory=1.0),
+    *patterns("longformer", {"window": 3}, {"window": 2, "globals": 4}, large={"window": 64}, **LINEAR),
+    *patterns("bigbird", {"block": 2, "random": 2}, {"block": 2, "extra_globals": 3}, large={"block": 32}, **LINEAR),
+    *patterns("etc", {"globals": 3, "radius": 2, "clip": 1}, {"globals": 2, "radius": 3, "clip": None}, large={}, **LINEAR),
 )

@@ -1,0 +1,231 @@
+"""Base of the mechanisms that are a pattern: who sees whom is data, and attention over it exact.
+
+A pattern declares `visible`, from which come its picture, the oracle of its tests and the masks within tiles, and how
+it is laid out in tiles. On the CPU the tiles of `greenformers.attention._tiled` compute it, forward and backward; on
+an accelerator FlexAttention does. Time and memory O(visible pairs), no matrix of N x N.
+
+Global positions, which see all and are seen by all, are keys beside every tile and queries of a dense attention.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from greenformers.attention._contract import Attention, Shape, check_lengths
+from greenformers.attention._dense import dense_attention
+from greenformers.attention._flex import block_mask, flex
+from greenformers.attention._tiled_op import Columns, tiled_attention
+from greenformers.attention._tiles import Tiling, bias_of, groups
+
+
+class BlockSparse(Attention):
+    """Softmax attention of each query over the keys that `visible` shows it.
+
+    Args:
+        shape: heads, width and length.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, whose queries have no place among the keys; `dropout` is not in [0, 1).
+    """
+
+    def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
+        super().__init__(shape)
+        if shape.cross:
+            raise ValueError(f"{self.name} has no cross-attention: it goes by the distance of query and key")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.dropout = dropout
+        self._masks: dict[tuple[int, int, torch.device], BlockMask] = {}
+
+    @property
+    def name(self) -> str:
+        """The file's."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def refuse_causal(self, reason: str) -> None:
+        """Raise ValueError where the shape is causal."""
+        if self.shape.causal:
+            raise ValueError(f"{self.name} has no causal form: {reason}")
+
+    def visible(self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int) -> Tensor:
+        """Whether query i sees key j, the future apart.
+
+        Args:
+            i: positions of queries.
+            j: positions of keys; both broadcast.
+            head: of both.
+            is_global: bool (length,), of each position.
+            length: number of keys M.
+        """
+        raise NotImplementedError
+
+    def ends(self, length: int) -> tuple[int, int]:
+        """How many positions at the beginning and at the end are global in every example."""
+        del length
+        return 0, 0
+
+    def tilings(self, length: int) -> tuple[Tiling, ...]:
+        """How the positions that are not global are laid out in tiles."""
+        raise NotImplementedError
+
+    def table(self, tiles: int, device: torch.device) -> Tensor | None:
+        """Blocks of keys that each tile meets beside its own (H, T, r), blocks being the queries' tiles."""
+        del tiles, device
+        return None
+
+    def columns(self, length: int, device: torch.device) -> tuple[Tensor, int] | None:
+        """Positions (H, C) in order of keys that all queries of a head see, and how many are in each tile."""
+        del length, device
+        return None
+
+    def labels(self) -> Tensor | None:
+        """Vectors of relative positions (H, 2c + 1, D), see `tiled_attention`."""
+        return None
+
+    def is_global(self, length: int, device: torch.device) -> Bool[Tensor, " M"]:
+        """Which positions are global in every example."""
+        front, back = self.ends(length)
+        at = torch.arange(length, device=device)
+        return (at < front) | (at >= length - back)
+
+    def sees(self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int) -> Tensor:
+        """`visible`, and not the future where the shape is causal."""
+        seen = self.visible(i, j, head, is_global, length)
+        return seen & (j <= i) if self.shape.causal else seen
+
+    def near(self, i: Tensor, j: Tensor, head: int, length: int) -> Tensor:
+        """What tiles show: all of `visible` that is neither global nor in `columns`."""
+        return self.visible(i, j, head, torch.zeros(length, dtype=torch.bool, device=i.device), length)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        self.check(q, k, v, key_mask)
+        if self.by_kernel(q):
+            return self.by_flex(q, k, v, key_mask)
+        if self.ends(k.shape[2]) == (0, 0):
+            return self.local(q, k, v, key_mask)
+        return self.with_ends(q, k, v, key_mask, rows=(q, k, v))
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+        """Raise ValueError where the inputs do not fit each other or the shape."""
+        check_lengths(q, k, v, key_mask, self.shape)
+        if not self.shape.causal and q.shape[2] != k.shape[2]:
+            raise ValueError(f"{self.name} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+
+    def by_kernel(self, q: Tensor) -> bool:
+        """True where FlexAttention can do it: on a GPU, without dropout and labels."""
+        return q.is_cuda and not self.drop() and self.labels() is None
+
+    def by_flex(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, global_mask: Tensor | None = None
+    ) -> Tensor:
+        """The whole pattern by FlexAttention, with a block mask that is made once per length.
+
+        A `global_mask` (B, N) says which positions are global in each example; its block mask is made for each call.
+        """
+        queries, keys, device = q.shape[2], k.shape[2], q.device
+        if global_mask is None and (queries, keys, device) in self._masks:
+            return flex(q, k, v, key_mask, self._masks[queries, keys, device])
+        every = self.is_global(keys, device)
+
+        def sees(example: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            is_global = every if global_mask is None else global_mask[example]
+            return self.sees(i + keys - queries, j, head, is_global, keys)
+
+        mask = block_mask(sees, None if global_mask is None else q.shape[0], q.shape[1], queries, keys, device)
+        if global_mask is None:
+            self._masks[queries, keys, device] = mask
+        return flex(q, k, v, key_mask, mask)
+
+    def with_ends(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        """Global positions at both ends: their keys beside every tile, their queries, of `rows`, dense."""
+        length = k.shape[2]
+        front, back = self.ends(length)
+        last = max(front, length - back)
+
+        def outer(x: Tensor) -> Tensor:
+            return torch.cat([x[:, :, :front], x[:, :, last:]], 2) if last < length else x[:, :, :front]
+
+        def dense(part: slice) -> Tensor:
+            bias = self.row_bias(rows[0][:, :, part], part.start or 0, length)
+            return dense_attention(rows[0][:, :, part], *rows[1:], key_mask, bias=bias, dropout=self.drop())
+
+        found = [dense(slice(0, front))] if front else []
+        if front < last:
+            inner = [x[:, :, front:last] for x in (q, k, v)]
+            mask = None if key_mask is None else key_mask[:, front:last]
+            seen = None if key_mask is None else outer(key_mask[:, None])  # (B, 1, C)
+            bias = None if seen is None else bias_of(seen, q)
+            columns = Columns(self.column_keys(outer(k)), outer(v), bias)
+            found.append(self.local(*inner, mask, columns=columns, offset=front, length=length))
+        if last < length:
+            found.append(dense(slice(last, length)))
+        return torch.cat(found, 2)
+
+    def column_keys(self, k: Tensor) -> Tensor:
+        """Keys of the global positions as the others see them."""
+        return k
+
+    def row_bias(self, q: Tensor, first: int, length: int) -> Tensor | None:
+        """What is added to the scores of global queries, the first of which stands at `first`."""
+        del q, first, length
+        return None
+
+    def local(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        *,
+        columns: Columns | None = None,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> Tensor:
+        """Attention in tiles, of the positions from `offset` on of a sequence, with columns of others."""
+        keys, device = k.shape[2], q.device
+        length = length or keys
+
+        def visible(i: Tensor, j: Tensor, head: int) -> Tensor:
+            seen = self.near(i + offset, j + offset, head, length)
+            return seen & (j <= i) if self.shape.causal else seen
+
+        tilings = self.tilings(keys)
+        key_bias = None if key_mask is None else bias_of(key_mask[:, None], q)
+        if (found := self.columns(keys, device)) is not None:
+            columns, key_bias = _own_columns(k, v, key_bias, *found, causal=self.shape.causal)
+        return tiled_attention(
+            q, k, v, groups(tilings, q.shape[2], keys, visible, q), key_bias=key_bias, columns=columns,
+            table=self.table(-(-keys // tilings[0].rows), device), labels=self.labels(), dropout=self.drop(),
+        )  # fmt: skip
+
+    def drop(self) -> float:
+        """Probability of dropping a weight now."""
+        return self.dropout if self.training else 0.0
+
+
+def _own_columns(
+    k: Tensor, v: Tensor, key_bias: Tensor | None, positions: Tensor, per_tile: int, *, causal: bool
+) -> tuple[Columns, Tensor]:
+    """Columns at positions (H, C) of the keys, and the bias of the other keys; those past the end do not count."""
+    batch, heads, keys, dim = k.shape
+    inside = positions.clamp(max=keys - 1)
+    at = inside[None, :, :, None].expand(batch, -1, -1, dim)
+    bias = bias_of((positions < keys)[None], k)
+    others = bias_of(~(torch.arange(keys, device=k.device) == positions[..., None]).any(1)[None], k)
+    if key_bias is not None:
+        bias = bias + key_bias.expand(-1, heads, -1).gather(2, inside.expand(batch, -1, -1))
+        others = others + key_bias
+    columns = Columns(k.gather(2, at), v.gather(2, at), bias, positions if causal else None, per_tile * causal)
+    return columns, others

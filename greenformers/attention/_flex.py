@@ -1,0 +1,31 @@
+"""FlexAttention of torch, for patterns on an accelerator: one kernel that skips the blocks nobody sees."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether (example, head, i, j) is visible, as a function that can be traced."""
+
+
+def block_mask(sees: Sees, batch: int | None, heads: int, queries: int, keys: int, device: torch.device) -> BlockMask:
+    """Blocks in which anything is visible, found by the compiled function, block by block."""
+    return create_block_mask(sees, batch, heads, queries, keys, device=str(device), _compile=device.type == "cuda")
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMask) -> Tensor:
+    """softmax(D^-1/2 q k^T) v over what the block mask shows and the key mask (B, M) keeps; 0 where that is nothing.
+
+    Compiled on a GPU; elsewhere plain torch, for tests.
+    """
+
+    def kept(score: Tensor, example: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert key_mask is not None
+        return torch.where(key_mask[example, j], score, -torch.inf)
+
+    attention: Any = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
+    out: Tensor = attention(q, k, v, score_mod=None if key_mask is None else kept, block_mask=mask)
+    return out

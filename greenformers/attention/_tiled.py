@@ -1,0 +1,333 @@
+"""Softmax attention in tiles, forward and backward.
+
+A tile is b queries beside L keys, many of them by two batched products on views of q, k and v: for a window nothing is
+gathered. Scores exist for a slice of tiles at a time, and are computed again for the backward pass (Dao 2022,
+arXiv:2205.14135, 3.1), so that memory is that of q, k, v and the output. Where a query is in two tilings, what it gets
+from the second is merged with the first by their log-sum-exp.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from math import log, prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from greenformers.attention._contract import accurate, full_precision
+from greenformers.attention._tiles import SLICE, Group
+
+LN2 = log(2)
+
+
+class Plan(NamedTuple):
+    """What is no tensor of the call."""
+
+    groups: tuple[Group, ...]
+    per_tile: int
+    dropout: float
+    seed: int
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call, see `tiled_attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    column_k: Tensor | None
+    column_v: Tensor | None
+    column_bias: Tensor | None
+    column_positions: Tensor | None
+    labels: Tensor | None
+    key_bias: Tensor | None
+    table: Tensor | None
+
+
+class _Workspace:
+    """Memory for scores, used again by every slice: pages that are new cost as much as a product on them."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.kept = like, {}  # type: tuple[Tensor, dict[str, Tensor]]
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """An uninitialised tensor, which is overwritten when its name is asked for again."""
+        count = prod(shape)
+        if name not in self.kept or self.kept[name].numel() < count:
+            self.kept[name] = self.like.new_empty(count, dtype=accurate(self.like))
+        return self.kept[name][:count].view(shape)
+
+
+def forward(x: Inputs, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, N, D), and the logarithms to the base 2 of the sums of weights (B, H, N)."""
+    merged = any(group.merge for group in plan.groups)
+    out = torch.empty_like(x.q, dtype=accurate(x.q) if merged else x.q.dtype)
+    lse = torch.empty_like(x.q[..., 0], dtype=accurate(x.q))
+    with full_precision(x.q):
+        for part in _slices(x, plan):
+            weights = part.scores()
+            top = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min / 4)
+            _exp2_(weights.sub_(top))
+            # A query without keys: 0 / tiny.
+            total = weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
+            part.drop_(weights)
+            part.write(out, lse, part.mixed(weights).mul_(1 / total), (top + total.log2())[..., 0])
+    return out.to(x.q.dtype), lse
+
+
+def backward(x: Inputs, plan: Plan, out: Tensor, lse: Tensor, dout: Tensor) -> list[Tensor]:
+    """Gradients of q, k, v, and of the columns' keys and values and the labels where there are any."""
+    given = [y for y in (x.k, x.v, x.column_k, x.column_v, x.labels) if y is not None]
+    grads = [torch.zeros_like(y, dtype=accurate(y)) for y in given]
+    columns = (grads[2], grads[3]) if x.column_k is not None else (None, None)
+    dq = torch.zeros_like(x.q, dtype=accurate(x.q))
+    with full_precision(x.q):
+        for part in _slices(x, plan):
+            part.backward(dout, out, lse, dq, *grads[:2], *columns, None if x.labels is None else grads[-1])
+    return [grad.to(y.dtype) for grad, y in zip((dq, *grads), (x.q, *given), strict=True)]
+
+
+def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
+    """All tiles, in slices along the longest of the axes B, H, classes and tiles, the other three one by one."""
+    count, workspace = 0, _Workspace(x.q)
+    for group in plan.groups:
+        first, end = group.tiling.heads
+        heads = range(first, x.q.shape[1] if end is None else end)
+        axes = (range(x.q.shape[0]), heads, range(group.classes), range(group.tiles))
+        # Blocks are gathered for tiles of one head.
+        axis = 3 if x.table is not None else max(range(4), key=lambda at: len(axes[at]))
+        step = max(1, SLICE // (group.rows * _width(x, group)))
+        for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
+            n = min(step, axes[axis].stop - corner[axis])
+            yield _Slice(x, plan, group, corner, axis, n, plan.seed + count, workspace)
+            count += 1
+
+
+def _width(x: Inputs, group: Group) -> int:
+    """Keys beside a tile."""
+    columns = 0 if x.column_k is None else x.column_k.shape[2]
+    return group.keys + columns + (0 if x.table is None else x.table.shape[2] * group.tiling.rows)
+
+
+class _Slice:
+    """n tiles, of b queries each, and their keys: of the tile, the columns, and blocks from the table."""
+
+    def __init__(
+        self, x: Inputs, plan: Plan, group: Group, corner: tuple[int, ...], axis: int, n: int, seed: int,
+        workspace: _Workspace,
+    ) -> None:  # fmt: skip
+        self.x, self.plan, self.group, self.corner, self.axis, self.n, self.seed, self.workspace = (
+            x, plan, group, corner, axis, n, seed, workspace,
+        )  # fmt: skip
+        # Scores are to the base 2.
+        self.q = _exact(self._queries(x.q)) * (x.q.shape[3] ** -0.5 / LN2)
+        self.sources = [(self._keys(x.k), self._keys(x.v))]
+        if x.column_k is not None and x.column_v is not None:
+            self.sources.append((self._columns(x.column_k), self._columns(x.column_v)))
+        if x.table is not None:
+            tile = group.first + corner[3]
+            self.blocks = x.table[corner[1], tile : tile + n].flatten()
+            self.sources.append((self._gathered(x.k), self._gathered(x.v)))
+        self.sources = [(_exact(k), _exact(v)) for k, v in self.sources]
+
+    def _queries(self, y: Tensor) -> Tensor:
+        """Of (B, H, N, ...): (n, b, ...)."""
+        return self._rows(y, self.group.q_start, self.group.rows)
+
+    def _keys(self, y: Tensor) -> Tensor:
+        """Of (B, H, M, ...): (n, L, ...)."""
+        return self._rows(y, self.group.k_start, self.group.keys)
+
+    def _rows(self, y: Tensor, start: int, rows: int) -> Tensor:
+        """View of (B, H, N, ...): rows of each tile (n, rows, ...), those of the first tile of all from `start` on."""
+        batch, head, residue, tile = self.corner
+        tiling, step = self.group.tiling, y.stride(2)
+        strides = (y.stride(0), y.stride(1), step, tiling.rows * tiling.stride * step)
+        first = y[batch, head, start + residue + tile * tiling.rows * tiling.stride :]
+        sizes = (self.n, rows, *y.shape[3:])
+        return first.as_strided(sizes, (strides[self.axis], tiling.stride * step, *y.stride()[3:]))
+
+    def _columns(self, y: Tensor) -> Tensor:
+        """Of (B, H, C, ...): (n or 1, C, ...), the columns up to the last tile where they are causal."""
+        seen = y.shape[2]
+        if self.plan.per_tile:
+            tiles = self.n if self.axis == 3 else 1
+            seen = (self.group.first + self.corner[3] + tiles) * self.plan.per_tile
+        return self._shared(y[:, :, :seen])
+
+    def _shared(self, y: Tensor) -> Tensor:
+        """Of (B, H, ...), the same for all classes and tiles: (n or 1, ...)."""
+        batch, head = self.corner[:2]
+        if self.axis == 0:
+            return y[batch : batch + self.n, head]
+        return y[batch, head : head + (self.n if self.axis == 1 else 1)]
+
+    def _gathered(self, y: Tensor) -> Tensor:
+        """Of (B, H, M, ...): (n, r b, ...) of the blocks in the table."""
+        return self._blocks(y).index_select(0, self.blocks).unflatten(0, (self.n, -1)).flatten(1, 2)
+
+    def _blocks(self, y: Tensor) -> Tensor:
+        """Of (B, H, M, ...): the blocks (M / b, b, ...) of one head."""
+        b = self.group.tiling.rows
+        one = y[self.corner[0], self.corner[1]]
+        return one[: one.shape[0] // b * b].unflatten(0, (-1, b))
+
+    def _spans(self) -> list[slice]:
+        """Where each source's scores stand."""
+        ends = [0]
+        for k, _ in self.sources:
+            ends.append(ends[-1] + k.shape[1])
+        return [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+
+    def products(self, rows: Tensor, of_values: bool = False) -> Tensor:
+        """Of (n, b, D) with all keys, or all values: (n, b, L)."""
+        spans = self._spans()
+        found = self.workspace("values" if of_values else "keys", self.n, rows.shape[1], spans[-1].stop)
+        for pair, span in zip(self.sources, spans, strict=True):
+            y = pair[of_values]
+            torch.bmm(rows, y.expand(self.n, -1, -1).mT, out=found[..., span])
+        return found
+
+    def scores(self) -> Tensor:
+        """All scores (n, b, L), -inf where not visible."""
+        group, x = self.group, self.x
+        found = self.products(self.q)
+        if x.labels is not None:
+            self._add_labels(found)
+        for start, bias in group.bias:
+            found[..., start : start + bias.shape[1]] += bias
+        spans = self._spans()
+        if x.key_bias is not None:
+            found[..., spans[0]] += self._keys(self._wide(x.key_bias))[:, None]
+            if x.table is not None:
+                found[..., spans[-1]] += self._gathered(self._wide(x.key_bias))[:, None]
+        if x.column_bias is not None:
+            found[..., spans[1]] += self._columns(self._wide(x.column_bias))[:, None]
+        if x.column_positions is not None:
+            self._hide_later(found[..., spans[1]], x.column_positions)
+        return found
+
+    def _wide(self, y: Tensor) -> Tensor:
+        """(B or 1, H or 1, M) to (B, H, M)."""
+        return y.expand(*self.x.q.shape[:2], -1)
+
+    def _hide_later(self, scores: Tensor, positions: Tensor) -> None:
+        """-inf for columns (H, C) after the query, in one class of positions."""
+        queries, keys = self.x.q.shape[2], self.x.k.shape[2]
+        row = torch.arange(keys - queries, keys, device=scores.device).expand(*self.x.q.shape[:3])
+        column = self._columns(positions.expand(self.x.q.shape[0], -1, -1))
+        scores.masked_fill_(column[:, None] > self._queries(row)[..., None], -torch.inf)
+
+    def drop_(self, weights: Tensor) -> None:
+        """Drop some weights, the same ones in the forward and the backward pass."""
+        if self.plan.dropout:
+            kept = 1 - self.plan.dropout
+            generator = torch.Generator(weights.device).manual_seed(self.seed)
+            weights.mul_(torch.empty_like(weights).bernoulli_(kept, generator=generator)).div_(kept)
+
+    def mixed(self, weights: Tensor, of_keys: bool = False) -> Tensor:
+        """sum_j weights_ij v_j, or k_j: (n, b, D)."""
+        found = None
+        for pair, span in zip(self.sources, self._spans(), strict=True):
+            y = pair[not of_keys].expand(self.n, -1, -1)
+            found = weights[..., span] @ y if found is None else found.baddbmm_(weights[..., span], y)
+        assert found is not None
+        return found
+
+    def write(self, out: Tensor, lse: Tensor, mixed: Tensor, sums: Tensor) -> None:
+        """Outputs (n, b, D) and the logarithms of their weights' sums (n, b); to what is there already, if so."""
+        place, place_of_sums = self._queries(out), self._queries(lse)
+        if self.group.merge:
+            both = torch.logaddexp2(place_of_sums, sums)
+            mixed = mixed * (sums - both).exp2()[..., None] + place * (place_of_sums - both).exp2()[..., None]
+            sums = both
+        place.copy_(mixed)
+        place_of_sums.copy_(sums)
+
+    def backward(
+        self, dout: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        dck: Tensor | None, dcv: Tensor | None, dlabels: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Add what these queries give to the gradients. Dao 2022, algorithm 4."""
+        weights = _exp2_(self.scores().sub_(self._queries(lse)[..., None]))
+        grad = _exact(self._queries(dout))
+        of_scores = self.products(grad, of_values=True)
+        dropped = weights
+        if self.plan.dropout:
+            dropped = weights.clone()
+            self.drop_(dropped)
+            self.drop_(of_scores)
+        self._add(dropped, grad, dv, dcv)
+        of_scores.sub_((grad * self._queries(out)).sum(-1, keepdim=True)).mul_(weights)
+        self._add(of_scores, self.q.mul_(LN2), dk, dck)
+        found = self.mixed(of_scores, of_keys=True)
+        if dlabels is not None:
+            found += self._of_labels(of_scores, dlabels)
+        self._queries(dq).add_(found, alpha=dq.shape[3] ** -0.5)
+
+    def _add(self, weights: Tensor, rows: Tensor, grad: Tensor, of_columns: Tensor | None) -> None:
+        """Add weights^T rows (n, L, D) to the gradients of keys or values."""
+        spans, group = self._spans(), self.group
+        found = self._transposed(weights[..., spans[0]], rows)
+        if self.axis != 3:
+            self._keys(grad).add_(found)
+        else:  # the keys of neighbouring tiles overlap, but not a block of each
+            b, d = group.tiling.rows, group.tiling.stride
+            for start in range(0, group.keys, b):
+                some = min(b, group.keys - start)
+                self._rows(grad, group.k_start + start * d, some).add_(found[:, start : start + some])
+        if of_columns is not None:
+            found = self._transposed(weights[..., spans[1]], rows)
+            self._columns(of_columns).add_(found if self.axis < 2 else found.sum(0, keepdim=True))
+        if self.x.table is not None:
+            found = self._transposed(weights[..., spans[-1]], rows)
+            blocks = found.unflatten(1, (-1, group.tiling.rows)).flatten(0, 1)
+            self._blocks(grad).index_add_(0, self.blocks, blocks)
+
+    def _transposed(self, weights: Tensor, rows: Tensor) -> Tensor:
+        """weights^T rows (n, L, D)."""
+        found = self.workspace("rows", self.n, weights.shape[2], rows.shape[2])
+        return torch.bmm(weights.mT, rows, out=found)
+
+    def _add_labels(self, scores: Tensor) -> None:
+        """Add q_i a, for the label a of each key of the tile."""
+        R = self.q @ self._labels().mT  # (n, b, 2c + 1)
+        place = scores[..., : self.group.keys].transpose(0, 1)
+        place.baddbmm_(R.transpose(0, 1), self._labelled())
+
+    def _of_labels(self, of_scores: Tensor, dlabels: Tensor) -> Tensor:
+        """Gradients of the queries by the labels (n, b, D); those of the labels are added."""
+        dR = (of_scores[..., : self.group.keys].transpose(0, 1) @ self._labelled().mT).transpose(0, 1)
+        found = dR.mT @ self.q  # (n, 2c + 1, D)
+        head = self.corner[1]
+        dlabels[head : head + found.shape[0] if self.axis == 1 else head + 1].add_(
+            found if self.axis == 1 else found.sum(0)
+        )
+        return dR @ self._labels()
+
+    def _labels(self) -> Tensor:
+        """(n, 2c + 1, D)."""
+        assert self.x.labels is not None
+        return _exact(self._shared(self.x.labels[None].expand(self.x.q.shape[0], -1, -1, -1)).expand(self.n, -1, -1))
+
+    def _labelled(self) -> Tensor:
+        """Which label each query of a tile has for each key: 0 or 1 (b, 2c + 1, L)."""
+        assert self.x.labels is not None
+        group, count = self.group, self.x.labels.shape[1]
+        past = self.x.k.shape[2] - self.x.q.shape[2]
+        row = torch.arange(group.rows, device=self.q.device) + group.q_start + past
+        key = torch.arange(group.keys, device=self.q.device) + group.k_start
+        label = (key - row[:, None]).clamp(-(count // 2), count // 2) + count // 2
+        return (label[:, None] == torch.arange(count, device=self.q.device)[:, None]).to(self.q.dtype)
+
+
+def _exp2_(x: Tensor) -> Tensor:
+    """2^x in place, for x that is at most about 0; what is too small to count in a sum is 0.
+
+    exp takes several times longer where x is -inf, and a product a hundred times longer where a result is subnormal.
+    """
+    return torch.nn.functional.threshold_(x.exp2_(), 1e-30, 0.0)
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(accurate(x))

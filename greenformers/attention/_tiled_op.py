@@ -1,0 +1,170 @@
+"""Attention in tiles as one differentiable call, and as an operator that torch.compile leaves as it is."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from greenformers.attention import _tiled
+from greenformers.attention._contract import accurate
+from greenformers.attention._tiled import Inputs, Plan
+from greenformers.attention._tiles import Group, Tiling
+
+
+class Columns(NamedTuple):
+    """Keys that every query meets beside those of its tile.
+
+    Attributes:
+        k: (B, H, C, D).
+        v: (B, H, C, D).
+        bias: 0, or -inf for those that do not count (B or 1, H or 1, C).
+        positions: where they stand (H, C): a query sees those up to its own. None: it sees all.
+        per_tile: how many stand in each tile, where there are positions.
+    """
+
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    positions: Tensor | None = None
+    per_tile: int = 0
+
+
+def tiled_attention(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    groups: Sequence[Group],
+    *,
+    key_bias: Float[Tensor, "b h M"] | None = None,
+    columns: Columns | None = None,
+    table: Int[Tensor, "H T r"] | None = None,
+    labels: Float[Tensor, "H n D"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(D^-1/2 q k^T) v of each query over the keys of its tile, 0 for one that sees none.
+
+    Args:
+        q: queries (B, H, N, D).
+        k: keys (B, H, M, D).
+        v: values (B, H, M, D).
+        groups: the tiles, of `greenformers.attention._tiles.groups`.
+        key_bias: 0 for keys that are kept, else -inf (B or 1, H or 1, M); of the keys in tiles.
+        columns: keys that all queries meet.
+        table: for each tile the blocks, of as many keys as it has rows, that it meets too (H, T, r).
+        labels: vectors a of relative positions -c to c (H, 2c + 1, D): key j counts as k_j + a of j - i, clipped, for
+            query i. Shaw 2018, arXiv:1803.02155, eq. 5.
+        dropout: probability of dropping a weight.
+    """
+    c = columns
+    column = (None,) * 4 if c is None else (c.k, c.v, c.bias, c.positions)
+    seed = int(torch.randint(2**31, ())) if dropout else 0
+    per_tile = 0 if c is None else c.per_tile
+    x = Inputs(q, k, v, *column, labels, key_bias, table)
+    out: Tensor
+    if torch.compiler.is_compiling():
+        # Traced, a long sequence would become thousands of operators.
+        out, _ = torch.ops.greenformers.tiled(*x, *_flat(groups), per_tile, dropout, seed)
+    else:
+        out = _Tiled.apply(*x, Plan(tuple(groups), per_tile, dropout, seed))
+    return out
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, ctx.plan = given
+        out, lse = _tiled.forward(Inputs(*tensors), ctx.plan)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        x = Inputs(*tensors)
+        return *_in_order(x, _tiled.backward(x, ctx.plan, out, lse, dout)), None
+
+
+def _in_order(x: Inputs, grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of all inputs, None where there is none."""
+    left = iter(grads)
+    differentiable = ("q", "k", "v", "column_k", "column_v", "labels")
+    return [next(left) if name in differentiable and y is not None else None for name, y in x._asdict().items()]
+
+
+# An operator takes tensors and numbers only.
+
+
+def _flat(groups: Sequence[Group]) -> tuple[list[Tensor], list[int]]:
+    biases, numbers = [], []
+    for g in groups:
+        first, end = g.tiling.heads
+        numbers += [g.tiling.rows, g.tiling.stride, first, -1 if end is None else end, *g[1:8], g.merge, len(g.bias)]
+        numbers += [start for start, _ in g.bias]
+        biases += [bias for _, bias in g.bias]
+    return biases, numbers
+
+
+def _groups(biases: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Group, ...]:
+    found, left, tensors = [], iter(numbers), iter(biases)
+    for rows in left:
+        stride, first, end = (next(left) for _ in range(3))
+        sizes = [next(left) for _ in range(7)]
+        merge, count = bool(next(left)), next(left)
+        bias = tuple((next(left), next(tensors)) for _ in range(count))
+        tiling = Tiling(rows, None, None, stride, heads=(first, None if end < 0 else end))
+        found.append(Group(tiling, *sizes, bias, merge))
+    return tuple(found)
+
+
+@torch.library.custom_op("greenformers::tiled", mutates_args=())
+def _operator(
+    q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
+    column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, table: Tensor | None,
+    biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, table)
+    return _tiled.forward(x, Plan(_groups(biases, numbers), per_tile, dropout, seed))
+
+
+@_operator.register_fake
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(q[..., 0], dtype=accurate(q))
+
+
+@torch.library.custom_op("greenformers::tiled_backward", mutates_args=())
+def _operator_backward(
+    q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
+    column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, table: Tensor | None,
+    biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: int,
+    out: Tensor, lse: Tensor, dout: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, table)
+    return _tiled.backward(x, Plan(_groups(biases, numbers), per_tile, dropout, seed), out, lse, dout)
+
+
+@_operator_backward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
+    column_positions: Tensor | None, labels: Tensor | None, *_: Any,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(y) for y in (q, k, v, column_k, column_v, labels) if y is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, (biases, *ctx.rest) = inputs[:10], inputs[10:]
+    ctx.count = len(biases)
+    ctx.save_for_backward(*tensors, *biases, *output)
+
+
+def _differentiate(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    tensors, biases, output = saved[:10], list(saved[10:-2]), saved[-2:]
+    grads = torch.ops.greenformers.tiled_backward(*tensors, biases, *ctx.rest, *output, dout)
+    return *_in_order(Inputs(*tensors), grads), [None] * ctx.count, *[None] * len(ctx.rest)
+
+
+_operator.register_autograd(_differentiate, setup_context=_save)

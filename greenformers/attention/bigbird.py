@@ -1,0 +1,100 @@
+"""BigBird. Zaheer 2020, arXiv:2007.14062, 2 and appendix D: a window, global and random blocks.
+
+Time O(N b (3 + r) D), memory O(N D). Bidirectional only.
+"""
+
+import torch
+from torch import Tensor
+
+from greenformers.attention._block_sparse import BlockSparse
+from greenformers.attention._contract import Shape
+from greenformers.attention._tiles import Tiling
+
+
+class Bigbird(BlockSparse):
+    """The own block of b positions, those beside it, r random ones, and i or j is global.
+
+    Global are the first and the last block (ITC), or with `extra_globals` so many first positions, which a caller
+    puts in front, blocks beginning after them (ETC). Random blocks differ for heads and layers, stay the same from
+    call to call, and are none of the others; a sequence too short for r of them has fewer.
+
+    Args:
+        shape: heads, width, length and layer.
+        block: b.
+        random: r, for each block of queries.
+        extra_globals: None for ITC, a number for ETC.
+        seed: of the random blocks, with layer and head.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: causal, cross-attention, or an option out of range.
+    """
+
+    rank_option = "block"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        block: int = 64,
+        random: int = 3,
+        extra_globals: int | None = None,
+        seed: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(shape, dropout=dropout)
+        self.refuse_causal("its global blocks see all")
+        for name, value, least in (("block", block, 1), ("random", random, 0), ("extra_globals", extra_globals, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        self.block, self.random, self.extra_globals, self.seed = block, random, extra_globals, seed
+
+    def ends(self, length: int) -> tuple[int, int]:  # noqa: D102
+        if self.extra_globals is not None:
+            return min(self.extra_globals, length), 0
+        return min(self.block, length), (length - 1) % self.block + 1 if length > self.block else 0
+
+    def visible(  # noqa: D102
+        self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
+    ) -> Tensor:
+        front, back = self.ends(length)
+        tiles = -(-(length - front - back) // self.block)
+        own, other = (i - front) // self.block, (j - front) // self.block
+        seen = ((own - other).abs() <= 1) | is_global[i] | is_global[j]
+        if tiles < 1 or (table := self.table(tiles, i.device)) is None:
+            return seen
+        inside = own.clamp(0, tiles - 1)  # what is outside is global
+        return seen | (table[head][inside] == other[..., None]).any(-1)
+
+    def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
+        return (Tiling(self.block, self.block, self.block),)
+
+    def table(self, tiles: int, device: torch.device) -> Tensor | None:
+        """Random blocks (H, T, r) of T blocks that are not global: of those outside the window, each at most once."""
+        # The last one of ETC may be short, and is no random block.
+        whole = tiles if self.extra_globals is None else tiles - 1
+        count = min(self.random, whole - 3)
+        if count < 1:
+            return None
+        tile = torch.arange(tiles, device=device)
+        low, high = (tile - 1).clamp(min=0), (tile + 1).clamp(max=whole - 1)
+        left = whole - (high - low + 1).clamp(min=0)[None]  # outside the window, counted without it
+        chosen: list[Tensor] = []
+        for slot in range(count):
+            block = self._drawn(slot, tiles, device) % (left - slot)
+            for taken in torch.stack(chosen, 2).sort(2).values.unbind(2) if chosen else ():
+                block = block + (block >= taken)
+            chosen.append(block)
+        table = torch.stack(chosen, 2)
+        return table + (whole - left[..., None]) * (table >= low[:, None])
+
+    def _drawn(self, slot: int, tiles: int, device: torch.device) -> Tensor:
+        """Numbers below 2^32 (H, T), from seed, layer, slot, head and tile alone: nothing is to be kept or saved."""
+        head = torch.arange(self.shape.heads, device=device)[:, None]
+        mixed = torch.zeros((), dtype=torch.long, device=device)
+        for part in (self.seed, self.shape.layer, slot, head, torch.arange(tiles, device=device)):
+            mixed = mixed ^ part
+            for _ in range(2):  # 32-bit mixing in products below 2^63
+                mixed = ((mixed >> 16) ^ mixed) * 0x45D9F3B & 0xFFFFFFFF
+            mixed = (mixed >> 16) ^ mixed
+        return mixed

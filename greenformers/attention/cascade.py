@@ -1,0 +1,46 @@
+"""Cascade Transformer. Wang 2020, arXiv:2003.02245; survey IV-A: windows that grow with the layer.
+
+Layer l, from 0, sees abs(i - j) < b m^l: time O(N b m^l D), memory O(N D).
+"""
+
+from torch import Tensor
+
+from greenformers.attention._block_sparse import BlockSparse
+from greenformers.attention._contract import Shape
+from greenformers.attention._tiles import Tiling, band
+
+
+class Cascade(BlockSparse):
+    """A window of 2 b m^l - 1 positions in layer l.
+
+    Args:
+        shape: heads, width, length and layer.
+        base: b, the base window size.
+        cardinal: m, the factor from layer to layer.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, or an option out of range.
+    """
+
+    rank_option = "base"
+
+    def __init__(self, shape: Shape, *, base: int = 64, cardinal: int = 2, dropout: float = 0.0) -> None:
+        super().__init__(shape, dropout=dropout)
+        for name, value in (("base", base), ("cardinal", cardinal)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.base, self.cardinal = base, cardinal
+
+    @property
+    def window(self) -> int:
+        """Neighbours on either side."""
+        return min(self.base * self.cardinal**self.shape.layer, self.shape.max_len) - 1
+
+    def visible(  # noqa: D102
+        self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
+    ) -> Tensor:
+        return (i - j).abs() <= self.window
+
+    def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
+        return (band(self.window, causal=self.shape.causal),)

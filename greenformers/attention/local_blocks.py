@@ -1,0 +1,40 @@
+"""Local blocks of the Image Transformer. Parmar 2018, arXiv:1802.05751, 3.3: own block and the one before.
+
+Time O(N b D), memory O(N D).
+"""
+
+from torch import Tensor
+
+from greenformers.attention._block_sparse import BlockSparse
+from greenformers.attention._contract import Shape
+from greenformers.attention._tiles import Tiling, blocks_of
+
+
+class LocalBlocks(BlockSparse):
+    """floor(j / b) = floor(i / b), or one less. Blocks are counted from the first position, padding included.
+
+    Args:
+        shape: heads, width and length.
+        block: b.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, or an option out of range.
+    """
+
+    rank_option = "block"
+
+    def __init__(self, shape: Shape, *, block: int = 256, dropout: float = 0.0) -> None:
+        super().__init__(shape, dropout=dropout)
+        if block < 1:
+            raise ValueError(f"block must be at least 1, got {block}")
+        self.block = block
+
+    def visible(  # noqa: D102
+        self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
+    ) -> Tensor:
+        back = i // self.block - j // self.block
+        return (back == 0) | (back == 1)
+
+    def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
+        return (blocks_of(self.block, before=1, causal=self.shape.causal),)

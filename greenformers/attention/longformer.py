@@ -1,0 +1,131 @@
+"""Longformer. Beltagy 2020, arXiv:2004.05150, 3.1: a sliding window, and global tokens with projections of their own.
+
+Time O(N (w + g) D), memory O(N D). Bidirectional only: `sliding_window` is its causal form.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from greenformers.attention._block_sparse import BlockSparse
+from greenformers.attention._contract import Shape
+from greenformers.attention._dense import dense_attention
+from greenformers.attention._tiled_op import Columns
+from greenformers.attention._tiles import Tiling, bands, bias_of, check_bands, within
+
+
+class Longformer(BlockSparse):
+    """abs(i - j) <= w (see `sliding_window`), or i or j is global.
+
+    A global query takes `q_global` to all `k_global` and `v_global`; a global key is seen by the others as `k` and `v`.
+
+    Args:
+        shape: heads, width and length.
+        window: w, neighbours on either side (half of the attention window of `transformers`).
+        dilation: d, or one for each head.
+        globals: so many first positions are global where no `global_mask` says which.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: causal, cross-attention, or an option out of range.
+    """
+
+    projections = ("q", "k", "v", "q_global", "k_global", "v_global")
+    takes_global_mask = True
+    rank_option = "window"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        window: int = 256,
+        dilation: int | Sequence[int] = 1,
+        globals: int = 1,  # noqa: A002 - the paper's word
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(shape, dropout=dropout)
+        self.refuse_causal("a global query sees all; sliding_window is the causal one")
+        if globals < 0:
+            raise ValueError(f"globals must be at least 0, got {globals}")
+        self.window, self.dilation, self.globals = window, check_bands(window, dilation, shape.heads), globals
+
+    def visible(  # noqa: D102
+        self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
+    ) -> Tensor:
+        return within(i, j, self.window, self.dilation, head) | is_global[i] | is_global[j]
+
+    def ends(self, length: int) -> tuple[int, int]:  # noqa: D102
+        return min(self.globals, length), 0
+
+    def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
+        return bands(self.window, self.dilation, causal=False)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+        q_global: Float[Tensor, "B H N D"] | None = None,
+        k_global: Float[Tensor, "B H M D"] | None = None,
+        v_global: Float[Tensor, "B H M D"] | None = None,
+        global_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        """Mix the values for every query.
+
+        Args:
+            q: queries (B, H, N, D).
+            k: keys (B, H, M, D), M = N.
+            v: values (B, H, M, D).
+            key_mask: True = keep (B, M).
+            query_mask: True = keep (B, N).
+            q_global: of global queries (B, H, N, D); by default `q`.
+            k_global: keys they see (B, H, M, D); by default `k`.
+            v_global: values of these (B, H, M, D); by default `v`.
+            global_mask: True = global (B, N), in each example by itself; by default the first `globals` positions.
+
+        Raises:
+            ValueError: what does not fit.
+        """
+        self.check(q, k, v, key_mask)
+        rows = tuple(x if y is None else y for x, y in ((q, q_global), (k, k_global), (v, v_global)))
+        for name, x in zip(self.projections[3:], rows, strict=True):
+            if x.shape != q.shape:
+                raise ValueError(f"{name} must be {tuple(q.shape)}, got {tuple(x.shape)}")
+        if global_mask is None and not self.by_kernel(q):
+            out = self.with_ends(q, k, v, key_mask, rows) if self.globals else self.local(q, k, v, key_mask)
+            return out
+        wanted = (q.shape[0], q.shape[2])
+        if global_mask.shape != wanted or global_mask.dtype != torch.bool:
+            raise ValueError(
+                f"global_mask must be a bool tensor {wanted}, got {global_mask.dtype} {tuple(global_mask.shape)}"
+            )
+        return self._by_mask(q, k, v, key_mask, rows, global_mask)
+
+    def _by_mask(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        rows: tuple[Tensor, ...],
+        global_mask: Tensor,
+    ) -> Tensor:
+        """Other global positions in each example: gathered, as many as the example with most of them has."""
+        count = int(global_mask.sum(1).max())
+        if count == 0:
+            return self.local(q, k, v, key_mask)
+        # Behind an example's own come others of its positions, each once, which keep the output they have.
+        at = global_mask.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+        real = global_mask.gather(1, at)
+        index = at[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+        seen = real if key_mask is None else real & key_mask.gather(1, at)
+        columns = Columns(k.gather(2, index), v.gather(2, index), bias_of(seen[:, None], q))
+        others = ~global_mask if key_mask is None else key_mask & ~global_mask
+        out = self.local(q, k, v, others, columns=columns)
+        dense = dense_attention(rows[0].gather(2, index), *rows[1:], key_mask, dropout=self.drop())
+        return out.scatter(2, index, torch.where(real[:, None, :, None], dense, out.gather(2, index)))

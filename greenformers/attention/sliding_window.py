@@ -1,0 +1,42 @@
+"""Sliding window. Beltagy 2020, arXiv:2004.05150, 3.1: each position sees its w neighbours on either side.
+
+Time O(N w D), memory O(N D). Dilated, it sees every d-th position up to w d away.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from greenformers.attention._block_sparse import BlockSparse
+from greenformers.attention._contract import Shape
+from greenformers.attention._tiles import Tiling, bands, check_bands, within
+
+
+class SlidingWindow(BlockSparse):
+    """abs(i - j) <= w d, and i - j a multiple of d; causal: of these the positions up to i.
+
+    Args:
+        shape: heads, width and length.
+        window: w, neighbours on either side.
+        dilation: d, or one for each head.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, or an option out of range.
+    """
+
+    rank_option = "window"
+
+    def __init__(
+        self, shape: Shape, *, window: int = 256, dilation: int | Sequence[int] = 1, dropout: float = 0.0
+    ) -> None:
+        super().__init__(shape, dropout=dropout)
+        self.window, self.dilation = window, check_bands(window, dilation, shape.heads)
+
+    def visible(  # noqa: D102
+        self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
+    ) -> Tensor:
+        return within(i, j, self.window, self.dilation, head)
+
+    def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
+        return bands(self.window, self.dilation, causal=self.shape.causal)
