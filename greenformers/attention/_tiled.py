@@ -94,8 +94,8 @@ def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
         first, end = group.tiling.heads
         heads = range(first, x.q.shape[1] if end is None else end)
         axes = (range(x.q.shape[0]), heads, range(group.classes), range(group.tiles))
-        # Blocks are gathered for tiles of one head.
-        axis = 3 if x.table is not None else max(range(4), key=lambda at: len(axes[at]))
+        # Blocks are gathered for tiles of one head, or one tile of several examples.
+        axis = max((0, 3) if x.table is not None else range(4), key=lambda at: len(axes[at]))
         step = max(1, SLICE // (group.rows * _width(x, group)))
         for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
             n = min(step, axes[axis].stop - corner[axis])
@@ -126,7 +126,7 @@ class _Slice:
             self.sources.append((self._columns(x.column_k), self._columns(x.column_v)))
         if x.table is not None:
             tile = group.first + corner[3]
-            self.blocks = x.table[corner[1], tile : tile + n].flatten()
+            self.blocks = x.table[corner[1], tile : tile + (n if axis == 3 else 1)].flatten()
             self.sources.append((self._gathered(x.k), self._gathered(x.v)))
         self.sources = [(_exact(k), _exact(v)) for k, v in self.sources]
 
@@ -164,13 +164,14 @@ class _Slice:
 
     def _gathered(self, y: Tensor) -> Tensor:
         """Of (B, H, M, ...): (n, r b, ...) of the blocks in the table."""
-        return self._blocks(y).index_select(0, self.blocks).unflatten(0, (self.n, -1)).flatten(1, 2)
+        found = self._blocks(y).index_select(1, self.blocks)
+        return found.flatten(0, 2).unflatten(0, (self.n, -1))
 
     def _blocks(self, y: Tensor) -> Tensor:
-        """Of (B, H, M, ...): the blocks (M / b, b, ...) of one head."""
-        b = self.group.tiling.rows
-        one = y[self.corner[0], self.corner[1]]
-        return one[: one.shape[0] // b * b].unflatten(0, (-1, b))
+        """Of (B, H, M, ...): the blocks (n or 1, M / b, b, ...) of one head."""
+        b, (batch, head) = self.group.tiling.rows, self.corner[:2]
+        one = y[batch : batch + (self.n if self.axis == 0 else 1), head]
+        return one[:, : one.shape[1] // b * b].unflatten(1, (-1, b))
 
     def _spans(self) -> list[slice]:
         """Where each source's scores stand."""
@@ -281,8 +282,8 @@ class _Slice:
             self._columns(of_columns).add_(found if self.axis < 2 else found.sum(0, keepdim=True))
         if self.x.table is not None:
             found = self._transposed(weights[..., spans[-1]], rows)
-            blocks = found.unflatten(1, (-1, group.tiling.rows)).flatten(0, 1)
-            self._blocks(grad).index_add_(0, self.blocks, blocks)
+            place = self._blocks(grad)
+            place.index_add_(1, self.blocks, found.view(place.shape[0], -1, *place.shape[2:]))
 
     def _transposed(self, weights: Tensor, rows: Tensor) -> Tensor:
         """weights^T rows (n, L, D)."""

@@ -22,7 +22,7 @@ class SparseFixed(BlockSparse):
     Args:
         shape: heads, width and length.
         stride: s; by default about sqrt(`max_len`).
-        summary: c; by default s / 16, at least 1.
+        summary: c; by default 8, or s where that is smaller.
         dropout: probability of dropping an attention weight in training.
 
     Raises:
@@ -36,7 +36,7 @@ class SparseFixed(BlockSparse):
         stride = round(math.sqrt(shape.max_len)) if stride is None else stride
         if stride < 1:
             raise ValueError(f"stride must be at least 1, got {stride}")
-        summary = max(1, stride // 16) if summary is None else summary
+        summary = min(8, stride) if summary is None else summary
         if not 1 <= summary <= stride:
             raise ValueError(f"summary must be in 1..{stride} (the stride), got {summary}")
         self.stride, self.summary = stride, summary
