@@ -134,9 +134,9 @@ def main() -> None:
         about = context("python benchmarks/imdb_bytes.py" + " --quick" * given.quick, 0)
         blank = Record("imdb_bytes", "", {}, "test_accuracy", 0.0, METRICS["test_accuracy"].unit, context=about)
         made = []
-        for (variant, seed), right in found.items():
+        for (variant, which), right in found.items():
             value, low, high = wilson(right)
-            about_run = {"length": LENGTH, "seed": seed, "steps": SETTINGS.steps, "options": VARIANTS.get(variant, {})}
+            about_run = {"length": LENGTH, "seed": which, "steps": SETTINGS.steps, "options": VARIANTS.get(variant, {})}
             made.append(replace(blank, variant=variant, setting=about_run, value=value, spread=high - low))
         append(given.json, made)
 

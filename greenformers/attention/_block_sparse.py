@@ -37,7 +37,7 @@ class BlockSparse(Attention):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.dropout = dropout
-        self._masks: dict[tuple[int, int, torch.device], BlockMask] = {}
+        self._masks: dict[tuple[object, ...], BlockMask] = {}
 
     @property
     def name(self) -> str:
@@ -109,8 +109,6 @@ class BlockSparse(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         self.check(q, k, v, key_mask)
-        if self.by_kernel(q):
-            return self.by_flex(q, k, v, key_mask)
         if self.ends(k.shape[2]) == (0, 0):
             return self.local(q, k, v, key_mask)
         return self.with_ends(q, k, v, key_mask, rows=(q, k, v))
@@ -120,31 +118,6 @@ class BlockSparse(Attention):
         check_lengths(q, k, v, key_mask, self.shape)
         if not self.shape.causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"{self.name} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-
-    def by_kernel(self, q: Tensor) -> bool:
-        """True where FlexAttention can do it: on a GPU, without dropout and labels."""
-        return q.is_cuda and not self.drop() and self.labels() is None
-
-    def by_flex(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, global_mask: Tensor | None = None
-    ) -> Tensor:
-        """The whole pattern by FlexAttention, with a block mask that is made once per length.
-
-        A `global_mask` (B, N) says which positions are global in each example; its block mask is made for each call.
-        """
-        queries, keys, device = q.shape[2], k.shape[2], q.device
-        if global_mask is None and (queries, keys, device) in self._masks:
-            return flex(q, k, v, key_mask, self._masks[queries, keys, device])
-        every = self.is_global(keys, device)
-
-        def sees(example: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            is_global = every if global_mask is None else global_mask[example]
-            return self.sees(i + keys - queries, j, head, is_global, keys)
-
-        mask = block_mask(sees, None if global_mask is None else q.shape[0], q.shape[1], queries, keys, device)
-        if global_mask is None:
-            self._masks[queries, keys, device] = mask
-        return flex(q, k, v, key_mask, mask)
 
     def with_ends(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: tuple[Tensor, Tensor, Tensor]
@@ -163,12 +136,12 @@ class BlockSparse(Attention):
 
         found = [dense(slice(0, front))] if front else []
         if front < last:
-            inner = [x[:, :, front:last] for x in (q, k, v)]
+            q_, k_, v_ = (x[:, :, front:last] for x in (q, k, v))
             mask = None if key_mask is None else key_mask[:, front:last]
             seen = None if key_mask is None else outer(key_mask[:, None])  # (B, 1, C)
             bias = None if seen is None else bias_of(seen, q)
             columns = Columns(self.column_keys(outer(k)), outer(v), bias)
-            found.append(self.local(*inner, mask, columns=columns, offset=front, length=length))
+            found.append(self.local(q_, k_, v_, mask, columns, offset=front, length=length))
         if last < length:
             found.append(dense(slice(last, length)))
         return torch.cat(found, 2)
@@ -188,14 +161,16 @@ class BlockSparse(Attention):
         k: Tensor,
         v: Tensor,
         key_mask: Tensor | None,
-        *,
         columns: Columns | None = None,
+        *,
         offset: int = 0,
         length: int | None = None,
     ) -> Tensor:
-        """Attention in tiles, of the positions from `offset` on of a sequence, with columns of others."""
+        """Attention of the positions from `offset` on of a sequence to each other, and to columns that all see."""
+        length = length or k.shape[2]
+        if self.by_kernel(q):
+            return self._by_flex(q, k, v, key_mask, columns, offset, length)
         keys, device = k.shape[2], q.device
-        length = length or keys
 
         def visible(i: Tensor, j: Tensor, head: int) -> Tensor:
             seen = self.near(i + offset, j + offset, head, length)
@@ -209,6 +184,45 @@ class BlockSparse(Attention):
             q, k, v, groups(tilings, q.shape[2], keys, visible, q), key_bias=key_bias, columns=columns,
             table=self.table(-(-keys // tilings[0].rows), device), labels=self.labels(), dropout=self.drop(),
         )  # fmt: skip
+
+    def by_kernel(self, q: Tensor) -> bool:
+        """True where FlexAttention can do it: on a GPU, without dropout and labels."""
+        return q.is_cuda and not self.drop() and self.labels() is None
+
+    def _by_flex(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        columns: Columns | None,
+        offset: int,
+        length: int,
+    ) -> Tensor:
+        """The same by one kernel, columns standing before the other keys; its block mask is made once per length."""
+        count, past = 0, k.shape[2] - q.shape[2]
+        if columns is not None and columns.k is not None and columns.v is not None:
+            count = columns.k.shape[2]
+            if key_mask is not None or columns.bias is not None:
+                kept = q.new_ones(q.shape[0], count, dtype=torch.bool)
+                seen = kept if columns.bias is None else kept & (columns.bias[:, 0] == 0)
+                rest = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+                key_mask = torch.cat([seen, rest], 1)
+            k, v = torch.cat([columns.k, k], 2), torch.cat([columns.v, v], 2)
+        sizes = (q.shape[2], k.shape[2], count, offset, length, q.device)
+        if sizes not in self._masks:
+            nowhere = torch.zeros(length, dtype=torch.bool, device=q.device)
+            self.prepare(k.shape[2] - count, q.device)
+
+            def sees(_: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                key = (j - count).clamp(min=0) + offset
+                return (j < count) | self.sees(i + past + offset, key, head, nowhere, length)
+
+            self._masks[sizes] = block_mask(sees, q.shape[1], q.shape[2], k.shape[2], q.device)
+        return flex(q, k, v, key_mask, self._masks[sizes])
+
+    def prepare(self, keys: int, device: torch.device) -> None:
+        """Keep what `visible` looks up for so many keys: a kernel's mask may index a tensor, not make one."""
 
     def drop(self) -> float:
         """Probability of dropping a weight now."""

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether (example, head, i, j) is visible, as a function that can be traced."""
+"""Whether query i of a head sees key j, as a function (example, head, i, j) that can be traced."""
 
 
-def block_mask(sees: Sees, batch: int | None, heads: int, queries: int, keys: int, device: torch.device) -> BlockMask:
+def block_mask(sees: Sees, heads: int, queries: int, keys: int, device: torch.device) -> BlockMask:
     """Blocks in which anything is visible, found by the compiled function, block by block."""
-    return create_block_mask(sees, batch, heads, queries, keys, device=str(device), _compile=device.type == "cuda")
+    return create_block_mask(sees, None, heads, queries, keys, device=str(device), _compile=device.type == "cuda")
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMask) -> Tensor:
@@ -22,7 +22,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMa
     Compiled on a GPU; elsewhere plain torch, for tests.
     """
 
-    def kept(score: Tensor, example: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def kept(score: Tensor, example: Tensor, _head: Tensor, _i: Tensor, j: Tensor) -> Tensor:
         assert key_mask is not None
         return torch.where(key_mask[example, j], score, -torch.inf)
 

@@ -7,7 +7,7 @@ from the second is merged with the first by their log-sum-exp.
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from math import log, prod
 from typing import NamedTuple
 
@@ -79,11 +79,12 @@ def backward(x: Inputs, plan: Plan, out: Tensor, lse: Tensor, dout: Tensor) -> l
     """Gradients of q, k, v, and of the columns' keys and values and the labels where there are any."""
     given = [y for y in (x.k, x.v, x.column_k, x.column_v, x.labels) if y is not None]
     grads = [torch.zeros_like(y, dtype=accurate(y)) for y in given]
-    columns = (grads[2], grads[3]) if x.column_k is not None else (None, None)
+    dck, dcv = (None, None) if x.column_k is None else grads[2:4]
+    of_labels = None if x.labels is None else grads[-1]
     dq = torch.zeros_like(x.q, dtype=accurate(x.q))
     with full_precision(x.q):
         for part in _slices(x, plan):
-            part.backward(dout, out, lse, dq, *grads[:2], *columns, None if x.labels is None else grads[-1])
+            part.backward(dout, out, lse, dq, grads[0], grads[1], dck, dcv, of_labels)
     return [grad.to(y.dtype) for grad, y in zip((dq, *grads), (x.q, *given), strict=True)]
 
 
@@ -178,7 +179,7 @@ class _Slice:
         ends = [0]
         for k, _ in self.sources:
             ends.append(ends[-1] + k.shape[1])
-        return [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+        return [slice(*pair) for pair in pairwise(ends)]
 
     def products(self, rows: Tensor, of_values: bool = False) -> Tensor:
         """Of (n, b, D) with all keys, or all values: (n, b, L)."""
@@ -327,7 +328,7 @@ def _exp2_(x: Tensor) -> Tensor:
 
     exp takes several times longer where x is -inf, and a product a hundred times longer where a result is subnormal.
     """
-    return torch.nn.functional.threshold_(x.exp2_(), 1e-30, 0.0)
+    return torch.threshold_(x.exp2_(), 1e-30, 0.0)
 
 
 def _exact(x: Tensor) -> Tensor:

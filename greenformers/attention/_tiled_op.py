@@ -25,8 +25,8 @@ class Columns(NamedTuple):
         per_tile: how many stand in each tile, where there are positions.
     """
 
-    k: Tensor
-    v: Tensor
+    k: Tensor | None = None
+    v: Tensor | None = None
     bias: Tensor | None = None
     positions: Tensor | None = None
     per_tile: int = 0
@@ -58,17 +58,15 @@ def tiled_attention(
             query i. Shaw 2018, arXiv:1803.02155, eq. 5.
         dropout: probability of dropping a weight.
     """
-    c = columns
-    column = (None,) * 4 if c is None else (c.k, c.v, c.bias, c.positions)
+    c = columns or Columns()
     seed = int(torch.randint(2**31, ())) if dropout else 0
-    per_tile = 0 if c is None else c.per_tile
-    x = Inputs(q, k, v, *column, labels, key_bias, table)
+    x = Inputs(q, k, v, c.k, c.v, c.bias, c.positions, labels, key_bias, table)
     out: Tensor
     if torch.compiler.is_compiling():
         # Traced, a long sequence would become thousands of operators.
-        out, _ = torch.ops.greenformers.tiled(*x, *_flat(groups), per_tile, dropout, seed)
+        out, _ = torch.ops.greenformers.tiled(*x, *_flat(groups), c.per_tile, dropout, seed)
     else:
-        out = _Tiled.apply(*x, Plan(tuple(groups), per_tile, dropout, seed))
+        out = _Tiled.apply(*x, Plan(tuple(groups), c.per_tile, dropout, seed))
     return out
 
 
@@ -112,11 +110,12 @@ def _groups(biases: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Group, ..
     found, left, tensors = [], iter(numbers), iter(biases)
     for rows in left:
         stride, first, end = (next(left) for _ in range(3))
-        sizes = [next(left) for _ in range(7)]
+        at, tiles, classes, tall, keys, q_start, k_start = (next(left) for _ in range(7))
         merge, count = bool(next(left)), next(left)
-        bias = tuple((next(left), next(tensors)) for _ in range(count))
+        starts = [next(left) for _ in range(count)]
         tiling = Tiling(rows, None, None, stride, heads=(first, None if end < 0 else end))
-        found.append(Group(tiling, *sizes, bias, merge))
+        bias = tuple((start, next(tensors)) for start in starts)
+        found.append(Group(tiling, at, tiles, classes, tall, keys, q_start, k_start, bias, merge))
     return tuple(found)
 
 
@@ -147,11 +146,8 @@ def _operator_backward(
 
 
 @_operator_backward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
-    column_positions: Tensor | None, labels: Tensor | None, *_: Any,
-) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(y) for y in (q, k, v, column_k, column_v, labels) if y is not None]
+def _(*given: Any) -> list[Tensor]:
+    return [torch.empty_like(y) for y in (*given[:5], given[7]) if y is not None]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -83,7 +83,8 @@ def check_bands(window: int, dilation: int | Sequence[int], heads: int) -> tuple
 
 def within(i: Tensor, j: Tensor, window: int, dilation: Sequence[int], head: int | Tensor) -> Tensor:
     """abs(i - j) <= w d and i - j a multiple of d, for the dilation d of a head."""
-    d = dilation[head] if isinstance(head, int) else torch.tensor(dilation, device=head.device)[head]
+    # Of a head in a tensor by comparisons: a kernel that is traced can make no table.
+    d = dilation[head] if isinstance(head, int) else sum((head == at) * d for at, d in enumerate(dilation))
     return ((i - j).abs() <= window * d) & ((i - j) % d == 0)
 
 
@@ -140,7 +141,7 @@ def groups(tilings: Sequence[Tiling], queries: int, keys: int, visible: Visible,
 def _classes(stride: int, past: int, keys: int) -> list[tuple[int, int]]:
     """Runs (first, number) of residues below the stride with equally many keys, and as many of the past."""
     cuts = sorted({0, min(stride, keys), *(cut for cut in (past % stride, keys % stride) if cut < keys)})
-    return [(cut, after - cut) for cut, after in zip(cuts, cuts[1:], strict=False)]
+    return [(cut, after - cut) for cut, after in pairwise(cuts)]
 
 
 def _of_classes(

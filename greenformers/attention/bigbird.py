@@ -48,6 +48,7 @@ class Bigbird(BlockSparse):
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         self.block, self.random, self.extra_globals, self.seed = block, random, extra_globals, seed
+        self._prepared: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def ends(self, length: int) -> tuple[int, int]:  # noqa: D102
         if self.extra_globals is not None:
@@ -61,13 +62,18 @@ class Bigbird(BlockSparse):
         tiles = -(-(length - front - back) // self.block)
         own, other = (i - front) // self.block, (j - front) // self.block
         seen = ((own - other).abs() <= 1) | is_global[i] | is_global[j]
-        if tiles < 1 or (table := self.table(tiles, i.device)) is None:
+        table = self._prepared.get((tiles, i.device)) if tiles > 0 else None
+        if table is None and (tiles < 1 or (table := self.table(tiles, i.device)) is None):
             return seen
         inside = own.clamp(0, tiles - 1)  # what is outside is global
         return seen | (table[head][inside] == other[..., None]).any(-1)
 
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
         return (Tiling(self.block, self.block, self.block),)
+
+    def prepare(self, keys: int, device: torch.device) -> None:  # noqa: D102
+        tiles = -(-keys // self.block)
+        self._prepared[tiles, device] = self.table(tiles, device)
 
     def table(self, tiles: int, device: torch.device) -> Tensor | None:
         """Random blocks (H, T, r) of T blocks that are not global: of those outside the window, each at most once."""

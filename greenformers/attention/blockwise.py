@@ -3,6 +3,8 @@
 Time O(N^2 D / n_b), memory O(N D). Bidirectional only.
 """
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -48,7 +50,7 @@ class Blockwise(BlockSparse):
         self.check(q, k, v, key_mask)
         n, length = self.blocks, k.shape[2]
         cuts = [-(-block * length // n) for block in range(n + 1)]
-        parts = [slice(*pair) for pair in zip(cuts, cuts[1:], strict=False)]
+        parts = [slice(*pair) for pair in pairwise(cuts)]
         turns = min(n, q.shape[1])
         heads = []
         for turn in range(turns):
@@ -58,7 +60,9 @@ class Blockwise(BlockSparse):
                 rows, keys, values = q[:, turn::n, part], k[:, turn::n, seen], v[:, turn::n, seen]
                 mask = None if key_mask is None else key_mask[:, seen]
                 empty = seen.start == seen.stop  # more blocks than positions
-                found.append(torch.zeros_like(rows) if empty else dense_attention(rows, keys, values, mask, dropout=self.drop()))
+                found.append(
+                    torch.zeros_like(rows) if empty else dense_attention(rows, keys, values, mask, dropout=self.drop())
+                )
             heads.append(torch.cat(found, 2))
         order = [head for turn in range(turns) for head in range(turn, q.shape[1], n)]
         out = torch.cat(heads, 1)

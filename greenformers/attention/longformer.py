@@ -92,13 +92,16 @@ class Longformer(BlockSparse):
             ValueError: what does not fit.
         """
         self.check(q, k, v, key_mask)
-        rows = tuple(x if y is None else y for x, y in ((q, q_global), (k, k_global), (v, v_global)))
+        rows = (
+            q if q_global is None else q_global,
+            k if k_global is None else k_global,
+            v if v_global is None else v_global,
+        )
         for name, x in zip(self.projections[3:], rows, strict=True):
             if x.shape != q.shape:
                 raise ValueError(f"{name} must be {tuple(q.shape)}, got {tuple(x.shape)}")
-        if global_mask is None and not self.by_kernel(q):
-            out = self.with_ends(q, k, v, key_mask, rows) if self.globals else self.local(q, k, v, key_mask)
-            return out
+        if global_mask is None:
+            return self.with_ends(q, k, v, key_mask, rows) if self.globals else self.local(q, k, v, key_mask)
         wanted = (q.shape[0], q.shape[2])
         if global_mask.shape != wanted or global_mask.dtype != torch.bool:
             raise ValueError(
@@ -112,7 +115,7 @@ class Longformer(BlockSparse):
         k: Tensor,
         v: Tensor,
         key_mask: Tensor | None,
-        rows: tuple[Tensor, ...],
+        rows: tuple[Tensor, Tensor, Tensor],
         global_mask: Tensor,
     ) -> Tensor:
         """Other global positions in each example: gathered, as many as the example with most of them has."""
@@ -126,6 +129,6 @@ class Longformer(BlockSparse):
         seen = real if key_mask is None else real & key_mask.gather(1, at)
         columns = Columns(k.gather(2, index), v.gather(2, index), bias_of(seen[:, None], q))
         others = ~global_mask if key_mask is None else key_mask & ~global_mask
-        out = self.local(q, k, v, others, columns=columns)
-        dense = dense_attention(rows[0].gather(2, index), *rows[1:], key_mask, dropout=self.drop())
+        out = self.local(q, k, v, others, columns)
+        dense = dense_attention(rows[0].gather(2, index), rows[1], rows[2], key_mask, dropout=self.drop())
         return out.scatter(2, index, torch.where(real[:, None, :, None], dense, out.gather(2, index)))

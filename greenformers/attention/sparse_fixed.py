@@ -60,6 +60,6 @@ class SparseFixed(BlockSparse):
 
     def columns(self, length: int, device: torch.device) -> tuple[Tensor, int]:  # noqa: D102
         s, c = self.stride, self.summary
-        first = self.first_column(torch.arange(self.shape.heads, device=device))
+        first = torch.as_tensor(self.first_column(torch.arange(self.shape.heads, device=device)))
         block = torch.arange(0, length, s, device=device)[:, None] + torch.arange(c, device=device)
         return first[:, None] + block.flatten(), self.tilings(length)[0].rows // s * c

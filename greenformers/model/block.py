@@ -68,12 +68,10 @@ class EncoderLayer(GradientCheckpointingLayer):
         tokens = slice_length(self.feed_forward.up.out_features)
         rows = max(1, tokens // x.shape[1])
         masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
-        parts = [self._in_slices(*part, tokens) for part in zip(x.split(rows), *masks, strict=False)]
+        parts = [self._in_slices(y, key, wide, tokens) for y, key, wide in zip(x.split(rows), *masks, strict=False)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _in_slices(
-        self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, tokens: int
-    ) -> Tensor:
+    def _in_slices(self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
         mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask).contiguous()
         for x_slice, slice_ in zip(*(y.flatten(0, 1).split(tokens) for y in (x, mixed)), strict=True):

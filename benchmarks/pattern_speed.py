@@ -1,0 +1,235 @@
+"""Patterns of attention beside the public implementations: time, peak memory and their growth, on the same q, k and v.
+
+    pip install --no-deps --target PEERS local-attention==1.11.2 einops hyper-connections torch-einops-utils
+    python benchmarks/pattern_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/pattern_speed.jsonl]
+
+8 heads of 64, one sequence, two threads; 513 visible keys a query for windows, 512 for blocks; projections are left out
+on all sides. Every side of a setting runs interleaved. Bars: 1.5 times faster than each peer, forward and in training,
+with no more memory; from N 2,048 on faster than dense attention (SDPA); growth N^1.1 at most, N^1.6 for the two
+patterns of the Sparse Transformer. Dense attention is run up to 8,192, and the BigBird of transformers, which makes a
+matrix of N x N to show its weights, too.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from attention_speed import DIM, HEADS, Call, cell, exponent, ready, title
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import BigBirdConfig, BigBirdModel, LongformerConfig
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
+from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+from greenformers.attention import Shape, build
+from greenformers.measure.latency import interleaved
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.record import Record, append, context, with_ratios
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+QUADRATIC_UP_TO = 8192
+WINDOW, BLOCK, RANDOM = 256, 64, 3
+THREADS = 2
+FASTER = 1.5
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Mechanisms of about as many visible keys, and the peers they are compared with."""
+
+    name: str
+    ours: dict[str, dict[str, Any]]
+    peers: dict[str, Callable[[int], Call]] = field(default_factory=dict)
+    growth: float = 1.1
+
+    def sides(self, length: int) -> Iterator[tuple[str, Call]]:
+        """Dense attention, ours, and the peers that are installed."""
+        shape = Shape(HEADS, DIM, length)
+        if length <= QUADRATIC_UP_TO:
+            yield "sdpa", build("full", shape)
+        for name, options in self.ours.items():
+            yield name, build(name, shape, **options)
+        for peer, make in self.peers.items():
+            quadratic = peer == "transformers BigBird" and length > QUADRATIC_UP_TO
+            if not quadratic and (peer != "local-attention" or importlib.util.find_spec("local_attention")):
+                yield peer, make(length)
+
+
+class Given(nn.Module):
+    """In place of a projection: what it would give, of the shape its module wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value: Tensor | None = None
+
+    def forward(self, _: Tensor) -> Tensor | None:
+        """The tensor that was put here."""
+        return self.value
+
+
+def given(module: nn.Module, *, positions_first: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Replace the projections of an attention module; returns what feeds them, and gives an input of the right size."""
+    places = {name: Given() for name in ("query", "key", "value")}
+    for name, place in places.items():
+        setattr(module, name, place)
+
+    def feed(*tensors: Tensor) -> Tensor:
+        for place, x in zip(places.values(), tensors, strict=True):
+            rows = x.transpose(1, 2).flatten(2)  # (B, N, d)
+            place.value = rows.transpose(0, 1) if positions_first else rows
+        return tensors[0].new_zeros(1, tensors[0].shape[2], HEADS * DIM)
+
+    return feed
+
+
+def longformer(length: int) -> Call:
+    config = LongformerConfig(
+        hidden_size=HEADS * DIM, num_attention_heads=HEADS, num_hidden_layers=1, attention_window=[2 * WINDOW],
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    module = LongformerSelfAttention(config, 0)
+    feed = given(module, positions_first=True)
+    zeros = torch.zeros(1, length)
+    masks = {
+        "attention_mask": zeros, "is_index_masked": zeros < 0, "is_index_global_attn": zeros > 0,
+        "is_global_attn": False,
+    }  # fmt: skip
+    return lambda *tensors: module(feed(*tensors), **masks)[0]
+
+
+def bigbird(length: int) -> Call:
+    config = BigBirdConfig(
+        hidden_size=HEADS * DIM, num_attention_heads=HEADS, block_size=BLOCK, num_random_blocks=RANDOM,
+        attention_probs_dropout_prob=0.0, max_position_embeddings=length,
+    )  # fmt: skip
+    module = BigBirdBlockSparseAttention(config, seed=0).train()  # in evaluation it has no random blocks
+    feed = given(module, positions_first=False)
+    blocked, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, length), BLOCK)
+    masks = {
+        "band_mask": band, "from_mask": rows, "to_mask": columns, "from_blocked_mask": blocked,
+        "to_blocked_mask": blocked,
+    }  # fmt: skip
+    return lambda *tensors: module(feed(*tensors), **masks)[0]
+
+
+def local_attention(_: int) -> Call:
+    package = importlib.import_module("local_attention")
+    module: Call = package.LocalAttention(
+        window_size=WINDOW, look_backward=1, look_forward=1, exact_windowsize=True, causal=False,
+        use_rotary_pos_emb=False,
+    )  # fmt: skip
+    return module
+
+
+CONTESTS = (
+    Contest(
+        "windows",
+        {"sliding_window": {"window": WINDOW}, "longformer": {"window": WINDOW, "globals": 1}},
+        {"transformers Longformer": longformer, "local-attention": local_attention},
+    ),
+    Contest("bigbird", {"bigbird": {"block": BLOCK, "random": RANDOM}}, {"transformers BigBird": bigbird}),
+    Contest(
+        "others of about 512 keys",
+        {
+            "local_blocks": {"block": 256},
+            "cascade": {"base": WINDOW + 1},
+            "etc": {"radius": WINDOW, "globals": 1, "clip": None},
+        },
+    ),
+    Contest("sparse", {"sparse_strided": {}, "sparse_fixed": {}}, growth=1.6),
+)
+
+
+def measured(contest: Contest, length: int, training: bool, repeats: int, blank: Record) -> list[Record]:
+    """Time and peak memory of every side, their ratios to the first of ours."""
+    calls = {name: ready(call, length, training) for name, call in contest.sides(length)}
+    timings = interleaved(calls, repeats=repeats, warmup=1)
+    setting = {"patterns": contest.name, "length": length, "mode": title(training), "threads": THREADS}
+    found = []
+    for name, timing in timings.items():
+        one = replace(blank, variant=name, setting=setting)
+        found += [
+            replace(one, metric="latency", value=1e3 * timing.median, unit="ms", spread=1e3 * (timing.q3 - timing.q1)),
+            replace(one, metric=f"peak_memory_{setting['mode']}", value=peak_memory(calls[name]) / 2**20, unit="MiB"),
+        ]
+    return with_ratios(found, to=next(iter(contest.ours)))
+
+
+def show(console: Console, contest: Contest, training: bool, records: list[Record]) -> list[str]:
+    """Print a table; returns the bars that were missed."""
+    lengths = sorted({record.setting["length"] for record in records})
+    table = Table("", *(f"N {length:,}" for length in lengths), "exponent", title=f"{contest.name}, {title(training)}")
+    missed = []
+    first = next(iter(contest.ours))
+    for metric in ("latency", "peak_memory_" + title(training)):
+        rows: dict[str, dict[int, float]] = {}
+        for record in records:
+            if record.metric == metric:
+                rows.setdefault(record.variant, {})[record.setting["length"]] = record.value
+        for name, row in rows.items():
+            cells = [
+                cell(row.get(length), rows[first][length], "greenformers" if name == first else name)
+                for length in lengths
+            ]
+            table.add_row(f"{name}, {'ms' if metric == 'latency' else 'MiB'}", *cells, exponent(row))
+        missed += [f"{contest.name}, {title(training)}: {text}" for text in _missed(contest, rows, metric == "latency")]
+    console.print(table)
+    return missed
+
+
+def _missed(contest: Contest, rows: dict[str, dict[int, float]], is_time: bool) -> Iterator[str]:
+    """What of one measure falls short of its bar."""
+    for name in contest.ours:
+        own = rows[name]
+        low, high = min(own), max(own)
+        growth = math.log(own[high] / own[low]) / math.log(high / low) if high > low else 0.0
+        if is_time and growth > contest.growth:
+            yield f"{name} grows as N^{growth:.2f}, bar {contest.growth}"
+        for peer in contest.peers:
+            for length, value in rows.get(peer, {}).items():
+                wanted = FASTER if is_time else 1.0
+                if value < wanted * own[length]:
+                    yield f"{name} at N {length:,}: {value / own[length]:.2f}x of {peer}, bar {wanted}"
+        for length, value in rows["sdpa"].items():
+            if is_time and contest.peers and length >= 2048 and value < own[length]:
+                yield f"{name} at N {length:,}: {value / own[length]:.2f}x of SDPA, bar 1"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two lengths and 3 repeats")
+    parser.add_argument("--peers", type=Path, help="folder local-attention is installed in")
+    parser.add_argument("--only", help="the contests whose name holds this")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    asked = parser.parse_args()
+    if asked.peers:
+        sys.path.append(str(asked.peers))
+    torch.set_num_threads(THREADS)
+    command = "python benchmarks/pattern_speed.py --peers PEERS" + " --quick" * asked.quick
+    blank = Record("pattern_speed", "", {}, "latency", 0.0, "ms", context=context(command, seed=0))
+    console, missed = Console(width=130), list[str]()
+    for contest in CONTESTS:
+        if asked.only and asked.only not in contest.name:
+            continue
+        for training in (False, True):
+            found: list[Record] = []
+            for length in LENGTHS[:3:2] if asked.quick else LENGTHS:
+                repeats = 3 if asked.quick else max(3, 16 * LENGTHS[0] // length)
+                found += measured(contest, length, training, repeats, blank)
+            missed += show(console, contest, training, found)
+            if asked.json:
+                append(asked.json, found)
+    console.print("every bar is met" if not missed else "missed:\n" + "\n".join(missed))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

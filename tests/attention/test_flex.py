@@ -1,0 +1,135 @@
+"""The path of accelerators, FlexAttention, gives what the tiles give; here on the CPU, as plain torch."""
+
+import pickle
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pairs import FORMS, met, met_if, seen
+from torch.nn.attention.flex_attention import flex_attention
+
+from greenformers.attention import Shape, _flex, build
+
+HEADS, DIM = 3, 16
+OPTIONS = {
+    "sliding_window": {"window": 5, "dilation": (1, 3, 2)},
+    "cascade": {"base": 7},
+    "local_blocks": {"block": 24},
+    "sparse_strided": {"stride": 12},
+    "sparse_fixed": {"stride": 12, "summary": 3},
+    "longformer": {"window": 5, "globals": 4},
+    "bigbird": {"block": 16, "random": 2},
+    "etc": {"globals": 5, "radius": 7, "clip": None},
+}
+"""Of all patterns but `blockwise`, which is dense within blocks."""
+
+each_pattern = pytest.mark.parametrize(
+    ("name", "causal"),
+    [pytest.param(*form, id=f"{form[0]}{'-causal' * form[1]}") for form in FORMS if form[0] in OPTIONS],
+)
+each_padding = pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+# torch's own, where FlexAttention is not compiled.
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+
+
+def mechanism(name, causal=False, dim=DIM, **options):
+    shape = Shape(heads=HEADS, head_dim=dim, max_len=400, causal=causal, layer=1, layers=2)
+    return build(name, shape, **OPTIONS[name] | options)
+
+
+def drawn(queries, keys, number=3):
+    generator = torch.Generator().manual_seed(1)
+    lengths = (queries, keys, keys, queries, keys, keys)[:number]
+    return [torch.randn(2, HEADS, length, DIM, generator=generator) for length in lengths]
+
+
+def padding(keys):
+    return torch.arange(keys) < torch.tensor([keys, keys - keys // 3])[:, None]
+
+
+@pytest.fixture
+def on_kernel(monkeypatch):
+    """Makes a mechanism take the path of accelerators."""
+    return lambda module: monkeypatch.setattr(module, "by_kernel", lambda q: True)
+
+
+def compare(module, on_kernel, *inputs, **more):
+    expected = module(*inputs, **more)
+    on_kernel(module)
+    for _ in range(2):  # the second time with the block mask that is kept
+        torch.testing.assert_close(module(*inputs, **more), expected, rtol=1e-5, atol=1e-5)
+    assert len(module._masks) == 1
+
+
+@each_pattern
+@each_padding
+@pytest.mark.parametrize("length", [45, 140])
+def test_equals_the_tiles(name, causal, padded, length, on_kernel):
+    compare(mechanism(name, causal), on_kernel, *drawn(length, length), padding(length) if padded else None)
+
+
+@each_pattern
+@each_padding
+def test_of_the_last_queries_where_causal_and_of_one_key(name, causal, padded, on_kernel):
+    queries, keys = (13, 45) if causal else (17, 17)
+    compare(mechanism(name, causal), on_kernel, *drawn(queries, keys), padding(keys) if padded else None)
+
+
+@each_padding
+def test_equals_the_tiles_of_blocks_after_extra_globals(padded, on_kernel):
+    module = mechanism("bigbird", block=8, extra_globals=5)
+    compare(module, on_kernel, *drawn(101, 101), padding(101) if padded else None)
+
+
+@each_padding
+@pytest.mark.parametrize("given", [False, True], ids=["first positions", "global mask"])
+@pytest.mark.parametrize("number", [3, 6], ids=["one projection", "two projections"])
+def test_equals_the_tiles_with_global_positions(number, given, padded, on_kernel):
+    module, tensors = mechanism("longformer"), drawn(45, 45, number)
+    more = dict(zip(module.projections[3:], tensors[3:], strict=False))
+    if given:
+        more["global_mask"] = torch.stack([torch.arange(45) % 9 == 2, torch.arange(45) == 3])
+    compare(module, on_kernel, *tensors[:3], padding(45) if padded else None, **more)
+
+
+def test_lengths_have_masks_of_their_own(on_kernel):
+    module = mechanism("bigbird", block=4)
+    inputs = [drawn(length, length) for length in (29, 61, 29)]
+    expected = [module(*x) for x in inputs]
+    on_kernel(module)
+    torch.testing.assert_close([module(*x) for x in inputs], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mechanism_that_has_run_is_copied_and_saved(monkeypatch):
+    module, inputs = mechanism("bigbird", block=4), drawn(29, 29)
+    monkeypatch.setattr(type(module), "by_kernel", lambda self, q: True)
+    out = module(*inputs)
+    assert torch.equal(deepcopy(module)(*inputs), out)
+    assert torch.equal(pickle.loads(pickle.dumps(module))(*inputs), out)
+
+
+def test_labels_and_dropout_are_left_to_the_tiles():
+    on_accelerator = SimpleNamespace(is_cuda=True)
+    assert mechanism("etc").by_kernel(on_accelerator)
+    assert not mechanism("etc", clip=2).by_kernel(on_accelerator)
+    dropping = mechanism("cascade", dropout=0.1)
+    assert not dropping.train().by_kernel(on_accelerator)
+    assert dropping.eval().by_kernel(on_accelerator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, at inductor's import
+@each_pattern
+def test_the_block_mask_drops_nothing_visible(name, causal, on_kernel, monkeypatch):
+    """Compiled, a block that the mask leaves out is not looked at; the weights of equal scores show what is met."""
+    length = 304
+    module = mechanism(name, causal, dim=length)
+    torch.compiler.reset()
+    monkeypatch.setattr(_flex, "flex_attention", torch.compile(flex_attention, dynamic=False))
+    on_kernel(module)
+    found = met(module, length, length, torch.float32)
+    torch.testing.assert_close(found, met_if(seen(module, length, length)).float(), rtol=1e-5, atol=1e-6)
+    (mask,) = module._masks.values()
+    if name not in ("sparse_strided", "sparse_fixed"):
+        assert mask.sparsity() > 0
