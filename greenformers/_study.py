@@ -240,4 +240,38 @@ def recommend(
     console.print(words)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (bench, recommend, spectrum, cost)
+def pattern(
+    name: Annotated[str, typer.Argument(help="A mechanism that is a pattern, such as longformer.")],
+    length: Annotated[int, typer.Option(help="Sequence length N.")],
+    out: Annotated[Path, typer.Option(help="File of the picture, .png.")],
+    option: Annotated[list[str] | None, typer.Option(help="Option of it as name=value; may be repeated.")] = None,
+    heads: Annotated[int, typer.Option(help="Number of heads.")] = 4,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 1,
+    causal: Causal = False,
+) -> None:
+    """Draw who sees whom in a pattern, per head and layer, with its density and cost."""
+    from greenformers.measure.connectivity import connectivity
+    from greenformers.report.curves import save
+    from greenformers.report.pattern import figure, table
+    from greenformers.train.settings import value_of
+
+    console = terminal.console()
+    if out.suffix != ".png":
+        raise ValueError(f"out must end in .png, got {out.name!r}")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a folder")
+    pairs = [text.partition("=") for text in option or []]
+    for given, equals, _ in pairs:
+        if not equals:
+            raise ValueError(f"option must be name=value, got {given!r}")
+    with terminal.Steps(console) as steps:
+        found = connectivity(
+            name, length, {given: value_of(value) for given, _, value in pairs},
+            heads=heads, layers=layers, causal=causal, progress=steps,
+        )  # fmt: skip
+    console.print(table(found))
+    save(figure(found), out)
+    console.print(f"picture: {out}", soft_wrap=True)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (bench, recommend, spectrum, cost, pattern)

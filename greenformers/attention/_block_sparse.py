@@ -7,6 +7,8 @@ an accelerator FlexAttention does. Time and memory O(visible pairs), no matrix o
 Global positions, which see all and are seen by all, are keys beside every tile and queries of a dense attention.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -39,6 +41,9 @@ class BlockSparse(Attention):
         self.dropout = dropout
         self._masks: dict[tuple[object, ...], BlockMask] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_masks": {}}  # functions of these cannot be pickled
+
     @property
     def name(self) -> str:
         """The file's."""
@@ -67,8 +72,9 @@ class BlockSparse(Attention):
         return 0, 0
 
     def tilings(self, length: int) -> tuple[Tiling, ...]:
-        """How the positions that are not global are laid out in tiles."""
-        raise NotImplementedError
+        """How the positions that are not global are laid out in tiles; nothing where a pattern needs none."""
+        del length
+        return ()
 
     def table(self, tiles: int, device: torch.device) -> Tensor | None:
         """Blocks of keys that each tile meets beside its own (H, T, r), blocks being the queries' tiles."""

@@ -199,7 +199,12 @@ ROWS = (
     *kernelized("performer", oracles_kernel.performer, "kernel", ("softmax", "hyperbolic", "relu")),
     # Patterns.
     *patterns(
-        "sliding_window", {"window": 3}, {"window": 2, "dilation": (1, 3, 2)}, causal=True, large={"window": 64}, **LINEAR
+        "sliding_window",
+        {"window": 3},
+        {"window": 2, "dilation": (1, 3, 2)},
+        causal=True,
+        large={"window": 64},
+        **LINEAR,
     ),
     *patterns("cascade", {"base": 3}, causal=True, large={"base": 64}, **LINEAR),
     Row("cascade", oracles_pattern.pattern(oracles_pattern.cascade), {"base": 2}, layer=1, causal=True, cross=False),
@@ -209,5 +214,7 @@ ROWS = (
     *patterns("blockwise", {"blocks": 2}, {"blocks": 5}, memory=1.0),
     *patterns("longformer", {"window": 3}, {"window": 2, "globals": 4}, large={"window": 64}, **LINEAR),
     *patterns("bigbird", {"block": 2, "random": 2}, {"block": 2, "extra_globals": 3}, large={"block": 32}, **LINEAR),
-    *patterns("etc", {"globals": 3, "radius": 2, "clip": 1}, {"globals": 2, "radius": 3, "clip": None}, large={}, **LINEAR),
+    *patterns(
+        "etc", {"globals": 3, "radius": 2, "clip": 1}, {"globals": 2, "radius": 3, "clip": None}, large={}, **LINEAR
+    ),
 )

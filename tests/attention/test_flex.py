@@ -71,8 +71,8 @@ def test_equals_the_tiles(name, causal, padded, length, on_kernel):
 
 @each_pattern
 @each_padding
-def test_of_the_last_queries_where_causal_and_of_one_key(name, causal, padded, on_kernel):
-    queries, keys = (13, 45) if causal else (17, 17)
+def test_of_the_last_queries_where_causal(name, causal, padded, on_kernel):
+    queries, keys = (13, 45) if causal else (33, 33)
     compare(mechanism(name, causal), on_kernel, *drawn(queries, keys), padding(keys) if padded else None)
 
 
@@ -131,5 +131,6 @@ def test_the_block_mask_drops_nothing_visible(name, causal, on_kernel, monkeypat
     found = met(module, length, length, torch.float32)
     torch.testing.assert_close(found, met_if(seen(module, length, length)).float(), rtol=1e-5, atol=1e-6)
     (mask,) = module._masks.values()
-    if name not in ("sparse_strided", "sparse_fixed"):
-        assert mask.sparsity() > 0
+    if name in ("sliding_window", "cascade", "local_blocks", "longformer", "etc"):
+        looked_at = mask.kv_num_blocks + mask.full_kv_num_blocks
+        assert looked_at.sum() < HEADS * looked_at.shape[-1] ** 2

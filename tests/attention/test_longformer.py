@@ -38,9 +38,7 @@ def compare(module, tensors, key_mask, global_mask, *, given=True):
     out = module(*tensors[:3], key_mask, **rows, global_mask=global_mask if given else None)
     expected = oracle(module, tensors, key_mask, global_mask)
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-    results = [
-        [x, *torch.autograd.grad((weights * x).sum(), tensors, materialize_grads=True)] for x in (out, expected)
-    ]
+    results = [[x, *torch.autograd.grad((weights * x).sum(), tensors, materialize_grads=True)] for x in (out, expected)]
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
