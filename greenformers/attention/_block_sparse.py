@@ -192,8 +192,11 @@ class BlockSparse(Attention):
         )  # fmt: skip
 
     def by_kernel(self, q: Tensor) -> bool:
-        """True where FlexAttention can do it: on a GPU, without dropout and labels."""
-        return q.is_cuda and not self.drop() and self.labels() is None
+        """True where FlexAttention can do it: on a GPU, whole sequences, without dropout and labels.
+
+        Decoding would make it a kernel for every length.
+        """
+        return q.is_cuda and q.shape[2] > 1 and not self.drop() and self.labels() is None
 
     def _by_flex(
         self,

@@ -66,7 +66,9 @@ class Bigbird(BlockSparse):
         if table is None and (tiles < 1 or (table := self.table(tiles, i.device)) is None):
             return seen
         inside = own.clamp(0, tiles - 1)  # what is outside is global
-        return seen | (table[head][inside] == other[..., None]).any(-1)
+        for slot in range(table.shape[2]):  # one by one: in a compiled mask, torch computes `any` wrongly
+            seen = seen | (table[head, inside, slot] == other)
+        return seen
 
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
         return (Tiling(self.block, self.block, self.block),)

@@ -1,4 +1,4 @@
-"""Patterns pair by pair: whom `sees` shows, and dense attention over that; and patterns drawn with tiles of any size."""
+"""Patterns pair by pair: whom `sees` shows, and dense attention over that; and drawn ones, with tiles of any size."""
 
 import math
 from collections.abc import Iterator, Mapping

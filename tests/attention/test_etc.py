@@ -38,8 +38,8 @@ def compare(module, key_mask, length=N):
 
 
 @pytest.mark.parametrize("key_mask", [None, PADDING], ids=["", "padded"])
-@pytest.mark.parametrize("clip", [None, 0, 2, 7, 30], ids=str)
-@pytest.mark.parametrize(("rows", "size"), [(4, 100), (10, 3000), (64, 2**19)])
+@pytest.mark.parametrize("clip", [None, 0, 7, 30], ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(6, 500), (64, 2**19)])
 def test_outputs_and_gradients_of_the_labels_across_tiles(clip, rows, size, key_mask):
     with tiles(rows, size):
         compare(with_labels(globals=6, radius=7, clip=clip), key_mask)

@@ -18,10 +18,10 @@ GLOBAL = torch.stack([torch.zeros(N), torch.arange(N) == 5, torch.arange(N) % 7 
 PADDING = torch.arange(N) < torch.tensor([N, 19, 15, 21])[:, None]
 
 
-def drawn(number, batch=len(GLOBAL), length=N, dtype=torch.float64):
+def drawn(number, length=N):
     generator = torch.Generator().manual_seed(1)
-    sizes = (number, batch, HEADS, length, DIM)
-    return [x.requires_grad_() for x in torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)]
+    sizes = (number, len(GLOBAL), HEADS, length, DIM)
+    return [x.requires_grad_() for x in torch.randn(sizes, generator=generator, dtype=torch.float64)]
 
 
 def oracle(module, tensors, key_mask, global_mask):
@@ -96,7 +96,7 @@ def in_place_of(theirs, mechanism):
     """The mechanism with the projections of a LongformerSelfAttention, as its forward."""
     names = ("query", "key", "value", "query_global", "key_global", "value_global")
 
-    def forward(hidden_states, attention_mask, is_index_masked, is_index_global_attn, **_):
+    def forward(hidden_states, is_index_masked, is_index_global_attn, **_):
         heads = [
             getattr(theirs, name)(hidden_states).unflatten(2, (theirs.num_heads, -1)).transpose(1, 2) for name in names
         ]
@@ -128,10 +128,10 @@ def test_equals_that_of_transformers(window):
     theirs = LongformerSelfAttention(configuration(window), 0).eval()
     hidden, marks = torch.randn(len(GLOBAL), N, HEADS * DIM), torch.where(PADDING, 0.0, -1.0)
     marks[GLOBAL & PADDING] = 1.0
-    given = (hidden, marks, marks < 0, marks > 0)
+    given = {"attention_mask": marks, "is_index_masked": marks < 0, "is_index_global_attn": marks > 0}
     with torch.no_grad():
-        expected = theirs(*given, is_global_attn=True)[0]
-        out = in_place_of(theirs, build("longformer", SHAPE, window=window))(*given)[0]
+        expected = theirs(hidden, **given, is_global_attn=True)[0]
+        out = in_place_of(theirs, build("longformer", SHAPE, window=window))(hidden, **given)[0]
     torch.testing.assert_close(out[PADDING], expected[PADDING], rtol=0, atol=1e-5)
     assert expected.std() > 0.1
 

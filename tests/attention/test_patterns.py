@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pairs import CAUSAL, dense, each_pattern, met, met_if, runs, seen, tiles
 
 f64 = torch.float64
-some, fewer = settings(max_examples=25, deadline=None), settings(max_examples=10, deadline=None)
+some, fewer = settings(max_examples=20, deadline=None), settings(max_examples=10, deadline=None)
 
 
 def outputs_and_gradients(function, tensors):
