@@ -88,38 +88,57 @@ def backward(x: Inputs, plan: Plan, out: Tensor, lse: Tensor, dout: Tensor) -> l
     return [grad.to(y.dtype) for grad, y in zip((dq, *grads), (x.q, *given), strict=True)]
 
 
-def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
-    """All tiles, in slices along the longest of the axes B, H, classes and tiles, the other three one by one."""
-    count, workspace = 0, _Workspace(x.q)
+class Part(NamedTuple):
+    """n tiles of a group along an axis of B, H, classes and tiles, from a corner on, each beside `width` keys."""
+
+    group: Group
+    corner: tuple[int, ...]
+    axis: int
+    n: int
+    columns: int
+    width: int
+
+
+def parts(plan: Plan, batch: int, heads: int, columns: int, gathered: int) -> Iterator[Part]:
+    """All tiles, along the longest of the axes, the other three one by one; as many at a time as their scores fit.
+
+    Args:
+        plan: with the groups.
+        batch: B.
+        heads: H.
+        columns: keys beside every tile.
+        gathered: blocks from the table for each tile.
+    """
     for group in plan.groups:
         first, end = group.tiling.heads
-        heads = range(first, x.q.shape[1] if end is None else end)
-        axes = (range(x.q.shape[0]), heads, range(group.classes), range(group.tiles))
+        axes = (range(batch), range(first, heads if end is None else end), range(group.classes), range(group.tiles))
         # Blocks are gathered for tiles of one head, or one tile of several examples.
-        axis = max((0, 3) if x.table is not None else range(4), key=lambda at: len(axes[at]))
-        step = max(1, SLICE // (group.rows * _width(x, group)))
+        axis = max((0, 3) if gathered else range(4), key=lambda at: len(axes[at]))
+        beside = group.keys + gathered * group.tiling.rows
+        step = max(1, SLICE // (group.rows * (beside + columns)))
         for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
             n = min(step, axes[axis].stop - corner[axis])
-            yield _Slice(x, plan, group, corner, axis, n, plan.seed + count, workspace)
-            count += 1
+            # Where they are causal, columns up to the last tile.
+            last = group.first + corner[3] + (n if axis == 3 else 1)
+            seen = min(columns, last * plan.per_tile) if plan.per_tile else columns
+            yield Part(group, corner, axis, n, seen, beside + seen)
 
 
-def _width(x: Inputs, group: Group) -> int:
-    """Keys beside a tile."""
+def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
+    workspace = _Workspace(x.q)
     columns = 0 if x.column_k is None else x.column_k.shape[2]
-    return group.keys + columns + (0 if x.table is None else x.table.shape[2] * group.tiling.rows)
+    gathered = 0 if x.table is None else x.table.shape[2]
+    for count, part in enumerate(parts(plan, x.q.shape[0], x.q.shape[1], columns, gathered)):
+        yield _Slice(x, plan, part, plan.seed + count, workspace)
 
 
 class _Slice:
     """n tiles, of b queries each, and their keys: of the tile, the columns, and blocks from the table."""
 
-    def __init__(
-        self, x: Inputs, plan: Plan, group: Group, corner: tuple[int, ...], axis: int, n: int, seed: int,
-        workspace: _Workspace,
-    ) -> None:  # fmt: skip
-        self.x, self.plan, self.group, self.corner, self.axis, self.n, self.seed, self.workspace = (
-            x, plan, group, corner, axis, n, seed, workspace,
-        )  # fmt: skip
+    def __init__(self, x: Inputs, plan: Plan, part: Part, seed: int, workspace: _Workspace) -> None:
+        self.x, self.plan, self.seed, self.workspace = x, plan, seed, workspace
+        self.group, self.corner, self.axis, self.n, self.seen, _ = part
+        group, corner, n = self.group, self.corner, self.n
         # Scores are to the base 2.
         self.q = _exact(self._queries(x.q)) * (x.q.shape[3] ** -0.5 / LN2)
         self.sources = [(self._keys(x.k), self._keys(x.v))]
@@ -127,7 +146,7 @@ class _Slice:
             self.sources.append((self._columns(x.column_k), self._columns(x.column_v)))
         if x.table is not None:
             tile = group.first + corner[3]
-            self.blocks = x.table[corner[1], tile : tile + (n if axis == 3 else 1)].flatten()
+            self.blocks = x.table[corner[1], tile : tile + (n if self.axis == 3 else 1)].flatten()
             self.sources.append((self._gathered(x.k), self._gathered(x.v)))
         self.sources = [(_exact(k), _exact(v)) for k, v in self.sources]
 
@@ -150,11 +169,7 @@ class _Slice:
 
     def _columns(self, y: Tensor) -> Tensor:
         """Of (B, H, C, ...): (n or 1, C, ...), the columns up to the last tile where they are causal."""
-        seen = y.shape[2]
-        if self.plan.per_tile:
-            tiles = self.n if self.axis == 3 else 1
-            seen = (self.group.first + self.corner[3] + tiles) * self.plan.per_tile
-        return self._shared(y[:, :, :seen])
+        return self._shared(y[:, :, : self.seen])
 
     def _shared(self, y: Tensor) -> Tensor:
         """Of (B, H, ...), the same for all classes and tiles: (n or 1, ...)."""

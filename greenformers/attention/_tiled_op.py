@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from greenformers.attention import _tiled
 from greenformers.attention._contract import accurate
-from greenformers.attention._tiled import Inputs, Plan
+from greenformers.attention._tiled import Inputs, Plan, parts
 from greenformers.attention._tiles import Group, Tiling
 
 
@@ -62,8 +63,8 @@ def tiled_attention(
     seed = int(torch.randint(2**31, ())) if dropout else 0
     x = Inputs(q, k, v, c.k, c.v, c.bias, c.positions, labels, key_bias, table)
     out: Tensor
-    if torch.compiler.is_compiling():
-        # Traced, a long sequence would become thousands of operators.
+    if torch.compiler.is_compiling() or isinstance(q, FakeTensor) or q.is_meta:
+        # Traced, a long sequence would be thousands of operators.
         out, _ = torch.ops.greenformers.tiled(*x, *_flat(groups), c.per_tile, dropout, seed)
     else:
         out = _Tiled.apply(*x, Plan(tuple(groups), c.per_tile, dropout, seed))
@@ -164,3 +165,30 @@ def _differentiate(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_differentiate, setup_context=_save)
+
+
+class Amount(NamedTuple):
+    """What the operator or its backward comes to: scores, other numbers in its products, FLOPs of these, and slices."""
+
+    scores: int
+    operands: int
+    flops: int
+    slices: int
+
+
+def amount(arguments: Sequence[Any]) -> Amount:
+    """What the operator, or its backward, comes to, by its arguments, or their shapes in place of tensors."""
+    q, columns, labels, table = (getattr(arguments[at], "shape", arguments[at]) for at in (0, 3, 7, 9))
+    biases, numbers, per_tile = arguments[10:13]
+    products = 2 if len(arguments) == 15 else 5
+    plan = Plan(_groups(biases, numbers), per_tile, 0.0, 0)
+    scores = operands = flops = slices = 0
+    for part in parts(plan, q[0], q[1], columns[2] if columns else 0, table[2] if table else 0):
+        rows = part.n * part.group.rows
+        scores += rows * part.width
+        operands += products * (rows + part.n * part.width) * q[3]
+        slices += 1
+        flops += 2 * products * rows * part.width * q[3]
+        if labels:
+            flops += products * rows * labels[1] * (q[3] + part.group.keys)
+    return Amount(scores, operands, flops, slices)

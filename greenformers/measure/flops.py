@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from greenformers.attention._tiled_op import amount
+
 aten = torch.ops.aten
 
 
@@ -57,6 +59,10 @@ def _addmm(_sum: Size, left: Size, right: Size, *_: Any, **__: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
+def _tiled(*arguments: Any, **_: Any) -> int:
+    return amount(arguments).flops
+
+
 def _uncounted(operator: Any) -> Callable[..., NoReturn]:
     def formula(*_: Any, **__: Any) -> NoReturn:
         raise ValueError(f"the FLOPs of {operator} cannot be counted")
@@ -72,6 +78,8 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.dot: _mv,
     aten.addmm_: _addmm,
     aten.baddbmm_: _addmm,
+    torch.ops.greenformers.tiled: _tiled,
+    torch.ops.greenformers.tiled_backward: _tiled,
 } | {
     operator: _uncounted(operator)
     for operator in (

@@ -12,11 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from greenformers.attention._tiled_op import amount
+
 NARROW = 64
 """Products with a side below this run at a lower rate."""
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
+TILED = (torch.ops.greenformers.tiled, torch.ops.greenformers.tiled_backward)
 FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
 
 
@@ -69,10 +72,10 @@ class _Watch(TorchDispatchMode):
             self.known.setdefault(leaf.untyped_storage(), 0)
         self._hold(made)
         if not func.is_view and func.overloadpacket not in FREE:
-            self._count(func.overloadpacket, given, made)
+            self._count(func.overloadpacket, args, given, made)
         return out
 
-    def _count(self, kind: Any, given: list[Tensor], made: list[Tensor]) -> None:
+    def _count(self, kind: Any, args: Any, given: list[Tensor], made: list[Tensor]) -> None:
         work = self.work
         work.operations += 1
         size = sum(leaf.numel() * leaf.element_size() for leaf in [*given, *made])
@@ -93,6 +96,13 @@ class _Watch(TorchDispatchMode):
             scores = prod(q.shape[:-1]) * k.shape[-2]
             work.scores += scores
             work.attention += (10.0 if backward else 4.0) * scores * q.shape[-1]
+        elif kind in TILED:
+            found, backward = amount(args), kind is TILED[1]
+            work.batched += found.flops
+            work.moved += 4.0 * (found.operands + found.scores * (5 if backward else 2))
+            # Reads and writes of each score, and operations of a slice, as counted on the engine itself.
+            work.elementwise += 4.0 * found.scores * (13 if backward else 10)
+            work.operations += found.slices * (37 if backward else 17)
         else:
             work.elementwise += size
 

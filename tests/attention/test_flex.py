@@ -107,7 +107,7 @@ def test_a_mechanism_that_has_run_is_copied_and_saved(monkeypatch):
 
 
 def test_labels_and_dropout_are_left_to_the_tiles():
-    on_accelerator = SimpleNamespace(is_cuda=True)
+    on_accelerator = SimpleNamespace(is_cuda=True, shape=(2, 3, 11, 5))
     assert mechanism("etc").by_kernel(on_accelerator)
     assert not mechanism("etc", clip=2).by_kernel(on_accelerator)
     dropping = mechanism("cascade", dropout=0.1)
