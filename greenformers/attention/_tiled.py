@@ -18,6 +18,8 @@ from greenformers.attention._contract import accurate, full_precision
 from greenformers.attention._tiles import SLICE, Group
 
 LN2 = log(2)
+TOGETHER = 4
+"""From so many tiles on they are taken together rather than heads or examples."""
 
 
 class Plan(NamedTuple):
@@ -112,8 +114,8 @@ def parts(plan: Plan, batch: int, heads: int, columns: int, gathered: int) -> It
     for group in plan.groups:
         first, end = group.tiling.heads
         axes = (range(batch), range(first, heads if end is None else end), range(group.classes), range(group.tiles))
-        # Blocks are gathered for tiles of one head, or one tile of several examples.
-        axis = max((0, 3) if gathered else range(4), key=lambda at: len(axes[at]))
+        # Tiles share keys, which stay in a cache; else the longest, that there be few slices.
+        axis = 3 if group.tiles >= TOGETHER else max(range(4), key=lambda at: len(axes[at]))
         beside = group.keys + gathered * group.tiling.rows
         step = max(1, SLICE // (group.rows * (beside + columns)))
         for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
@@ -138,15 +140,13 @@ class _Slice:
     def __init__(self, x: Inputs, plan: Plan, part: Part, seed: int, workspace: _Workspace) -> None:
         self.x, self.plan, self.seed, self.workspace = x, plan, seed, workspace
         self.group, self.corner, self.axis, self.n, self.seen, _ = part
-        group, corner, n = self.group, self.corner, self.n
         # Scores are to the base 2.
         self.q = _exact(self._queries(x.q)) * (x.q.shape[3] ** -0.5 / LN2)
         self.sources = [(self._keys(x.k), self._keys(x.v))]
         if x.column_k is not None and x.column_v is not None:
             self.sources.append((self._columns(x.column_k), self._columns(x.column_v)))
         if x.table is not None:
-            tile = group.first + corner[3]
-            self.blocks = x.table[corner[1], tile : tile + (n if self.axis == 3 else 1)].flatten()
+            self.blocks = self._table(x.table)
             self.sources.append((self._gathered(x.k), self._gathered(x.v)))
         self.sources = [(_exact(k), _exact(v)) for k, v in self.sources]
 
@@ -178,16 +178,25 @@ class _Slice:
             return y[batch : batch + self.n, head]
         return y[batch, head : head + (self.n if self.axis == 1 else 1)]
 
+    def _table(self, table: Tensor) -> Tensor:
+        """Of (H, T, r): the blocks (heads, r), those of all tiles of a head after each other."""
+        head, tile = self.corner[1], self.group.first + self.corner[3]
+        heads, tiles = (self.n if self.axis == at else 1 for at in (1, 3))
+        return table[head : head + heads, tile : tile + tiles].flatten(1)
+
     def _gathered(self, y: Tensor) -> Tensor:
         """Of (B, H, M, ...): (n, r b, ...) of the blocks in the table."""
-        found = self._blocks(y).index_select(1, self.blocks)
-        return found.flatten(0, 2).unflatten(0, (self.n, -1))
+        found = [
+            one.index_select(1, chosen) for one, chosen in zip(self._blocks(y).unbind(1), self.blocks, strict=True)
+        ]
+        return torch.stack(found, 1).flatten(0, 3).unflatten(0, (self.n, -1))
 
     def _blocks(self, y: Tensor) -> Tensor:
-        """Of (B, H, M, ...): the blocks (n or 1, M / b, b, ...) of one head."""
+        """Of (B, H, M, ...): the blocks (examples, heads, M / b, b, ...)."""
         b, (batch, head) = self.group.tiling.rows, self.corner[:2]
-        one = y[batch : batch + (self.n if self.axis == 0 else 1), head]
-        return one[:, : one.shape[1] // b * b].unflatten(1, (-1, b))
+        examples, heads = (self.n if self.axis == at else 1 for at in (0, 1))
+        some = y[batch : batch + examples, head : head + heads]
+        return some[:, :, : some.shape[2] // b * b].unflatten(2, (-1, b))
 
     def _spans(self) -> list[slice]:
         """Where each source's scores stand."""
@@ -299,7 +308,9 @@ class _Slice:
         if self.x.table is not None:
             found = self._transposed(weights[..., spans[-1]], rows)
             place = self._blocks(grad)
-            place.index_add_(1, self.blocks, found.view(place.shape[0], -1, *place.shape[2:]))
+            found = found.view(*place.shape[:2], -1, *place.shape[3:])
+            for head, chosen in enumerate(self.blocks):
+                place[:, head].index_add_(1, chosen, found[:, head])
 
     def _transposed(self, weights: Tensor, rows: Tensor) -> Tensor:
         """weights^T rows (n, L, D)."""

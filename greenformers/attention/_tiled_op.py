@@ -190,5 +190,6 @@ def amount(arguments: Sequence[Any]) -> Amount:
         slices += 1
         flops += 2 * products * rows * part.width * q[3]
         if labels:
-            flops += products * rows * labels[1] * (q[3] + part.group.keys)
+            by_width, by_keys = (1, 1) if products == 2 else (3, 2)
+            flops += 2 * rows * labels[1] * (by_width * q[3] + by_keys * part.group.keys)
     return Amount(scores, operands, flops, slices)
