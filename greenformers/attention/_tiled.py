@@ -189,7 +189,8 @@ class _Slice:
         found = [
             one.index_select(1, chosen) for one, chosen in zip(self._blocks(y).unbind(1), self.blocks, strict=True)
         ]
-        return torch.stack(found, 1).flatten(0, 3).unflatten(0, (self.n, -1))
+        rows = found[0].flatten(0, 2) if len(found) == 1 else torch.stack(found, 1).flatten(0, 3)
+        return rows.unflatten(0, (self.n, -1))
 
     def _blocks(self, y: Tensor) -> Tensor:
         """Of (B, H, M, ...): the blocks (examples, heads, M / b, b, ...)."""
