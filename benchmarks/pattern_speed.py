@@ -5,9 +5,9 @@
 
 8 heads of 64, one sequence, two threads; 513 visible keys a query for windows, 512 for blocks; projections are left out
 on all sides. Every side of a setting runs interleaved. Bars: 1.5 times faster than each peer of the same function,
-forward and in training, with no more memory; from N 2,048 on faster than dense attention (SDPA); growth N^1.1 at most, N^1.6 for the two
-patterns of the Sparse Transformer. Dense attention is run up to 8,192, and the BigBird of transformers, which makes a
-matrix of N x N to show its weights, too.
+forward and in training, with no more memory; from N 2,048 on faster than dense attention (SDPA); growth N^1.1 at most,
+N^1.6 for the two patterns of the Sparse Transformer. Dense attention is run up to 8,192, and the BigBird of
+transformers, which makes a matrix of N x N to show its weights, too.
 """
 
 import argparse
