@@ -210,6 +210,7 @@ def recommend(
     ranks: Annotated[str, typer.Option(help="Ranks to consider, with commas.")] = "64,128",
     memory: Annotated[float | None, typer.Option(help="At most so many GiB of weights and tensors.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    top: Annotated[int, typer.Option(help="How many candidates are shown.")] = 12,
     records: Annotated[
         Path | None, typer.Option(help="Records of bench made on this machine, as further evidence.")
     ] = None,
@@ -228,6 +229,8 @@ def recommend(
         raise ValueError(f"task must be one of {', '.join(MODES)}; got {task!r}")
     network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
     need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
+    if top < 1:
+        raise ValueError(f"top must be at least 1, got {top}")
     known = [] if records is None else read(records)
     wanted = terminal.numbers("ranks", ranks)
     if not wanted:
@@ -236,7 +239,7 @@ def recommend(
         prices = calibrate(device=device, progress=steps)
         rows = run(need, prices, wanted, known=known, progress=steps)
         words = finding(need, prices, wanted[0])
-    console.print(table(rows, need, prices[task]))
+    console.print(table(rows, need, prices[task], top))
     console.print(words)
 
 

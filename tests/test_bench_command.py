@@ -155,6 +155,18 @@ def test_advice_is_a_table_and_a_sentence(
 
 
 @pytest.mark.usefixtures("prices")
+def test_advice_is_as_long_as_asked_for_and_names_the_dense_network(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *ADVISE, "--top", "2") == 0
+    out = lines(capsys)
+    assert out.count("interpolated") in (2, 3)  # two, and the dense network
+    assert "what the others" in out
+    assert re.search(r"\d+ slower candidates are left out: --top shows", out)
+    assert "top must be at least 1, got 0" in refused(monkeypatch, capsys, *ADVISE, "--top", "0")
+
+
+@pytest.mark.usefixtures("prices")
 def test_advice_for_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, *ADVISE, "--causal") == 0
     assert "The thesis' choice between LRT and Linformer does not arise:" in lines(capsys)
