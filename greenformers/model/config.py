@@ -106,7 +106,7 @@ class GreenformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         # transformers and its friends keep things of their own in a configuration; a misspelt slot is not one of them.
-        for name in kwargs:
+        for name in kwargs.keys() - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
             if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
                 raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)

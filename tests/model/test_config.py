@@ -161,3 +161,10 @@ def test_two_configurations_share_nothing():
     assert second.rank is None
     first.rank["k"] = 7
     assert GreenformerConfig(rank={"q": 5}).rank == {"q": 5}
+
+
+def test_marks_of_a_tokenizer_are_no_misspelt_slots(tmp_path):
+    config = GreenformerConfig(sep_token_id=3, cls_token_id=2, mask_token_id=4)
+    config.save_pretrained(tmp_path)
+    assert GreenformerConfig.from_pretrained(tmp_path).sep_token_id == 3
+    assert GreenformerConfig.from_pretrained(tmp_path).pad_token_id is None
