@@ -20,7 +20,7 @@ import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,18 @@ def ready(call: Call, length: int, training: bool) -> Callable[[], object]:
     return both if training else forward
 
 
-def measured(contest: Contest, length: int, training: bool, repeats: int, blank: Record) -> list[Record]:
-    """Time and peak memory of every side."""
-    calls = {name: ready(call, length, training) for name, call in contest.sides(length)}
+def measured(
+    sides: Iterable[tuple[str, Call]],
+    training: bool,
+    repeats: int,
+    blank: Record,
+    setting: dict[str, Any],
+    to: str = "greenformers",
+) -> list[Record]:
+    """Time and peak memory of every side at one length, with their ratios to one of them."""
+    setting = {**setting, "mode": title(training)}
+    calls = {name: ready(call, setting["length"], training) for name, call in sides}
     timings = interleaved(calls, repeats=repeats, warmup=1)
-    setting = {"mechanism": str(contest), "length": length, "mode": "training" if training else "inference"}
     found = []
     for name, timing in timings.items():
         one = replace(blank, variant=name, setting=setting)
@@ -187,7 +194,7 @@ def measured(contest: Contest, length: int, training: bool, repeats: int, blank:
             replace(one, metric="latency", value=1e3 * timing.median, unit="ms", spread=1e3 * (timing.q3 - timing.q1)),
             replace(one, metric=f"peak_memory_{setting['mode']}", value=peak_memory(calls[name]) / 2**20, unit="MiB"),
         ]
-    return with_ratios(found, to="greenformers")
+    return with_ratios(found, to=to)
 
 
 def show(console: Console, contest: Contest, training: bool, records: list[Record]) -> bool:
@@ -243,7 +250,8 @@ def main() -> int:
             found: list[Record] = []
             for length in LENGTHS[:3:2] if given.quick else LENGTHS:
                 repeats = 3 if given.quick else max(5, 15 * LENGTHS[0] // length)
-                found += measured(contest, length, training, repeats, blank)
+                setting = {"mechanism": str(contest), "length": length}
+                found += measured(contest.sides(length), training, repeats, blank, setting)
             met &= show(console, contest, training, found)
             if given.json:
                 append(given.json, found)

@@ -16,12 +16,12 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from attention_speed import DIM, HEADS, Call, cell, exponent, ready, title
+from attention_speed import DIM, HEADS, Call, cell, exponent, measured, title
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -30,9 +30,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from greenformers.attention import Shape, build
-from greenformers.measure.latency import interleaved
-from greenformers.measure.memory import peak_memory
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.record import Record, append, context
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 QUADRATIC_UP_TO = 8192
@@ -151,21 +149,6 @@ CONTESTS = (
 )
 
 
-def measured(contest: Contest, length: int, training: bool, repeats: int, blank: Record) -> list[Record]:
-    """Time and peak memory of every side, their ratios to the first of ours."""
-    calls = {name: ready(call, length, training) for name, call in contest.sides(length)}
-    timings = interleaved(calls, repeats=repeats, warmup=1)
-    setting = {"patterns": contest.name, "length": length, "mode": title(training), "threads": THREADS}
-    found = []
-    for name, timing in timings.items():
-        one = replace(blank, variant=name, setting=setting)
-        found += [
-            replace(one, metric="latency", value=1e3 * timing.median, unit="ms", spread=1e3 * (timing.q3 - timing.q1)),
-            replace(one, metric=f"peak_memory_{setting['mode']}", value=peak_memory(calls[name]) / 2**20, unit="MiB"),
-        ]
-    return with_ratios(found, to=next(iter(contest.ours)))
-
-
 def show(console: Console, contest: Contest, training: bool, records: list[Record]) -> list[str]:
     """Print a table; returns the bars that were missed."""
     lengths = sorted({record.setting["length"] for record in records})
@@ -228,7 +211,8 @@ def main() -> int:
             found: list[Record] = []
             for length in LENGTHS[:3:2] if asked.quick else LENGTHS:
                 repeats = 3 if asked.quick else max(3, 16 * LENGTHS[0] // length)
-                found += measured(contest, length, training, repeats, blank)
+                setting = {"patterns": contest.name, "length": length, "threads": THREADS}
+                found += measured(contest.sides(length), training, repeats, blank, setting, to=next(iter(contest.ours)))
             missed += show(console, contest, training, found)
             if asked.json:
                 append(asked.json, found)

@@ -6,12 +6,12 @@ Time O(N^2 D / n_b), memory O(N D). Bidirectional only.
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
 from greenformers.attention._dense import dense_attention
+from greenformers.attention._tiled_op import Columns
 
 
 class Blockwise(BlockSparse):
@@ -38,18 +38,20 @@ class Blockwise(BlockSparse):
     ) -> Tensor:
         return (i * self.blocks // length + head) % self.blocks == j * self.blocks // length
 
-    def forward(  # noqa: D102
+    def local(  # noqa: D102
         self,
-        q: Float[Tensor, "B H N D"],
-        k: Float[Tensor, "B H M D"],
-        v: Float[Tensor, "B H M D"],
-        key_mask: Bool[Tensor, "B M"] | None = None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        columns: Columns | None = None,
         *,
-        query_mask: Bool[Tensor, "B N"] | None = None,
-    ) -> Float[Tensor, "B H N D"]:
-        self.check(q, k, v, key_mask)
-        n, length = self.blocks, k.shape[2]
-        cuts = [-(-block * length // n) for block in range(n + 1)]
+        offset: int = 0,
+        length: int | None = None,
+    ) -> Tensor:
+        # Whole blocks of any length, and few: dense attention of each.
+        n = self.blocks
+        cuts = [-(-block * k.shape[2] // n) for block in range(n + 1)]
         parts = [slice(*pair) for pair in pairwise(cuts)]
         turns = min(n, q.shape[1])
         heads = []
