@@ -18,8 +18,6 @@ from greenformers.attention._contract import accurate, full_precision
 from greenformers.attention._tiles import SLICE, Group
 
 LN2 = log(2)
-TOGETHER = 4
-"""From so many tiles on they are taken together rather than heads or examples."""
 
 
 class Plan(NamedTuple):
@@ -114,8 +112,7 @@ def parts(plan: Plan, batch: int, heads: int, columns: int, gathered: int) -> It
     for group in plan.groups:
         first, end = group.tiling.heads
         axes = (range(batch), range(first, heads if end is None else end), range(group.classes), range(group.tiles))
-        # Tiles share keys, which stay in a cache; else the longest, that there be few slices.
-        axis = 3 if group.tiles >= TOGETHER else max(range(4), key=lambda at: len(axes[at]))
+        axis = max(range(4), key=lambda at: len(axes[at]))
         beside = group.keys + gathered * group.tiling.rows
         step = max(1, SLICE // (group.rows * (beside + columns)))
         for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
