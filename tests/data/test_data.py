@@ -26,7 +26,7 @@ def folder(tmp_path):
     (tmp_path / IMAGES).write_bytes(idx(23, 28, 28))
     (tmp_path / LABELS).write_bytes(idx(23))
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(13, 28, 28))
-    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(13)))
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(13), mtime=0))
     return tmp_path
 
 
@@ -227,7 +227,7 @@ def test_mnist_folder_or_file_missing(folder):
         (IMAGES, idx(23, 28, 28, data=b""), ": expected 18032 bytes after the header, found 0"),
         (IMAGES, idx(23, 29, 31), ": expected images of 28x28, found 29x31"),
         (IMAGES, idx(23, 784), ": expected magic number 0x00000803, found 0x00000802"),
-        (IMAGES, gzip.compress(idx(23, 28, 28)), ": expected magic number 0x00000803, found 0x1f8b0800"),
+        (IMAGES, gzip.compress(idx(23, 28, 28), mtime=0), ": expected magic number 0x00000803, found 0x1f8b0800"),
         (
             IMAGES,
             idx(23, 28, 28, magic=b"\0\0\x0d\3"),
@@ -254,7 +254,7 @@ def flipped(data, place):
     return data[:place] + bytes((data[place] ^ 0xFF,)) + data[place + 1 :]
 
 
-PACKED = gzip.compress(idx(23, 28, 28))
+PACKED = gzip.compress(idx(23, 28, 28), mtime=0)
 
 
 @pytest.mark.parametrize(
