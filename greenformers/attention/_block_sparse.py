@@ -131,34 +131,35 @@ class BlockSparse(Attention):
         """Global positions at both ends: their keys beside every tile, their queries, of `rows`, dense."""
         length = k.shape[2]
         front, back = self.ends(length)
-        last = max(front, length - back)
+        inner = max(0, length - front - back)
+        back = length - front - inner
 
-        def outer(x: Tensor) -> Tensor:
-            return torch.cat([x[:, :, :front], x[:, :, last:]], 2) if last < length else x[:, :, :front]
+        def cut(x: Tensor, dim: int = 2) -> tuple[Tensor, Tensor]:
+            """What is between the ends, and the ends together."""
+            first, between, last = x.split([front, inner, back], dim)
+            return between, torch.cat([first, last], dim) if back else first
 
-        def dense(part: slice) -> Tensor:
-            bias = self.row_bias(rows[0][:, :, part], part.start or 0, length)
-            return dense_attention(rows[0][:, :, part], *rows[1:], key_mask, bias=bias, dropout=self.drop())
-
-        found = [dense(slice(0, front))] if front else []
-        if front < last:
-            q_, k_, v_ = (x[:, :, front:last] for x in (q, k, v))
-            mask = None if key_mask is None else key_mask[:, front:last]
-            seen = None if key_mask is None else outer(key_mask[:, None])  # (B, 1, C)
-            bias = None if seen is None else bias_of(seen, q)
-            columns = Columns(self.column_keys(outer(k)), outer(v), bias)
-            found.append(self.local(q_, k_, v_, mask, columns, offset=front, length=length))
-        if last < length:
-            found.append(dense(slice(last, length)))
-        return torch.cat(found, 2)
+        queries = cut(rows[0])[1]
+        bias = self.row_bias(queries, length)
+        first, last = dense_attention(queries, *rows[1:], key_mask, bias=bias, dropout=self.drop()).split(
+            [front, back], 2
+        )
+        if not inner:
+            return torch.cat([first, last], 2)
+        k_, k_ends = cut(k)
+        v_, v_ends = cut(v)
+        mask, seen = (None, None) if key_mask is None else cut(key_mask, 1)
+        columns = Columns(self.column_keys(k_ends), v_ends, None if seen is None else bias_of(seen[:, None], q))
+        between = self.local(cut(q)[0], k_, v_, mask, columns, offset=front, length=length)
+        return torch.cat([first, between, last], 2)
 
     def column_keys(self, k: Tensor) -> Tensor:
         """Keys of the global positions as the others see them."""
         return k
 
-    def row_bias(self, q: Tensor, first: int, length: int) -> Tensor | None:
-        """What is added to the scores of global queries, the first of which stands at `first`."""
-        del q, first, length
+    def row_bias(self, q: Tensor, length: int) -> Tensor | None:
+        """What is added to the scores of global queries."""
+        del q, length
         return None
 
     def local(

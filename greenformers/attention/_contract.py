@@ -180,3 +180,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 def accurate(x: Tensor) -> torch.dtype:
     """The type to sum in for inputs of the type of `x`: at least float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def exact(x: Tensor) -> Tensor:
+    """`x` as the type `accurate` gives."""
+    return x.to(accurate(x))

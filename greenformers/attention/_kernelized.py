@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
 from greenformers.attention._feature_map import FeatureMap
 
 
@@ -103,7 +103,7 @@ class Kernelized(Attention):
         with full_precision(q):
             state = _empty(q, features) if state is None else State(*state)
             for q_, k_, v_, mask in _chunks(self._positions(q, features), q, k, v, mask=key_mask):
-                out, _, _, state = _forward(_exact(q_), _keys(k_, v_, mask, features), features, state)
+                out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
                 outs.append(out)
         return torch.cat(outs, 2).to(q.dtype), state
 
@@ -119,7 +119,7 @@ class _Keys(NamedTuple):
 
 def _keys(k: Tensor, v: Tensor, mask: Tensor | None, features: FeatureMap) -> _Keys:
     """Of a chunk (B, H, C, D) and its mask (B, C)."""
-    x, v = _exact(k), _exact(v)
+    x, v = exact(k), exact(v)
     if mask is None:
         return _Keys(x, *features.keys(x), v)
     padding = ~mask[:, None, :, None]
@@ -169,7 +169,7 @@ def _added(state: State, keys: _Keys) -> State:
 
 def _of_outputs(dout: Tensor, out: Tensor, scale: Tensor) -> Tensor:
     """Gradients of [numerator, denominator] (B, H, C, D + 1) from those of their ratio."""
-    dout, out = _exact(dout), _exact(out)
+    dout, out = exact(dout), exact(out)
     grad = dout.new_empty(*dout.shape[:3], dout.shape[3] + 1)
     _product(dout, scale, grad[..., :-1])
     grad[..., -1] = -(grad[..., :-1] * out).sum(-1)
@@ -214,7 +214,7 @@ class _Bidirectional(torch.autograd.Function):
                 state = _added(state, _keys(k_, v_, mask, features))
             T = state.both
             for q_, out_, scale_, _ in _chunks(chunk, q, out, scale):
-                sums = features.queries(_exact(q_)) @ T
+                sums = features.queries(exact(q_)) @ T
                 scale_.copy_(_reciprocal(sums[..., -1:]))
                 _product(sums[..., :-1], scale_, out_)
         ctx.save_for_backward(q, k, v, key_mask, out, scale, T, state.m)
@@ -230,7 +230,7 @@ class _Bidirectional(torch.autograd.Function):
         R = torch.zeros_like(T)
         with full_precision(dout):
             for q_, dq_, dout_, out_, scale_, _ in _chunks(chunk, q, dq, dout, out, scale):
-                x, grad = _exact(q_), _of_outputs(dout_, out_, scale_)
+                x, grad = exact(q_), _of_outputs(dout_, out_, scale_)
                 phi = features.queries(x)
                 dq_.copy_(features.of_queries(x, phi, grad @ T.mT))
                 R += phi.mT @ grad
@@ -255,7 +255,7 @@ class _Causal(torch.autograd.Function):
                 state = _added(state, _keys(k_, v_, mask, features))
             before = state
             for q_, k_, v_, out_, scale_, m_, mask in _chunks(chunk, q, *present[:2], out, scale, m, mask=present[2]):
-                found, *rest, state = _forward(_exact(q_), _keys(k_, v_, mask, features), features, state)
+                found, *rest, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
                 for place, value in zip((out_, scale_, m_), (found, *rest), strict=True):
                     place.copy_(value)
         ctx.save_for_backward(q, k, v, key_mask, out, scale, m, *before)
@@ -277,7 +277,7 @@ class _Causal(torch.autograd.Function):
             for q_, dq_, dout_, out_, scale_, m_, k_, v_, mask in _chunks(
                 chunk, q, dq, dout, out, scale, m, k1, v1, mask=mask1
             ):
-                x, grad, keys = _exact(q_), _of_outputs(dout_, out_, scale_), _keys(k_, v_, mask, features)
+                x, grad, keys = exact(q_), _of_outputs(dout_, out_, scale_), _keys(k_, v_, mask, features)
                 earlier, within = grad @ state.both.mT, _of_scores(grad, keys)
                 if keys.shift is not None:
                     earlier.mul_((state.m - m_).exp())
@@ -292,7 +292,7 @@ class _Causal(torch.autograd.Function):
                 reversed(firsts[:-1]), reversed(chunks), strict=True
             ):
                 grad, keys = _of_outputs(dout_, out_, scale_), _keys(k_, v_, mask, features)
-                phi = features.queries(_exact(q_))
+                phi = features.queries(exact(q_))
                 scores, decay, m_ = _within(phi, keys, first)
                 within = _of_scores(grad, keys)
                 dphi, dy = _of_sums(keys, R, m_[:, :, -1:])
@@ -328,10 +328,6 @@ def _product(x: Tensor, y: Tensor, place: Tensor) -> None:
         place.copy_(x * y)
     else:
         torch.mul(x, y, out=place)
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(accurate(x))
 
 
 def _chunks(size: int, *tensors: Tensor, mask: Tensor | None = None) -> Iterator[tuple[Any, ...]]:

@@ -6,15 +6,15 @@ arXiv:2205.14135, 3.1), so that memory is that of q, k, v and the output. Where 
 from the second is merged with the first by their log-sum-exp.
 """
 
-from collections.abc import Iterator
-from itertools import pairwise, product
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import log, prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from greenformers.attention._contract import accurate, full_precision
+from greenformers.attention._contract import accurate, exact, full_precision
 from greenformers.attention._tiles import SLICE, Group
 
 LN2 = log(2)
@@ -71,7 +71,7 @@ def forward(x: Inputs, plan: Plan) -> tuple[Tensor, Tensor]:
             # A query without keys: 0 / tiny.
             total = weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
             part.drop_(weights)
-            part.write(out, lse, part.mixed(weights).mul_(1 / total), (top + total.log2())[..., 0])
+            part.write(out, lse, (weights @ part.v).mul_(1 / total), (top + total.log2())[..., 0])
     return out.to(x.q.dtype), lse
 
 
@@ -99,22 +99,24 @@ class Part(NamedTuple):
     width: int
 
 
-def parts(plan: Plan, batch: int, heads: int, columns: int, gathered: int) -> Iterator[Part]:
+def parts(plan: Plan, sizes: Sequence[int], columns: int, gathered: int) -> Iterator[Part]:
     """All tiles, along the longest of the axes, the other three one by one; as many at a time as their scores fit.
 
     Args:
         plan: with the groups.
-        batch: B.
-        heads: H.
+        sizes: B, H, N and D.
         columns: keys beside every tile.
         gathered: blocks from the table for each tile.
     """
+    batch, heads, _, dim = sizes
     for group in plan.groups:
         first, end = group.tiling.heads
         axes = (range(batch), range(first, heads if end is None else end), range(group.classes), range(group.tiles))
         axis = max(range(4), key=lambda at: len(axes[at]))
         beside = group.keys + gathered * group.tiling.rows
-        step = max(1, SLICE // (group.rows * (beside + columns)))
+        # Keys from several places are copied together.
+        of_each = max(group.rows, dim) if columns or gathered else group.rows
+        step = max(1, SLICE // (of_each * (beside + columns)))
         for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
             n = min(step, axes[axis].stop - corner[axis])
             # Where they are causal, columns up to the last tile.
@@ -127,7 +129,7 @@ def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
     workspace = _Workspace(x.q)
     columns = 0 if x.column_k is None else x.column_k.shape[2]
     gathered = 0 if x.table is None else x.table.shape[2]
-    for count, part in enumerate(parts(plan, x.q.shape[0], x.q.shape[1], columns, gathered)):
+    for count, part in enumerate(parts(plan, x.q.shape, columns, gathered)):
         yield _Slice(x, plan, part, plan.seed + count, workspace)
 
 
@@ -138,14 +140,32 @@ class _Slice:
         self.x, self.plan, self.seed, self.workspace = x, plan, seed, workspace
         self.group, self.corner, self.axis, self.n, self.seen, _ = part
         # Scores are to the base 2.
-        self.q = _exact(self._queries(x.q)) * (x.q.shape[3] ** -0.5 / LN2)
-        self.sources = [(self._keys(x.k), self._keys(x.v))]
-        if x.column_k is not None and x.column_v is not None:
-            self.sources.append((self._columns(x.column_k), self._columns(x.column_v)))
+        self.q = exact(self._queries(x.q)) * (x.q.shape[3] ** -0.5 / LN2)
+        # Keys of the tile, columns, and blocks from the table, after each other.
+        last = self.group.keys + self.seen
+        self.own, self.of_columns, self.of_table = (
+            slice(self.group.keys),
+            slice(self.group.keys, last),
+            slice(last, None),
+        )
         if x.table is not None:
             self.blocks = self._table(x.table)
-            self.sources.append((self._gathered(x.k), self._gathered(x.v)))
-        self.sources = [(_exact(k), _exact(v)) for k, v in self.sources]
+        self.k, self.v = self._beside("keys", x.k, x.column_k), self._beside("values", x.v, x.column_v)
+
+    def _beside(self, name: str, y: Tensor, columns: Tensor | None) -> Tensor:
+        """Keys (B, H, M, D) or values of these tiles: (n, L, D), those from several places copied together.
+
+        A product whose result is not contiguous is computed matrix by matrix.
+        """
+        found = [self._keys(y)]
+        if columns is not None:
+            found.append(self._columns(columns).expand(self.n, -1, -1))
+        if self.x.table is not None:
+            found.append(self._gathered(y))
+        if len(found) == 1:
+            return exact(found[0])
+        together = self.workspace(name, self.n, sum(one.shape[1] for one in found), y.shape[3])
+        return torch.cat(found, 1, out=together)
 
     def _queries(self, y: Tensor) -> Tensor:
         """Of (B, H, N, ...): (n, b, ...)."""
@@ -196,39 +216,26 @@ class _Slice:
         some = y[batch : batch + examples, head : head + heads]
         return some[:, :, : some.shape[2] // b * b].unflatten(2, (-1, b))
 
-    def _spans(self) -> list[slice]:
-        """Where each source's scores stand."""
-        ends = [0]
-        for k, _ in self.sources:
-            ends.append(ends[-1] + k.shape[1])
-        return [slice(*pair) for pair in pairwise(ends)]
-
-    def products(self, rows: Tensor, of_values: bool = False) -> Tensor:
-        """Of (n, b, D) with all keys, or all values: (n, b, L)."""
-        spans = self._spans()
-        found = self.workspace("values" if of_values else "keys", self.n, rows.shape[1], spans[-1].stop)
-        for pair, span in zip(self.sources, spans, strict=True):
-            y = pair[of_values]
-            torch.bmm(rows, y.expand(self.n, -1, -1).mT, out=found[..., span])
-        return found
+    def products(self, name: str, rows: Tensor, y: Tensor) -> Tensor:
+        """Of rows (n, b, D) with keys or values (n, L, D): (n, b, L)."""
+        return torch.bmm(rows, y.mT, out=self.workspace(name, self.n, rows.shape[1], y.shape[1]))
 
     def scores(self) -> Tensor:
         """All scores (n, b, L), -inf where not visible."""
         group, x = self.group, self.x
-        found = self.products(self.q)
+        found = self.products("scores", self.q, self.k)
         if x.labels is not None:
             self._add_labels(found)
         for start, bias in group.bias:
             found[..., start : start + bias.shape[1]] += bias
-        spans = self._spans()
         if x.key_bias is not None:
-            found[..., spans[0]] += self._keys(self._wide(x.key_bias))[:, None]
+            found[..., self.own] += self._keys(self._wide(x.key_bias))[:, None]
             if x.table is not None:
-                found[..., spans[-1]] += self._gathered(self._wide(x.key_bias))[:, None]
+                found[..., self.of_table] += self._gathered(self._wide(x.key_bias))[:, None]
         if x.column_bias is not None:
-            found[..., spans[1]] += self._columns(self._wide(x.column_bias))[:, None]
+            found[..., self.of_columns] += self._columns(self._wide(x.column_bias))[:, None]
         if x.column_positions is not None:
-            self._hide_later(found[..., spans[1]], x.column_positions)
+            self._hide_later(found[..., self.of_columns], x.column_positions)
         return found
 
     def _wide(self, y: Tensor) -> Tensor:
@@ -249,15 +256,6 @@ class _Slice:
             generator = torch.Generator(weights.device).manual_seed(self.seed)
             weights.mul_(torch.empty_like(weights).bernoulli_(kept, generator=generator)).div_(kept)
 
-    def mixed(self, weights: Tensor, of_keys: bool = False) -> Tensor:
-        """sum_j weights_ij v_j, or k_j: (n, b, D)."""
-        found = None
-        for pair, span in zip(self.sources, self._spans(), strict=True):
-            y = pair[not of_keys].expand(self.n, -1, -1)
-            found = weights[..., span] @ y if found is None else found.baddbmm_(weights[..., span], y)
-        assert found is not None
-        return found
-
     def write(self, out: Tensor, lse: Tensor, mixed: Tensor, sums: Tensor) -> None:
         """Outputs (n, b, D) and the logarithms of their weights' sums (n, b); to what is there already, if so."""
         place, place_of_sums = self._queries(out), self._queries(lse)
@@ -274,8 +272,8 @@ class _Slice:
     ) -> None:  # fmt: skip
         """Add what these queries give to the gradients. Dao 2022, algorithm 4."""
         weights = _exp2_(self.scores().sub_(self._queries(lse)[..., None]))
-        grad = _exact(self._queries(dout))
-        of_scores = self.products(grad, of_values=True)
+        grad = exact(self._queries(dout))
+        of_scores = self.products("of scores", grad, self.v)
         dropped = weights
         if self.plan.dropout:
             dropped = weights.clone()
@@ -284,36 +282,31 @@ class _Slice:
         self._add(dropped, grad, dv, dcv)
         of_scores.sub_((grad * self._queries(out)).sum(-1, keepdim=True)).mul_(weights)
         self._add(of_scores, self.q.mul_(LN2), dk, dck)
-        found = self.mixed(of_scores, of_keys=True)
+        found = of_scores @ self.k
         if dlabels is not None:
             found += self._of_labels(of_scores, dlabels)
         self._queries(dq).add_(found, alpha=dq.shape[3] ** -0.5)
 
     def _add(self, weights: Tensor, rows: Tensor, grad: Tensor, of_columns: Tensor | None) -> None:
         """Add weights^T rows (n, L, D) to the gradients of keys or values."""
-        spans, group = self._spans(), self.group
-        found = self._transposed(weights[..., spans[0]], rows)
+        group = self.group
+        found = torch.bmm(weights.mT, rows, out=self.workspace("rows", self.n, weights.shape[2], rows.shape[2]))
+        own = found[:, self.own]
         if self.axis != 3:
-            self._keys(grad).add_(found)
+            self._keys(grad).add_(own)
         else:  # the keys of neighbouring tiles overlap, but not a block of each
             b, d = group.tiling.rows, group.tiling.stride
             for start in range(0, group.keys, b):
                 some = min(b, group.keys - start)
-                self._rows(grad, group.k_start + start * d, some).add_(found[:, start : start + some])
+                self._rows(grad, group.k_start + start * d, some).add_(own[:, start : start + some])
         if of_columns is not None:
-            found = self._transposed(weights[..., spans[1]], rows)
-            self._columns(of_columns).add_(found if self.axis < 2 else found.sum(0, keepdim=True))
+            those = found[:, self.of_columns]
+            self._columns(of_columns).add_(those if self.axis < 2 else those.sum(0, keepdim=True))
         if self.x.table is not None:
-            found = self._transposed(weights[..., spans[-1]], rows)
             place = self._blocks(grad)
-            found = found.view(*place.shape[:2], -1, *place.shape[3:])
+            those = found[:, self.of_table].reshape(*place.shape[:2], -1, *place.shape[3:])
             for head, chosen in enumerate(self.blocks):
-                place[:, head].index_add_(1, chosen, found[:, head])
-
-    def _transposed(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """weights^T rows (n, L, D)."""
-        found = self.workspace("rows", self.n, weights.shape[2], rows.shape[2])
-        return torch.bmm(weights.mT, rows, out=found)
+                place[:, head].index_add_(1, chosen, those[:, head])
 
     def _add_labels(self, scores: Tensor) -> None:
         """Add q_i a, for the label a of each key of the tile."""
@@ -334,7 +327,7 @@ class _Slice:
     def _labels(self) -> Tensor:
         """(n, 2c + 1, D)."""
         assert self.x.labels is not None
-        return _exact(self._shared(self.x.labels[None].expand(self.x.q.shape[0], -1, -1, -1)).expand(self.n, -1, -1))
+        return exact(self._shared(self.x.labels[None].expand(self.x.q.shape[0], -1, -1, -1)).expand(self.n, -1, -1))
 
     def _labelled(self) -> Tensor:
         """Which label each query of a tile has for each key: 0 or 1 (b, 2c + 1, L)."""
@@ -353,7 +346,3 @@ def _exp2_(x: Tensor) -> Tensor:
     exp takes several times longer where x is -inf, and a product a hundred times longer where a result is subnormal.
     """
     return torch.threshold_(x.exp2_(), 1e-30, 0.0)
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(accurate(x))

@@ -183,7 +183,7 @@ def amount(arguments: Sequence[Any]) -> Amount:
     products = 2 if len(arguments) == 15 else 5
     plan = Plan(_groups(biases, numbers), per_tile, 0.0, 0)
     scores = operands = flops = slices = 0
-    for part in parts(plan, q[0], q[1], columns[2] if columns else 0, table[2] if table else 0):
+    for part in parts(plan, q, columns[2] if columns else 0, table[2] if table else 0):
         rows = part.n * part.group.rows
         scores += rows * part.width
         operands += products * (rows + part.n * part.width) * q[3]

@@ -76,7 +76,7 @@ class Etc(BlockSparse):
     def column_keys(self, k: Tensor) -> Tensor:  # noqa: D102
         return k if self.clip is None else k + self.between[:, :1].to(k.dtype)
 
-    def row_bias(self, q: Tensor, first: int, length: int) -> Tensor | None:  # noqa: D102
+    def row_bias(self, q: Tensor, length: int) -> Tensor | None:  # noqa: D102
         if self.clip is None:
             return None
         count = q.shape[2]
