@@ -13,7 +13,8 @@ from greenformers.attention._contract import accurate
 SLICE = 2**20
 """Scores taken at a time, 4 MiB of them: few enough for caches, and enough to keep several cores at work."""
 ROWS = 64
-"""Queries of a tile where the pattern leaves the choice: enough for fast products, few beside a window's keys."""
+"""Queries of a tile where the pattern leaves the choice, half or twice as many where its window is small or large:
+enough for fast products, few beside the window's keys."""
 
 Visible = Callable[[Tensor, Tensor, int], Tensor]
 """Whether queries see keys, by their positions, for one head."""
@@ -53,7 +54,7 @@ class Tiling:
 
 def band(window: int, *, causal: bool, stride: int = 1, heads: tuple[int, int | None] = (0, None)) -> Tiling:
     """abs(i - j) <= window, one side of it where causal, in steps of the stride."""
-    rows = ROWS if window >= ROWS // 2 else ROWS // 2
+    rows = 2 * ROWS if window >= 2 * ROWS else ROWS if window >= ROWS // 2 else ROWS // 2
     right = 0 if causal else window
     partial = (range(-window, rows - window), range(right, rows + right))
     return Tiling(rows, window, right, stride, partial, heads)
