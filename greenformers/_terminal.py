@@ -18,11 +18,12 @@ Heads = Annotated[int, typer.Option(help="Number of heads, a divisor of the widt
 FeedForward = Annotated[int, typer.Option(help="Width f of the feed-forward blocks.")]
 
 
-def console() -> "Console":
+def console(*, stderr: bool = False) -> "Console":
     """A console as wide as the terminal; wide enough for five variants where the output goes elsewhere."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    there = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(width=None if there else 120, highlight=False, stderr=stderr)
 
 
 def show(console: "Console", parts: "Iterable[Table]") -> None:

@@ -1,18 +1,18 @@
 """The command line. Heavy imports are inside the commands, so that --help answers at once."""
 
-import inspect
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from greenformers import _terminal as terminal
+from greenformers._speech import app as speech
 from greenformers._study import COMMANDS
 from greenformers._terminal import FeedForward, Heads, Hidden, Layers
-from greenformers.train.settings import Settings, value_of
-from greenformers.train.settings import read as read_settings
+from greenformers._training import training
+from greenformers.train.settings import Settings
 
 if TYPE_CHECKING:
     from greenformers.compress.budget import Budget
@@ -94,13 +94,10 @@ def compare(
     console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)
 
 
-def train(
-    config: Path | None,
-    out: Path,
-    resume: bool,
-    **flags: Any,
-) -> None:
-    """Train a network: settings from a file, from flags, or flags over a file.
+app.command("train")(
+    training(
+        Settings,
+        """Train a network: settings from a file, from flags, or flags over a file.
 
     The run folder OUT holds run.json (all settings), metrics.jsonl,
     curves.png, scores.json and model/, for `from_pretrained`;
@@ -110,77 +107,9 @@ def train(
 
     Several processes: start it with `accelerate launch` (data-parallel
     or FSDP), or with torchrun and --micro-batches (pipeline).
-    """
-    from greenformers.measure.parameters import parameters
-    from greenformers.report.curves import run_curves, save
-    from greenformers.train import run
-
-    terminal.quiet()
-    console = terminal.console()
-    given = _given(config, flags)
-    if resume and (out / run.SETTINGS).exists():
-        stored = run.settings_of(out)
-        for name, value in given.items():
-            if getattr(stored, name) != value:
-                raise ValueError(f"{name} of this run is {getattr(stored, name)}, and stays so; got {value}")
-        outcome = run.resume(out, console)
-    else:
-        outcome = run.start(out, Settings(**given), console)
-    if not run.first_process():
-        return
-    if figure := run_curves(out.name, outcome.history.log):
-        save(figure, out / "curves.png")
-    if outcome.history.stopped is not None:
-        console.print(f"stopped after step {outcome.history.steps} of {outcome.steps}; go on with --resume")
-        sys.exit(128 + outcome.history.stopped)
-    scores = ", ".join(f"{name} {value:.4g}" for name, value in outcome.scores.items())
-    console.print(
-        f"{parameters(run.trained(out)):,} parameters, validation {scores}, "
-        f"{outcome.history.seconds:.1f} s of training\nmodel: {out / run.MODEL}",
-        soft_wrap=True,
+    """,
     )
-
-
-def _given(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a file, and over them those given as flags."""
-    typed = {name: value for name, value in flags.items() if value is not None}
-    if options := typed.pop("option", None):
-        pairs = [str(text).partition("=") for text in cast(list[str], options)]
-        for name, equals, _ in pairs:
-            if not equals:
-                raise ValueError(f"option must be name=value, got {name!r}")
-        typed["option"] = {name: value_of(value) for name, _, value in pairs}
-    return (read_settings(config) if config else {}) | typed
-
-
-def _as_flags() -> list[inspect.Parameter]:
-    """A flag for each of the settings; what is not given is None."""
-    parameters = []
-    for entry in fields(Settings):
-        # Unescaped, the help would take the brackets for markup and drop them.
-        default = "" if entry.default is None else rf" \[default: {entry.default}]"
-        about = typer.Option(help=entry.metadata["help"] + default, show_default=False)
-        kind = list[str] if entry.name == "option" else entry.type
-        annotation = Annotated[kind | None, about]  # type: ignore[valid-type]
-        parameters.append(
-            inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        )
-    return parameters
-
-
-_FIXED: dict[str, tuple[object, object]] = {
-    "config": (Annotated[Path | None, typer.Argument(help="TOML or JSON file of settings.")], None),
-    "out": (Annotated[Path, typer.Option(help="Run folder; a new one, or with --resume the one to go on with.")], ...),
-    "resume": (Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, or start it.")], False),
-}
-train.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _FIXED.items()
-    ]
-    + _as_flags()
 )
-app.command()(train)
 
 
 @app.command()
@@ -357,6 +286,7 @@ def report(
 
 for study in COMMANDS:
     app.command()(study)
+app.add_typer(speech)
 
 
 def main() -> None:
@@ -366,6 +296,10 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except ValueError as error:
+        _fail(str(error))
+    except ImportError as error:
+        if "greenformers[" not in str(error):  # what an extra brings is the user's to install
+            raise
         _fail(str(error))
 
 

@@ -57,6 +57,9 @@ class Attention(nn.Module):
     takes_global_mask: ClassVar[bool] = False
     """Whether `forward` takes `global_mask` (B, N), the positions that see all and are seen by all."""
 
+    queries_apart: ClassVar[bool] = False
+    """Whether in cross-attention what a query gets depends on no other query: beams can share a memory then."""
+
     rank_option: ClassVar[str | None] = None
     """The option that says how much of full attention is kept, a number of its own kind: a study's ranks go there."""
 

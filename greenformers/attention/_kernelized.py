@@ -51,6 +51,8 @@ class Kernelized(Attention):
         ValueError: `chunk` is below 1.
     """
 
+    queries_apart = True
+
     def __init__(self, shape: Shape, *, chunk: int | None) -> None:
         super().__init__(shape)
         if chunk is not None and chunk < 1:

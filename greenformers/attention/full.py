@@ -22,6 +22,8 @@ class Full(Attention):
         ValueError: `dropout` is not in [0, 1).
     """
 
+    queries_apart = True
+
     def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
         super().__init__(shape)
         if not 0 <= dropout < 1:

@@ -35,6 +35,7 @@ class Linformer(Attention):
         ValueError: causal, or an option out of range.
     """
 
+    queries_apart = True
     rank_option = "k"
 
     def __init__(

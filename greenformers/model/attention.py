@@ -129,15 +129,22 @@ class CrossAttention(Projected):
         """Attention of `x` to `memory` (B, N, d), before the output projection.
 
         Args:
-            x: the decoder's sequence.
+            x: the decoder's sequence; or W for each memory, one after the other, (B W, N, d).
             memory: the encoder's output.
             key_mask: True = keep, of the memory.
             cache: keeps the keys and values of the memory after their first use.
         """
+        rows = x.shape[0]
+        if self.mechanism.queries_apart:
+            # Several sequences are so many queries: the keys and values of the memory are there once.
+            x = x.reshape(memory.shape[0], -1, x.shape[2])
+        elif rows != memory.shape[0]:
+            memory = memory.repeat_interleave(rows // memory.shape[0], 0)
+            key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
         q = self._projected("q", self._codes(x, "q")["q"])
         k, v = self._keys_values(memory, key_mask, cache)
         out = self.mechanism.attend(q, k, v) if self.mechanism.can_reduce else self.mechanism(q, k, v, key_mask)
-        return out.transpose(1, 2).flatten(2)
+        return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
 
     def _keys_values(
         self, memory: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None

@@ -103,8 +103,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             input_ids: tokens (B, N).
             attention_mask: 1 = keep (B, P). Positions are counted over what is kept, so that padding on the
                 left changes nothing.
-            encoder_hidden_states: the encoder's output (B, M, d); exactly where the network has an encoder.
-            encoder_attention_mask: 1 = keep (B, M).
+            encoder_hidden_states: the encoder's output (B, M, d), or (B / W, M, d) for W rows of tokens each;
+                exactly where the network has an encoder.
+            encoder_attention_mask: 1 = keep, of the encoder's output.
             past_key_values: keys and values of the positions before.
             use_cache: return keys and values for the positions to come.
             output_hidden_states: also return the input of every layer.

@@ -1,4 +1,4 @@
-"""Input to the encoder: tokens or values, plus positions. Vaswani 2017, arXiv:1706.03762, 3.4-3.5."""
+"""Input to a stack: its content, tokens or values, plus positions. Vaswani 2017, arXiv:1706.03762, 3.4-3.5."""
 
 import torch
 from jaxtyping import Float, Int
@@ -7,23 +7,51 @@ from torch import Tensor, nn
 from greenformers.model.config import GreenformerConfig
 
 
-class Embedding(nn.Module):
-    """Tokens (or values behind a learned [CLS]) and positions, to vectors of width d."""
+class Placed(nn.Module):
+    """Content and positions, to vectors of width d."""
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__()
         self.config = config
         d = config.embedding_size or config.hidden_size
-        if config.vocab_size is not None:
-            self.word = nn.Embedding(config.vocab_size, d, padding_idx=config.pad_token_id)
-        else:
-            self.value = nn.Linear(config.input_features or 1, d)
-            self.cls = nn.Parameter(torch.zeros(d))
+        self.make_content(config, d)
         if config.position == "learned":
             self.position = nn.Embedding(config.max_position_embeddings, d)
         self.norm = nn.LayerNorm(d, eps=config.layer_norm_eps)
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def make_content(self, config: GreenformerConfig, width: int) -> None:
+        """Make what the content comes from."""
+        raise NotImplementedError
+
+    def place(self, x: Float[Tensor, "B N e"], positions: Int[Tensor, "B N"] | None = None) -> Float[Tensor, "B N d"]:
+        """Content (B, N, e) at positions, from 0, below `max_position_embeddings`; by default 0 to N - 1.
+
+        Raises:
+            ValueError: it is too long.
+        """
+        length, longest = x.shape[1], self.config.max_position_embeddings
+        if not 1 <= length <= longest:
+            raise ValueError(f"length must be in 1..{longest}, got {length}")
+        if self.config.position == "learned":
+            x = x + (self.position.weight[:length] if positions is None else self.position(positions))
+        elif self.config.position == "sinusoidal":
+            waves = sinusoidal(torch.arange(length, device=x.device) if positions is None else positions, x.shape[2])
+            # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
+            x = x * x.shape[2] ** 0.5 + waves.to(x.dtype)
+        return self.dropout(self.widen(self.norm(x)))
+
+
+class Embedding(Placed):
+    """Tokens, or values behind a learned [CLS]."""
+
+    def make_content(self, config: GreenformerConfig, width: int) -> None:  # noqa: D102
+        if config.vocab_size is not None:
+            self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        else:
+            self.value = nn.Linear(config.input_features or 1, width)
+            self.cls = nn.Parameter(torch.zeros(width))
 
     def forward(
         self,
@@ -36,7 +64,7 @@ class Embedding(nn.Module):
         Args:
             input_ids: tokens.
             input_values: values, in place of tokens.
-            positions: where the tokens stand, from 0, below `max_position_embeddings`; by default 0 to N - 1.
+            positions: see `place`.
 
         Raises:
             ValueError: the input is not of the kind the network is made for, or too long.
@@ -50,16 +78,7 @@ class Embedding(nn.Module):
         else:
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
-        length, longest = x.shape[1], self.config.max_position_embeddings
-        if not 1 <= length <= longest:
-            raise ValueError(f"length must be in 1..{longest}, got {length}")
-        if self.config.position == "learned":
-            x = x + (self.position.weight[:length] if positions is None else self.position(positions))
-        elif self.config.position == "sinusoidal":
-            waves = sinusoidal(torch.arange(length, device=x.device) if positions is None else positions, x.shape[2])
-            # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
-            x = x * x.shape[2] ** 0.5 + waves.to(x.dtype)
-        return self.dropout(self.widen(self.norm(x)))
+        return self.place(x, positions)
 
 
 def sinusoidal(positions: Int[Tensor, "... N"], width: int) -> Float[Tensor, "... N d"]:

@@ -74,13 +74,17 @@ class GreenformerModel(GreenformerPreTrainedModel):
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
-        self.embedding = Embedding(config)
+        self.embedding = self.embed(config)
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.residual == "pre" else nn.Identity()
         )
         self._shared = self._tied_weights_keys = share(self.layers)
         self.post_init()
+
+    def embed(self, config: GreenformerConfig) -> Any:
+        """What turns the input into vectors."""
+        return Embedding(config)
 
     def get_input_embeddings(self) -> nn.Module:
         """The map from tokens or values to vectors."""

@@ -16,11 +16,68 @@ from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedMo
 from greenformers.model.loss import IGNORED, Scoring, asked_for, narrow, token_loss
 
 
-class GreenformerForSeq2SeqLM(Scoring, GreenformerPreTrainedModel, GenerationMixin):
-    """Encoder and decoder over one vocabulary; both embeddings and the scores share one matrix.
+class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
+    """A decoder behind an encoder, the scores of its tokens and their loss.
 
-    The configuration needs `decoder_layers`, `pad_token_id` and `decoder_start_token_id`.
+    Args:
+        config: needs `decoder_layers`, `vocab_size`, `pad_token_id` and `decoder_start_token_id`.
+        encoder: what gives it a memory.
+
+    Raises:
+        ValueError: one of these is None.
     """
+
+    def __init__(self, config: GreenformerConfig, encoder: type[GreenformerModel]) -> None:
+        super().__init__(config)
+        for name in ("decoder_layers", "vocab_size", "pad_token_id", "decoder_start_token_id"):
+            if getattr(config, name) is None:
+                raise ValueError(f"an encoder-decoder needs {name}, got None")
+        self.encoder = encoder(config)
+        self.decoder = GreenformerDecoder(config)
+        self.narrow = narrow(config)
+        self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+        """Teacher forcing: the labels one place to the right, behind the start token; padding where they are -100."""
+        start, padding = cast(int, self.config.decoder_start_token_id), cast(int, self.config.pad_token_id)
+        moved = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
+        return moved.masked_fill(moved == IGNORED, padding)
+
+    def decode(
+        self,
+        encoder_outputs: BaseModelOutput | tuple[Float[Tensor, "B M d"], ...],
+        memory_mask: Tensor | None,
+        decoder_input_ids: Tensor | None,
+        decoder_attention_mask: Tensor | None,
+        labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """What follows the encoder; arguments as in `GreenformerForSeq2SeqLM.forward`.
+
+        Raises:
+            ValueError: neither decoder_input_ids nor labels are given.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("decoder_input_ids or labels must be given, got neither")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        memory = encoder_outputs[0]
+        out = self.decoder(decoder_input_ids, decoder_attention_mask, memory, memory_mask, return_dict=True, **kwargs)
+        x, labels = asked_for(out.last_hidden_state, labels, self.config)
+        logits = self.score(self.narrow(x))
+        return Seq2SeqLMOutput(
+            loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            past_key_values=out.past_key_values,
+            decoder_hidden_states=out.hidden_states,
+            encoder_last_hidden_state=memory,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+        )
+
+
+class GreenformerForSeq2SeqLM(EncoderDecoder):
+    """Encoder and decoder over one vocabulary; both embeddings and the scores share one matrix."""
 
     _tied_weights_keys = {  # noqa: RUF012 - transformers' own form
         "decoder.embedding.word.weight": "encoder.embedding.word.weight",
@@ -28,21 +85,8 @@ class GreenformerForSeq2SeqLM(Scoring, GreenformerPreTrainedModel, GenerationMix
     }
 
     def __init__(self, config: GreenformerConfig) -> None:
-        super().__init__(config)
-        for name in ("decoder_layers", "vocab_size", "pad_token_id", "decoder_start_token_id"):
-            if getattr(config, name) is None:
-                raise ValueError(f"an encoder-decoder needs {name}, got None")
-        self.encoder = GreenformerModel(config)
-        self.decoder = GreenformerDecoder(config)
-        self.narrow = narrow(config)
-        self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
+        super().__init__(config, GreenformerModel)
         self.post_init()
-
-    def prepare_decoder_input_ids_from_labels(self, labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-        """Teacher forcing: the labels one place to the right, behind the start token; padding where they are -100."""
-        start, padding = cast(int, self.config.decoder_start_token_id), cast(int, self.config.pad_token_id)
-        moved = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
-        return moved.masked_fill(moved == IGNORED, padding)
 
     @can_return_tuple
     def forward(
@@ -81,27 +125,8 @@ class GreenformerForSeq2SeqLM(Scoring, GreenformerPreTrainedModel, GenerationMix
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, return_dict=True, **kwargs)
-        if decoder_input_ids is None:
-            if labels is None:
-                raise ValueError("decoder_input_ids or labels must be given, got neither")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        out = self.decoder(
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs[0],
-            attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            return_dict=True,
+        kwargs |= {"past_key_values": past_key_values, "use_cache": use_cache}
+        return self.decode(
+            encoder_outputs, attention_mask, decoder_input_ids, decoder_attention_mask, labels, num_items_in_batch,
             **kwargs,
-        )
-        x, labels = asked_for(out.last_hidden_state, labels, self.config)
-        logits = self.score(self.narrow(x))
-        return Seq2SeqLMOutput(
-            loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
-            logits=logits,
-            past_key_values=out.past_key_values,
-            decoder_hidden_states=out.hidden_states,
-            encoder_last_hidden_state=encoder_outputs[0],
-            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
-        )
+        )  # fmt: skip

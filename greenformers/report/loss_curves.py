@@ -1,4 +1,4 @@
-"""Validation loss against steps: a panel a task, a line a variant, its range over seeds shaded."""
+"""Loss against steps: a panel a task, a line a variant, its range over seeds shaded."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
@@ -26,13 +26,16 @@ def losses(records: Iterable[Record], task: str) -> dict[str, Losses]:
 
 
 @house
-def loss_curves(title: str, records: Sequence[Record], tasks: Mapping[str, str]) -> Figure:
+def loss_curves(
+    title: str, records: Sequence[Record], tasks: Mapping[str, str], *, unit: str = "nats a byte"
+) -> Figure:
     """Means over the seeds of a step as lines, lowest to highest shaded; a variant looks alike in every panel.
 
     Args:
         title: of the whole.
         records: with metric "loss", and "task", "step" and "seed" in their settings; others are left out.
         tasks: a panel each, from left to right: task to the words above it.
+        unit: of the losses.
     """
     panels = {task: losses(records, task) for task in tasks}
     dress = looks(dict.fromkeys(record.variant for record in records if record.metric == "loss"))
@@ -46,7 +49,7 @@ def loss_curves(title: str, records: Sequence[Record], tasks: Mapping[str, str])
             axes.fill_between(list(values), low, high, color=look.colour, alpha=0.12, linewidth=0)
         axes.set_title(tasks[task], loc="left", fontsize=9.5, fontweight="bold")
         axes.set_xlabel("Step")
-        axes.set_ylabel("Validation loss (nats a byte)")
+        axes.set_ylabel(f"Loss ({unit})")
     named = {name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if named:
         shown = [name for name in dress if name in named]

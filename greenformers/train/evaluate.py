@@ -14,6 +14,7 @@ from greenformers.train.generation import continuations, translations
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.run import MODEL, settings_of, trained
 from greenformers.train.seq2seq import Seq2Seq
+from greenformers.train.settings import Settings
 from greenformers.train.task import prepare
 
 
@@ -38,7 +39,7 @@ def evaluate(
         OSError: there is no finished run in the folder, or its data are gone.
     """
     model = trained(run)
-    settings = settings_of(run)
+    settings = settings_of(run, Settings)
     # The run's own tokenizer, not one trained anew.
     settings = replace(
         settings, init=str(run), vocabulary=None, folder=settings.folder if folder is None else str(folder)
@@ -57,7 +58,7 @@ def evaluate(
 
 def records(run: Path, split: str, scores: dict[str, float]) -> list[Record]:
     """Scores as records, without context."""
-    settings = settings_of(run)
+    settings = settings_of(run, Settings)
     setting = {"data": settings.data, "split": split, "hidden": settings.hidden, "layers": settings.layers}
     return [
         Record("evaluate", settings.variant, setting, name, value, METRICS[name].unit) for name, value in scores.items()

@@ -5,13 +5,12 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from greenformers import model as networks
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import better
 from greenformers.train.classification import ImageClassification
@@ -20,8 +19,10 @@ from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.save import check_new, save
-from greenformers.train.settings import Settings, read
-from greenformers.train.task import MODEL, Task, prepare
+from greenformers.train.settings import Settings, Training, read
+from greenformers.train.task import MODEL, Task
+
+T = TypeVar("T", bound=Training)
 
 SETTINGS, METRICS, SCORES, CHECKPOINTS = "run.json", "metrics.jsonl", "scores.json", "checkpoints"
 
@@ -41,7 +42,7 @@ class Outcome:
     steps: int
 
 
-def start(folder: Path, settings: Settings, console: Console) -> Outcome:
+def start(folder: Path, settings: Training, console: Console) -> Outcome:
     """Train in a new folder.
 
     Raises:
@@ -60,21 +61,21 @@ def start(folder: Path, settings: Settings, console: Console) -> Outcome:
     return _train(folder, task, model, console, resume=False)
 
 
-def resume(folder: Path, console: Console) -> Outcome:
+def resume(folder: Path, console: Console, kind: type[Training] = Settings) -> Outcome:
     """Go on with a run from its newest whole checkpoint, or from its beginning if there is none.
 
     Raises:
         ValueError: it has ended already.
         OSError: there is no run in the folder.
     """
-    settings = settings_of(folder)
+    settings = settings_of(folder, kind)
     if (folder / SCORES).exists():
         raise ValueError(f"{folder.name} has nothing to resume: it ran to its end")
     task, model = _prepared(settings)
     return _train(folder, task, model, console, resume=True)
 
 
-def ensure(folder: Path, settings: Settings, console: Console) -> dict[str, float]:
+def ensure(folder: Path, settings: Training, console: Console) -> dict[str, float]:
     """The scores of a run with these settings: started, resumed, or only read where it has ended.
 
     Raises:
@@ -83,34 +84,34 @@ def ensure(folder: Path, settings: Settings, console: Console) -> dict[str, floa
     """
     if not (folder / SETTINGS).exists():
         outcome = start(folder, settings, console)
-    elif settings_of(folder) != settings:
+    elif settings_of(folder, type(settings)) != settings:
         raise ValueError(f"{folder.name} holds a run with other settings than these")
     elif (folder / SCORES).exists():
         return json.loads((folder / SCORES).read_text())
     else:
-        outcome = resume(folder, console)
+        outcome = resume(folder, console, type(settings))
     if outcome.history.stopped is not None:
         raise KeyboardInterrupt
     return outcome.scores
 
 
-def settings_of(folder: Path) -> Settings:
-    """The settings of a run.
+def settings_of(folder: Path, kind: type[T]) -> T:
+    """The settings of a run, of one kind.
 
     Raises:
         OSError: there is no run in the folder.
     """
-    return Settings(**read(folder / SETTINGS))
+    return kind(**read(folder / SETTINGS, kind))
 
 
-def trained(folder: Path) -> PreTrainedModel:
-    """The trained model of a finished run.
+def trained(folder: Path, kind: type[Training] = Settings) -> PreTrainedModel:
+    """The trained model of a finished run with settings of one kind.
 
     Raises:
         OSError: the run has not ended, or there is none in the folder.
     """
     name = json.loads((folder / MODEL / "config.json").read_text())["architectures"][0]
-    return getattr(networks, name).from_pretrained(folder / MODEL)
+    return getattr(kind.networks(), name).from_pretrained(folder / MODEL)
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
@@ -118,15 +119,16 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
-def _prepared(settings: Settings) -> tuple[Task, PreTrainedModel]:
+def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     """Data, objective and network; what can be wrong with the settings is found here, before anything is written."""
     schedule = settings.schedule
     per_process(schedule, whole=settings.micro_batches is not None)
     if settings.micro_batches is not None and _alone():
         raise ValueError("micro_batches needs several processes: start the run with torchrun")
-    task = prepare(settings)
+    task = settings.task()
     if schedule.patience is not None and isinstance(task.objective, ImageClassification):
-        raise ValueError(f"patience would choose by the test images: {settings.data} has no validation split")
+        name = task.objective.data.name
+        raise ValueError(f"patience would choose by the test images: {name} has no validation split")
     model = task.network()
     schedule.stream(task.objective)
     task.objective.size("valid")  # a run without a validation split would fail at its first evaluation

@@ -1,76 +1,60 @@
-"""The settings of a training run: the flags of `greenformers train`, the keys of its file, the content of run.json."""
+"""The settings of a training run: the flags of a command, the keys of its file, the content of run.json."""
 
 import json
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
+    from greenformers.train.task import Task
 
 
-def _option(default: Any, about: str) -> Any:
+def setting(default: Any, about: str) -> Any:
+    """A setting with its default and what is said about it."""
     return field(default=default, metadata={"help": about})
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is learnt, by which network, how. The help text of each is its documentation."""
+class Training:
+    """Which network, and how it learns: what all training runs have. The help text of each is its documentation."""
 
-    data: str = _option("digits", "Data set, see `greenformers.data.names()`.")
-    folder: str | None = _option(None, "Folder with the data set's files.")
-    dataset: str | None = _option(
-        None, "Instead of a folder: a name for `datasets`, with a configuration after a colon."
-    )
-    limit: int | None = _option(None, "At most so many examples of each split.")
-    pool: int = _option(1, "Images: side of the square of pixels averaged into one.")
-    objective: str | None = _option(
-        None,
-        "classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default what the "
-        "data set is made for.",
-    )
-    tokenizer: str = _option(
-        "bpe",
-        "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is taken.",
-    )
-    vocabulary: int | None = _option(None, "Size of the bpe vocabulary; 8000 if not given.")
-    length: int = _option(128, "Text: longest sequence in tokens.")
-    init: str | None = _option(None, "Run folder to start from: its tokenizer, and all weights that fit.")
+    init: str | None = setting(None, "Run folder to start from: its tokenizer, and all weights that fit.")
+    variant: str = setting("transformer", "transformer, lrt, an attention, or lrt+ and an attention.")
+    rank: int = setting(16, "Rank of the low-rank maps of lrt.")
+    k: int | None = setting(None, "Projected length k of linformer; 16 if not given.")
+    option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
+    hidden: int = setting(64, "Width d of the network.")
+    layers: int = setting(2, "Number of layers; of the encoder, where there is a decoder too.")
+    decoder_layers: int | None = setting(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")
+    heads: int = setting(4, "Number of heads, a divisor of the width.")
+    feed_forward: int = setting(256, "Width f of the feed-forward blocks.")
+    residual: str = setting("post", "Layer norm: post or pre.")
+    position: str = setting("learned", "Positions: learned, sinusoidal or none.")
+    pooling: str = setting("cls", "What stands for a whole sequence: cls or mean.")
+    dropout: float = setting(0.0, "Dropout after the embedding and each block.")
 
-    variant: str = _option("transformer", "transformer, lrt, an attention, or lrt+ and an attention.")
-    rank: int = _option(16, "Rank of the low-rank maps of lrt.")
-    k: int | None = _option(None, "Projected length k of linformer; 16 if not given.")
-    option: dict[str, Any] | None = _option(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
-    hidden: int = _option(64, "Width d of the network.")
-    layers: int = _option(2, "Number of layers; of the encoder, where there is a decoder too.")
-    decoder_layers: int | None = _option(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")
-    heads: int = _option(4, "Number of heads, a divisor of the width.")
-    feed_forward: int = _option(256, "Width f of the feed-forward blocks.")
-    residual: str = _option("post", "Layer norm: post or pre.")
-    position: str = _option("learned", "Positions: learned, sinusoidal or none.")
-    pooling: str = _option("cls", "What stands for a whole sequence: cls or mean.")
-    dropout: float = _option(0.0, "Dropout after the embedding and each block.")
-
-    epochs: int = _option(25, "Passes over the training set.")
-    steps: int | None = _option(None, "Optimisation steps, in place of epochs.")
-    batch: int = _option(64, "Examples a step, of all processes.")
-    accumulate: int = _option(1, "Parts that a batch is computed in, one after the other.")
-    learning_rate: float = _option(2e-3, "Highest learning rate.")
-    warmup: float = _option(0.1, "Share of the steps spent warming up.")
-    weight_decay: float = _option(0.01, "Weight decay of AdamW.")
-    clip: float = _option(1.0, "Largest norm of the gradient; 0 for any.")
-    seed: int = _option(0, "Of weights, order, dropout and masks.")
-    precision: str = _option("fp32", "Of the matrix products: fp32, bf16, or fp16 on a GPU.")
-    shard: bool = _option(False, "Several processes: spread weights and optimiser state over them (FSDP).")
-    recompute: bool = _option(False, "Keep no activations within a layer: less memory, more time.")
-    evaluate_every: int | None = _option(None, "Steps between evaluations; by default an epoch.")
-    log_every: int | None = _option(None, "Steps between entries of the loss; by default an epoch.")
-    save_every: int | None = _option(None, "Steps between checkpoints; by default an epoch.")
-    keep: int = _option(2, "How many checkpoints stay.")
-    patience: int | None = _option(None, "End after so many evaluations without a better score; keep the best.")
-    micro_batches: int | None = _option(
+    epochs: int = setting(25, "Passes over the training set.")
+    steps: int | None = setting(None, "Optimisation steps, in place of epochs.")
+    batch: int = setting(64, "Examples a step, of all processes.")
+    accumulate: int = setting(1, "Parts that a batch is computed in, one after the other.")
+    learning_rate: float = setting(2e-3, "Highest learning rate.")
+    warmup: float = setting(0.1, "Share of the steps spent warming up.")
+    weight_decay: float = setting(0.01, "Weight decay of AdamW.")
+    clip: float = setting(1.0, "Largest norm of the gradient; 0 for any.")
+    seed: int = setting(0, "Of weights, order, dropout and masks.")
+    precision: str = setting("fp32", "Of the matrix products: fp32, bf16, or fp16 on a GPU.")
+    shard: bool = setting(False, "Several processes: spread weights and optimiser state over them (FSDP).")
+    recompute: bool = setting(False, "Keep no activations within a layer: less memory, more time.")
+    evaluate_every: int | None = setting(None, "Steps between evaluations; by default an epoch.")
+    log_every: int | None = setting(None, "Steps between entries of the loss; by default an epoch.")
+    save_every: int | None = setting(None, "Steps between checkpoints; by default an epoch.")
+    keep: int = setting(2, "How many checkpoints stay.")
+    patience: int | None = setting(None, "End after so many evaluations without a better score; keep the best.")
+    micro_batches: int | None = setting(
         None, "Pipeline over the processes of torchrun: parts of a batch that are under way at once (GPipe)."
     )
 
@@ -91,8 +75,53 @@ class Settings:
         """Write all of them as JSON, which `read` reads."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
+    def task(self) -> "Task":
+        """What is learnt.
 
-def read(path: Path) -> dict[str, Any]:
+        Raises:
+            ValueError: a setting out of range, or settings that exclude each other.
+            OSError: a file or folder is missing.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def networks() -> ModuleType:
+        """Where the classes of the trained models are."""
+        from greenformers import model
+
+        return model
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """What is learnt, by which network, how."""
+
+    data: str = setting("digits", "Data set, see `greenformers.data.names()`.")
+    folder: str | None = setting(None, "Folder with the data set's files.")
+    dataset: str | None = setting(
+        None, "Instead of a folder: a name for `datasets`, with a configuration after a colon."
+    )
+    limit: int | None = setting(None, "At most so many examples of each split.")
+    pool: int = setting(1, "Images: side of the square of pixels averaged into one.")
+    objective: str | None = setting(
+        None,
+        "classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default what the "
+        "data set is made for.",
+    )
+    tokenizer: str = setting(
+        "bpe",
+        "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is taken.",
+    )
+    vocabulary: int | None = setting(None, "Size of the bpe vocabulary; 8000 if not given.")
+    length: int = setting(128, "Text: longest sequence in tokens.")
+
+    def task(self) -> "Task":  # noqa: D102
+        from greenformers.train.task import prepare
+
+        return prepare(self)
+
+
+def read(path: Path, kind: type[Training] = Settings) -> dict[str, Any]:
     """The settings in a TOML or JSON file.
 
     Raises:
@@ -107,7 +136,7 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} must hold settings by name, got a {type(found).__name__}")
     for name, value in found.items():
-        _check(path.name, name, value)
+        _check(path.name, name, value, kind)
     return found
 
 
@@ -119,8 +148,8 @@ def value_of(text: str) -> Any:
         return text
 
 
-def _check(file: str, name: str, value: Any) -> None:
-    types = {entry.name: entry.type for entry in fields(Settings)}
+def _check(file: str, name: str, value: Any, kind: type[Training]) -> None:
+    types = {entry.name: entry.type for entry in fields(kind)}
     if name not in types:
         close = get_close_matches(name, types, n=1)
         raise ValueError(f"{file}: no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))

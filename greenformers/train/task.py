@@ -16,7 +16,7 @@ from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.seq2seq import Seq2Seq
-from greenformers.train.settings import Settings
+from greenformers.train.settings import Settings, Training
 
 Data = Splits | Text | Pairs | Labelled
 
@@ -46,7 +46,7 @@ class Task:
 
     objective: Objective
     tokenizer: PreTrainedTokenizerFast | None
-    settings: Settings
+    settings: Training
 
     def network(self) -> PreTrainedModel:
         """The model a run starts with: a fresh one, or one with the weights of the run in `init`.
@@ -140,7 +140,7 @@ def _texts(data: Text | Pairs | Labelled) -> Any:
     return (text for segments in data.split("train").texts for text in segments)
 
 
-def _sizes(settings: Settings) -> dict[str, Any]:
+def _sizes(settings: Training) -> dict[str, Any]:
     if settings.hidden < 1:
         raise ValueError(f"hidden must be at least 1, got {settings.hidden}")
     options = dict(settings.option or {})

@@ -19,7 +19,8 @@ ORDER = [
     {"report"},
     {"speech", "genome"},
     {"_terminal"},
-    {"_study"},
+    {"_training"},
+    {"_study", "_speech"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -198,7 +198,7 @@ def test_a_classifier_starts_with_the_encoder_and_a_new_head(runs, tmp_path: Pat
 
 def test_more_of_the_same_starts_with_the_head_too(runs) -> None:
     for name in ("masked_lm", "causal_lm", "seq2seq"):
-        settings = replace(run.settings_of(runs[name]), init=str(runs[name]), seed=7)
+        settings = replace(run.settings_of(runs[name], Settings), init=str(runs[name]), seed=7)
         found, wanted = prepare(settings).network().state_dict(), run.trained(runs[name]).state_dict()
         assert found.keys() == wanted.keys()
         assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.items())

@@ -1,0 +1,204 @@
+"""Spoken digit strings: dense and low-rank recognisers at equal steps (thesis, tables 4.2 and 4.3, figure 4.3).
+
+    python benchmarks/speech_digits.py [--quick] [--seeds 1] [--runs FOLDER] [--json results/speech_digits.jsonl]
+        [--picture docs/speech_losses.png]
+
+3,000 real clips of 6 speakers, joined to strings of 3 to 7 digits, new ones in every epoch. Test strings are of takes
+0 to 4, of which nothing is learnt; then once more with one speaker held out. A small network (front end of 8 channels,
+d 128, 2 + 4 layers), so that a training takes minutes. Beam of 8. Intervals are 95 %, by drawing test clips again, each
+with the characters that were wrong in its word. Aim: at most 8 % of characters wrong with dense maps, low-rank ones at
+most 3 points worse. Runs go on where they were stopped.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+from transformers import logging
+
+from greenformers.measure.latency import Timing, interleaved
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.report.curves import save
+from greenformers.report.loss_curves import loss_curves
+from greenformers.speech import spoken_digits
+from greenformers.speech.recognise import Recogniser, recognised
+from greenformers.speech.score import bootstrap, bootstrap_difference, scores
+from greenformers.speech.search import beam_search
+from greenformers.speech.settings import SPOKEN_DIGITS, SpeechSettings
+from greenformers.train.run import ensure, metrics_of
+
+DENSE = "transformer"
+VARIANTS: dict[str, dict[str, Any]] = {
+    DENSE: {},
+    "lrt r=32": {"variant": "lrt", "rank": 32},
+    "lrt r=16": {"variant": "lrt", "rank": 16},
+}
+HELD_OUT = "theo"
+SETTINGS = SpeechSettings(
+    layout=SPOKEN_DIGITS, longest=8.0, channels=8, ctc_weight=0.3, hidden=128, layers=2, decoder_layers=4, heads=4,
+    feed_forward=512, residual="pre", batch=16, steps=2000, learning_rate=1e-3, evaluate_every=250, save_every=250,
+    log_every=50,
+)  # fmt: skip
+QUICK: dict[str, Any] = {"channels": 2, "hidden": 16, "feed_forward": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
+STRINGS, BATCH = 300, 20
+
+Spoken = list[tuple[Tensor, str, list[int]]]
+"""Waveform, text and clips of every test string."""
+
+
+def settings(variant: str, folder: Path, seed: int, held_out: str | None, quick: bool) -> SpeechSettings:
+    one = replace(SETTINGS, corpus=str(folder), seed=seed, held_out=held_out, **VARIANTS[variant])
+    return replace(one, **QUICK) if quick else one
+
+
+def test_strings(folder: Path, held_out: str | None, count: int) -> Spoken:
+    digits = spoken_digits.load(folder, held_out=held_out)
+    found = []
+    for index in range(count):
+        waveform, text, about = digits.string("test", index, torch.Generator())
+        found.append((waveform, text, about["clips"]))
+    return found
+
+
+def by_clip(hypotheses: list[str], spoken: Spoken) -> tuple[Tensor, Tensor]:
+    """Wrong characters, and characters, of every test clip in all strings it is in."""
+    references = [text for _, text, _ in spoken]
+    out = jiwer.process_characters(references, hypotheses)
+    wrong: dict[int, int] = {}
+    length: dict[int, int] = {}
+    for (_, text, clips), parts in zip(spoken, out.alignments, strict=True):
+        word = [text[:place].count(" ") for place in range(len(text))]
+        for place in range(len(text)):
+            length[clips[word[place]]] = length.get(clips[word[place]], 0) + 1
+        for part in parts:
+            if part.type == "insert":
+                clip = clips[word[min(part.ref_start_idx, len(text) - 1)]]
+                wrong[clip] = wrong.get(clip, 0) + part.hyp_end_idx - part.hyp_start_idx
+            elif part.type != "equal":
+                for place in range(part.ref_start_idx, part.ref_end_idx):
+                    wrong[clips[word[place]]] = wrong.get(clips[word[place]], 0) + 1
+    order = sorted(length)
+    return torch.tensor([wrong.get(clip, 0) for clip in order]), torch.tensor([length[clip] for clip in order])
+
+
+def timed(recognisers: dict[str, Recogniser], spoken: Spoken, repeats: int) -> dict[str, Timing]:
+    """Time of writing down the first 16 strings, by turns."""
+
+    def call(recogniser: Recogniser) -> Any:
+        features, mask = recogniser.features([waveform for waveform, _, _ in spoken[:16]])
+        return lambda: beam_search(recogniser.model.eval(), features, mask, space=recogniser.space)
+
+    return interleaved({name: call(one) for name, one in recognisers.items()}, repeats=repeats, warmup=1)
+
+
+def judged(
+    part: str, recognisers: dict[str, Recogniser], spoken: Spoken, setting: dict[str, Any], repeats: int
+) -> Iterator[Record]:
+    """Columns of the tables, for all variants of one seed."""
+    references = [text for _, text, _ in spoken]
+    times = timed(recognisers, spoken, repeats)
+    size = parameters(recognisers[DENSE].model)
+    dense: Tensor | None = None
+    for name, recogniser in recognisers.items():
+        waveforms = track([waveform for waveform, _, _ in spoken], f"{part}, {name}")
+        hypotheses = recognised(recogniser, waveforms, batch=BATCH, progress=lambda _: None)
+        wrong, length = by_clip(hypotheses, spoken)
+        found = scores(hypotheses, references)
+        low, high = bootstrap(wrong, length)
+        blank = Record("speech_digits", name, setting, "", 0.0, "")
+        count, seconds = parameters(recogniser.model), times[name].median
+        values = {"parameters": count, "latency": 1000 * seconds, **found}
+        for metric, value in values.items():
+            record = replace(blank, metric=metric, value=value, unit=METRICS[metric].unit)
+            if metric == "cer":
+                record = replace(record, spread=high - low)
+            if metric == "cer" and dense is not None:
+                record = replace(record, to=DENSE, interval=list(bootstrap_difference(wrong, dense, length)))
+            if metric in ("parameters", "latency") and dense is not None:
+                ratio = size / count if metric == "parameters" else times[DENSE].median / seconds
+                record = replace(record, to=DENSE, ratio=ratio)
+            yield record
+        dense = wrong if dense is None else dense
+
+
+def shown(records: list[Record]) -> Table:
+    """Tables 4.2 and 4.3."""
+    columns = ("test", "variant", "seed", "parameters", "CER (%)", "interval", "to dense", "compression", "speed-up")
+    table = Table(*columns, "length")
+    runs = dict.fromkeys((r.setting["test"], r.variant, r.setting["seed"]) for r in records if r.metric == "cer")
+    for test, variant, seed in runs:
+        own = {
+            record.metric: record
+            for record in records
+            if (record.variant, record.setting["seed"], record.setting["test"]) == (variant, seed, test)
+        }
+        cer, size, time = own["cer"], own["parameters"], own["latency"]
+        difference = "" if cer.interval is None else f"{cer.interval[0]:+.1f} to {cer.interval[1]:+.1f}"
+        table.add_row(
+            test, variant, str(seed), f"{size.value:,.0f}", f"{cer.value:.2f}", f"{cer.spread:.2f} wide", difference,
+            "" if size.ratio is None else f"{100 - 100 / size.ratio:.1f} %",
+            "" if time.ratio is None else f"{time.ratio:.2f}x", f"{own['mean_length'].value:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:
+    """Figure 4.3: losses in nats a character."""
+    for entry in metrics_of(run):
+        for key, task in (("loss", "train"), ("eval_loss", "valid")):
+            if key in entry:
+                setting = {"task": task, "step": int(entry["step"]), "seed": seed}
+                yield Record("speech_losses", variant, setting, "loss", entry[key], "nats")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/fsdd"), help="folder of the clips")
+    parser.add_argument("--runs", type=Path, default=Path("runs/speech_digits"), help="folder of the run folders")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each variant; the held-out test has one")
+    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    parser.add_argument("--picture", type=Path, help="file of the loss curves, .png")
+    given = parser.parse_args()
+    if not given.data.is_dir():
+        parser.exit(message=f"skipped: the clips are not in {given.data}; name the folder with --data\n")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    runs = given.runs / ("quick" if given.quick else "full")
+    records: list[Record] = []
+    losses: list[Record] = []
+    tests = [(None, seed) for seed in range(1 if given.quick else given.seeds)] + [(HELD_OUT, 0)]
+    for held_out, seed in tests:
+        test = "unseen takes" if held_out is None else f"unseen speaker {held_out}"
+        recognisers = {}
+        for variant in VARIANTS:
+            one = settings(variant, given.data, seed, held_out, given.quick)
+            run = runs / f"{one.variant}-{one.rank}-{seed}-{held_out or ''}"
+            ensure(run, one, Console())
+            recognisers[variant] = Recogniser.load(run)
+            if held_out is None:
+                losses += curves(run, variant, seed)
+        spoken = test_strings(given.data, held_out, 4 if given.quick else STRINGS)
+        setting = {"test": test, "seed": seed, "strings": len(spoken), "steps": one.steps}
+        records += judged(test, recognisers, spoken, setting, 2 if given.quick else 9)
+    Console(width=140).print(shown(records))
+    if given.picture:
+        panels = {"train": "Training, with CTC", "valid": "Validation"}
+        figure = loss_curves("Spoken digits: loss curves (thesis, figure 4.3)", losses, panels, unit="nats a character")
+        save(figure, given.picture)
+    if given.json:
+        about = context("python benchmarks/speech_digits.py" + " --quick" * given.quick, 0)
+        append(given.json, [replace(record, context=about) for record in records + losses])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The command that trains, with a flag for each setting of a kind. Heavy imports are inside it."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from greenformers import _terminal as terminal
+from greenformers.train.settings import Training, read, value_of
+
+_FIXED: dict[str, tuple[object, object]] = {
+    "config": (Annotated[Path | None, typer.Argument(help="TOML or JSON file of settings.")], None),
+    "out": (Annotated[Path, typer.Option(help="Run folder; a new one, or with --resume the one to go on with.")], ...),
+    "resume": (Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, or start it.")], False),
+}
+
+
+def training(kind: type[Training], about: str) -> Callable[..., None]:
+    """The command for settings of one kind.
+
+    Args:
+        kind: the settings.
+        about: the command's help.
+    """
+
+    def train(config: Path | None, out: Path, resume: bool, **flags: Any) -> None:
+        _train(kind, config, out, resume, flags)
+
+    train.__doc__ = about
+    fixed = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _FIXED.items()
+    ]
+    train.__signature__ = inspect.Signature(fixed + _as_flags(kind))  # type: ignore[attr-defined]
+    return train
+
+
+def _train(kind: type[Training], config: Path | None, out: Path, resume: bool, flags: dict[str, Any]) -> None:
+    from greenformers.measure.parameters import parameters
+    from greenformers.report.curves import run_curves, save
+    from greenformers.train import run
+
+    terminal.quiet()
+    console = terminal.console()
+    given = _given(kind, config, flags)
+    if resume and (out / run.SETTINGS).exists():
+        stored = run.settings_of(out, kind)
+        for name, value in given.items():
+            if getattr(stored, name) != value:
+                raise ValueError(f"{name} of this run is {getattr(stored, name)}, and stays so; got {value}")
+        outcome = run.resume(out, console, kind)
+    else:
+        outcome = run.start(out, kind(**given), console)
+    if not run.first_process():
+        return
+    if figure := run_curves(out.name, outcome.history.log):
+        save(figure, out / "curves.png")
+    if outcome.history.stopped is not None:
+        console.print(f"stopped after step {outcome.history.steps} of {outcome.steps}; go on with --resume")
+        sys.exit(128 + outcome.history.stopped)
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in outcome.scores.items())
+    console.print(
+        f"{parameters(run.trained(out, kind)):,} parameters, validation {scores}, "
+        f"{outcome.history.seconds:.1f} s of training\nmodel: {out / run.MODEL}",
+        soft_wrap=True,
+    )
+
+
+def _given(kind: type[Training], config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a file, and over them those given as flags."""
+    typed = {name: value for name, value in flags.items() if value is not None}
+    if options := typed.pop("option", None):
+        pairs = [str(text).partition("=") for text in cast(list[str], options)]
+        for name, equals, _ in pairs:
+            if not equals:
+                raise ValueError(f"option must be name=value, got {name!r}")
+        typed["option"] = {name: value_of(value) for name, _, value in pairs}
+    return (read(config, kind) if config else {}) | typed
+
+
+def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:
+    """A flag for each of the settings, first what the kind has beside all others; what is not given is None."""
+    parameters = []
+    for entry in sorted(fields(kind), key=lambda entry: entry.name in Training.__annotations__):
+        # Unescaped, the help would take the brackets for markup and drop them.
+        default = "" if entry.default is None else rf" \[default: {entry.default}]"
+        about = typer.Option(help=entry.metadata["help"] + default, show_default=False)
+        kinds = list[str] if entry.name == "option" else entry.type
+        annotation = Annotated[kinds | None, about]  # type: ignore[valid-type]
+        parameters.append(
+            inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    return parameters

@@ -1,0 +1,1 @@
+"""Speech recognition: sound in, text out. Thesis, chapter 4."""

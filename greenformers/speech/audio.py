@@ -1,0 +1,254 @@
+"""Sound files: read as mono at one sampling rate, whole or in pieces cut where it is quiet.
+
+libsndfile decodes (WAV, FLAC, Ogg, MP3 and more, through soundfile), scipy resamples.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from soundfile import SoundFile
+
+RATE = 16_000
+# Four frames of 10 ms, which the front end makes one.
+SHORTEST_SECONDS = 0.04
+# Of sampling rates, Hz, and of `longest`, seconds. Between rates without a common divisor a resampling filter has
+# 20 times the higher one in coefficients.
+RATES = (4_000, 384_000)
+PIECES = (0.5, 3_600.0)
+
+_BLOCK = 2**16  # values decoded at a time
+_STEP = 0.005  # seconds from one candidate for the quietest window to the next
+_WINDOW = 4  # steps: 20 ms
+# Programs that cannot seek back write a length such as 0xFFFFFFFF or 0x7FFFF000: not known.
+_UNKNOWN_BYTES = 0x7FFF_F000
+_UNKNOWN_SAMPLES = 2**62
+
+
+class AudioError(ValueError):
+    """A sound file that cannot be used: its name and why, in one line."""
+
+
+def seconds(path: str | Path) -> float:
+    """How long a sound is, by the header of its file; nothing is decoded.
+
+    Raises:
+        AudioError: no file, no sound, no samples, cut off, or a header without the length.
+        ImportError: soundfile is not installed.
+    """
+    with _opened(Path(path)) as file:
+        if file.frames >= _UNKNOWN_SAMPLES:
+            raise AudioError(f"{path}: its header does not tell its length")
+        return file.frames / file.samplerate
+
+
+def read(
+    path: str | Path,
+    *,
+    rate: int = RATE,
+    start: float = 0.0,
+    end: float | None = None,
+    channel: int | None = None,
+) -> Tensor:
+    """A whole sound, or a part of one: (n,), float32, n = ceil(seconds * rate).
+
+    Args:
+        path: a file.
+        rate: wanted samples a second, whatever the file has; 4,000..384,000.
+        start: in seconds.
+        end: in seconds; None: that of the file.
+        channel: which one, from 0; None: the mean of all.
+
+    Raises:
+        AudioError: no file, no sound, no such part or channel of it, damaged, cut off, not finite, or shorter than
+            `SHORTEST_SECONDS`.
+        ValueError: rate out of its range.
+        ImportError: soundfile is not installed.
+    """
+    _check_rate(rate)
+    path = Path(path)
+    with _opened(path) as file:
+        first, last = round(start * file.samplerate), None if end is None else round(end * file.samplerate)
+        if not 0 <= first < (file.frames if last is None else min(last, file.frames)):
+            raise AudioError(f"{path}: has no part from {start} s to {'its end' if end is None else f'{end} s'}")
+        if channel is not None and not 0 <= channel < file.channels:
+            raise AudioError(f"{path}: has {file.channels} channels, no channel {channel}")
+        return _resampled(np.concatenate(list(_blocks(file, path, first, last, channel))), file.samplerate, rate)
+
+
+def pieces(path: str | Path, longest: float, *, rate: int = RATE) -> Iterator[tuple[float, Tensor]]:
+    """A sound in consecutive pieces, as `read` gives them, each with its start in seconds.
+
+    A piece ends in the middle of the quietest 20 ms (mean square) of the last quarter of `longest`, so that words
+    are seldom cut. Every sample of the file is in exactly one piece; each piece is resampled by itself. No piece is
+    shorter than `SHORTEST_SECONDS`. Memory O(longest), not O(the file).
+
+    Args:
+        path: a file. It is opened when the first piece is asked for.
+        longest: seconds in a piece at most; 0.5..3,600.
+        rate: as in `read`.
+
+    Raises:
+        AudioError: as in `read`; damage is found when its piece is asked for.
+        ValueError: longest or rate out of its range.
+        ImportError: soundfile is not installed.
+    """
+    _check_rate(rate)
+    if not PIECES[0] <= longest <= PIECES[1]:
+        raise ValueError(f"longest must be in {PIECES[0]:g}..{PIECES[1]:g} seconds, got {longest}")
+    return _pieces(Path(path), longest, rate)
+
+
+def _pieces(path: Path, longest: float, rate: int) -> Iterator[tuple[float, Tensor]]:
+    with _opened(path) as file:
+        own_rate, start = file.samplerate, 0
+        limit, shortest = int(longest * own_rate), math.ceil(SHORTEST_SECONDS * own_rate)
+        held: NDArray[np.float64] = np.empty(0)
+        blocks = _blocks(file, path)
+        while True:
+            # With so much at hand, what remains after a cut is never too short.
+            held = _filled(held, blocks, limit + shortest)
+            if len(held) <= limit:
+                break
+            cut = _quietest(held, 3 * limit // 4, min(limit, len(held) - shortest), own_rate)
+            yield start / own_rate, _resampled(held[:cut], own_rate, rate)
+            held, start = held[cut:], start + cut
+        yield start / own_rate, _resampled(held, own_rate, rate)
+
+
+def _filled(held: NDArray[np.float64], blocks: Iterator[NDArray[np.float64]], wanted: int) -> NDArray[np.float64]:
+    """What is held and the blocks after it, until it is as long as wanted or there are no more."""
+    parts, length = [held], len(held)
+    while length < wanted and (block := next(blocks, None)) is not None:
+        parts.append(block)
+        length += len(block)
+    return np.concatenate(parts)
+
+
+def _quietest(samples: NDArray[np.float64], first: int, last: int, rate: int) -> int:
+    """The middle of the quietest 20 ms between two places; of several as quiet, the last."""
+    step = round(_STEP * rate)
+    stretch = samples[first : first + (last - first) // step * step].reshape(-1, step)
+    energy = np.einsum("ns,ns->n", stretch, stretch)
+    windows = np.lib.stride_tricks.sliding_window_view(energy, _WINDOW).sum(axis=1)
+    place = len(windows) - 1 - int(np.argmin(windows[::-1]))
+    return first + place * step + _WINDOW * step // 2
+
+
+def _resampled(samples: NDArray[np.float64], own_rate: int, rate: int) -> Tensor:
+    if own_rate != rate:
+        # Slow to import, and not needed for files of the wanted rate.
+        from scipy.signal import resample_poly
+
+        divisor = math.gcd(own_rate, rate)
+        samples = resample_poly(samples, rate // divisor, own_rate // divisor)
+    return torch.from_numpy(samples.astype(np.float32))
+
+
+def _check_rate(rate: int) -> None:
+    if not RATES[0] <= rate <= RATES[1]:
+        raise ValueError(f"rate must be in {RATES[0]}..{RATES[1]} Hz, got {rate}")
+
+
+def _blocks(
+    file: SoundFile, path: Path, first: int = 0, last: int | None = None, channel: int | None = None
+) -> Iterator[NDArray[np.float64]]:
+    """Samples, of one channel or their mean, a few seconds at a time; then whether the file has what it promised."""
+    done, size = 0, max(1024, _BLOCK // file.channels)
+    # Where the length is not known, what can be read is all.
+    wanted = (file.frames if last is None else min(last, file.frames)) - first
+    while done < wanted:
+        try:
+            if first and not done:
+                file.seek(first)
+            block = file.read(min(size, wanted - done), dtype="float32", always_2d=True)
+        except RuntimeError as error:
+            raise AudioError(f"{path}: damaged at {done / file.samplerate:.2f} s ({error})") from error
+        if not len(block):
+            break
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            place = (done + int(finite.argmin())) / file.samplerate
+            raise AudioError(f"{path}: the sample at {place:.4f} s is not a finite number")
+        done += len(block)
+        yield block.mean(axis=1, dtype=np.float64) if channel is None else block[:, channel].astype(np.float64)
+    if done == 0:
+        raise AudioError(f"{path}: has no samples")
+    if done < wanted and file.frames < _UNKNOWN_SAMPLES:
+        raise AudioError(f"{path}: damaged or cut off, {done} of {wanted} samples can be read")
+    if done < SHORTEST_SECONDS * file.samplerate:
+        found = 1000 * done / file.samplerate
+        raise AudioError(f"{path}: shorter than {1000 * SHORTEST_SECONDS:g} ms, has {found:.1f} ms")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[SoundFile]:
+    try:
+        import soundfile
+    except ModuleNotFoundError as error:
+        raise ImportError("speech needs soundfile: pip install 'greenformers[speech]'") from error
+
+    class Straight(soundfile.SoundFile):
+        """Read from first to last. soundfile seeks after each read: slow, an error at the end of a streamed FLAC."""
+
+        def seekable(self) -> bool:
+            return False
+
+    _check_file(path)
+    try:
+        file = Straight(path)
+    except soundfile.LibsndfileError as error:
+        raise AudioError(f"{path}: no sound that can be read ({error.error_string})") from error
+    except TypeError as error:
+        raise AudioError(f"{path}: raw samples, without a header") from error
+    with file:
+        if file.frames == 0:
+            raise AudioError(f"{path}: has no samples")
+        if not RATES[0] <= file.samplerate <= RATES[1]:
+            raise AudioError(f"{path}: its rate must be in {RATES[0]}..{RATES[1]} Hz, is {file.samplerate}")
+        if _cut_off(path):
+            raise AudioError(f"{path}: cut off, its header promises more samples")
+        yield file
+
+
+def _check_file(path: Path) -> None:
+    """Libsndfile would call all of these a system error, or wait."""
+    if path.is_dir():
+        raise AudioError(f"{path}: a folder, not a sound file")
+    if not path.exists():
+        raise AudioError(f"{path}: no such file")
+    if not path.is_file():
+        raise AudioError(f"{path}: not a regular file")
+    try:
+        with path.open("rb") as file:
+            empty = not file.read(1)
+    except OSError as error:
+        raise AudioError(f"{path}: cannot be read ({error.strerror})") from error
+    if empty:
+        raise AudioError(f"{path}: empty, 0 bytes")
+
+
+def _cut_off(path: Path) -> bool:
+    """Whether a WAV or AIFF file ends before its samples do: libsndfile reads what is left and says nothing."""
+    orders = {b"RIFF": "<", b"RIFX": ">", b"FORM": ">"}
+    with path.open("rb") as file:
+        order = orders.get(file.read(4))
+        file.seek(12)
+        while order is not None and len(header := file.read(8)) == 8:
+            kind, length = struct.unpack(f"{order}4sI", header)
+            if kind in (b"data", b"SSND"):
+                return file.tell() + length > path.stat().st_size and length < _UNKNOWN_BYTES
+            file.seek(length + length % 2, os.SEEK_CUR)
+    return False

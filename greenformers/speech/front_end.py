@@ -1,0 +1,76 @@
+"""The front end: a small VGG network, from spectrograms to vectors a quarter as many. Thesis 4.1, figure 4.1."""
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+POOLED = 4
+"""Frames that become one position."""
+
+
+class VGG(nn.Module):
+    """Four convolutions 3 x 3, to c, c, 2 c and 2 c channels, with max-pooling by 2 after the second and the fourth.
+
+    Time O(T F c^2). Behind its end an utterance is zero before every convolution, so that padding changes nothing.
+
+    Args:
+        bins: F, frequencies of the spectrogram; at least 4.
+        channels: c.
+
+    Raises:
+        ValueError: a size out of range.
+    """
+
+    def __init__(self, bins: int, channels: int) -> None:
+        super().__init__()
+        if bins < POOLED:
+            raise ValueError(f"bins must be at least {POOLED}, got {bins}")
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, got {channels}")
+        self.bins, self.width = bins, 2 * channels * (bins // POOLED)
+        sizes = ((1, channels), (channels, channels), (channels, 2 * channels), (2 * channels, 2 * channels))
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in sizes)
+
+    def forward(
+        self, features: Float[Tensor, "B T F"], mask: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B t w"]:
+        """Vectors (B, T // 4, (F // 4) 2 c).
+
+        Args:
+            features: spectrograms (B, T, F).
+            mask: True = keep (B, T); what is not kept stands at the end.
+
+        Raises:
+            ValueError: too few frames, other frequencies than the network's, or padding that is not at the end.
+        """
+        if features.shape[2] != self.bins:
+            raise ValueError(f"features must have {self.bins} frequencies, got {features.shape[2]}")
+        if features.shape[1] < POOLED:
+            raise ValueError(f"features must have at least {POOLED} frames, got {features.shape[1]}")
+        if mask is not None and not bool((mask[:, :-1] | ~mask[:, 1:]).all()):
+            raise ValueError("features must be padded at the end: the mask has a gap")
+        # Channels last: convolutions of few channels take half the time.
+        x = features[..., None].permute(0, 3, 1, 2)  # (B, 1, T, F)
+        kept = None if mask is None else mask[:, None, :, None].to(x.dtype)
+        if kept is not None:
+            x = x * kept
+        for layer, convolution in enumerate(cast(Iterable[nn.Conv2d], self.convolutions)):
+            weight = convolution.weight.contiguous(memory_format=torch.channels_last)
+            x = F.conv2d(x, weight, convolution.bias, padding=1)
+            x = (x if kept is None else x.mul_(kept)).relu_()
+            if layer % 2:
+                x = F.max_pool2d(x, 2)
+                # A frame that is left over is dropped, as where it is the last one of all.
+                kept = None if kept is None else kept[:, :, 1::2]
+        if kept is not None:
+            x = x * kept
+        return x.permute(0, 2, 3, 1).flatten(2)
+
+
+def shortened(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B t"]:
+    """The mask of the front end's output: positions all of whose frames are kept."""
+    return mask[:, POOLED - 1 :: POOLED]

@@ -1,0 +1,88 @@
+"""Learning to write what is spoken: every character from the sound and the characters before it. Thesis 4.2.4."""
+
+import math
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from greenformers.model.loss import IGNORED
+from greenformers.speech.config import SpeechConfig
+from greenformers.speech.features import Spectrogram, batched, normalised, spec_augment
+from greenformers.speech.model import GreenformerForSpeechSeq2Seq
+from greenformers.speech.recordings import Recordings
+from greenformers.train.objective import Batch, Example, Objective, padded
+from greenformers.train.text import mean_loss
+
+
+class Speech(Objective):
+    """Recordings, as normalised log power spectrograms and the characters of their texts.
+
+    Args:
+        recordings: what is learnt from.
+        tokenizer: of `vocabulary`.
+        spectrogram: what turns sound into features.
+        sizes: more of the configuration, such as `channels`.
+        augment: mask stretches of frequencies and frames in training (SpecAugment).
+        longest: positions of the network, of sound and of text.
+    """
+
+    metric = "loss"
+    greater_is_better = False
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        tokenizer: PreTrainedTokenizerFast,
+        spectrogram: Spectrogram,
+        *,
+        augment: bool,
+        longest: int,
+        sizes: dict[str, Any],
+    ) -> None:
+        self.recordings, self.tokenizer, self.spectrogram = recordings, tokenizer, spectrogram
+        self.augment, self.longest, self.sizes = augment, longest, sizes
+        self.lengths = torch.tensor([recordings.length(index) for index in range(recordings.size("train"))])
+
+    def size(self, split: str) -> int:  # noqa: D102
+        return self.recordings.size(split)
+
+    def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
+        waveform, text = self.recordings.sound(split, index, source)
+        features = normalised(self.spectrogram(waveform))
+        if self.augment and split == "train":
+            features = spec_augment(features, source)
+        ids = self.tokenizer(text, truncation=True, max_length=self.longest - 1, verbose=False)["input_ids"]
+        return {"input_features": features, "labels": torch.tensor([*ids, self.tokenizer.eos_token_id])}
+
+    def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
+        features, mask = batched([example["input_features"] for example in examples])
+        labels = padded([example["labels"] for example in examples], IGNORED)
+        return {"input_features": features, "attention_mask": mask, "labels": labels}
+
+    def config(self, **sizes: Any) -> SpeechConfig:  # noqa: D102
+        tokens = self.tokenizer
+        spectrogram = self.spectrogram
+        return SpeechConfig(
+            vocab_size=len(tokens),
+            pad_token_id=tokens.pad_token_id,
+            bos_token_id=tokens.bos_token_id,
+            decoder_start_token_id=tokens.bos_token_id,
+            eos_token_id=tokens.eos_token_id,
+            max_position_embeddings=self.longest,
+            rate=spectrogram.rate,
+            n_fft=spectrogram.n_fft,
+            window=spectrogram.window,
+            hop=spectrogram.hop,
+            sparse_prediction=True,
+            input_rank=sizes["rank"] if isinstance(sizes.get("rank"), int) else None,
+            **self.sizes | sizes,
+        )
+
+    def build(self, config: SpeechConfig) -> PreTrainedModel:  # noqa: D102
+        return GreenformerForSpeechSeq2Seq(config)
+
+    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
+        """Cross-entropy in nats and perplexity a character, with teacher forcing."""
+        loss = mean_loss(model, self, split, batch_size)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}

@@ -1,0 +1,147 @@
+"""Character and word error rate, and whether a difference is more than noise. Bisani and Ney 2004 (the bootstrap)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """How well a corpus is recognised, its utterances taken together.
+
+    White space around an utterance does not count. A space inside is a character: text without spaces, as Chinese,
+    is one word an utterance, and its "wer" the share of utterances with an error.
+
+    Returns:
+        "cer" and "wer": edits over characters, and words, of the references, in percent, above 100 if too much was
+        said; "mean_length": characters of a hypothesis, on average.
+
+    Raises:
+        ValueError: the numbers of hypotheses and references differ, there is none, or a reference is empty.
+        ImportError: jiwer is not installed.
+    """
+    characters = _aligned(hypotheses, references)
+    words = _jiwer().process_words(list(references), list(hypotheses))
+    written = sum(len(hypothesis) for hypothesis in characters.hypotheses)
+    return {"cer": 100 * characters.cer, "wer": 100 * words.wer, "mean_length": written / len(references)}
+
+
+def edits(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Characters to insert, delete or substitute, and characters of the reference: both (n,), for n utterances.
+
+    Raises:
+        ValueError, ImportError: as `scores`.
+    """
+    characters = _aligned(hypotheses, references)
+    # An insertion spans nothing of the reference, a deletion nothing of the hypothesis.
+    counts = [
+        sum(
+            max(part.ref_end_idx - part.ref_start_idx, part.hyp_end_idx - part.hyp_start_idx)
+            for part in parts
+            if part.type != "equal"
+        )
+        for parts in characters.alignments
+    ]
+    return torch.tensor(counts), torch.tensor([len(reference) for reference in characters.references])
+
+
+def bootstrap(
+    edits: Tensor, lengths: Tensor, groups: Sequence[str] | None = None, *, draws: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Give the 95 % interval of the character error rate, in percent, by drawing utterances with replacement.
+
+    Args:
+        edits: (n,), of `edits`.
+        lengths: (n,), of `edits`.
+        groups: what each utterance belongs to, as its speaker: whole groups are drawn then, for utterances of one
+            speaker are not independent.
+        draws: how many corpora are drawn.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the shapes do not fit, a length is below 1, there are fewer than 2 utterances or groups to draw
+            from, an utterance has no group, or draws is below 1.
+    """
+    _check(edits, lengths, groups, draws)
+    wrong, written = edits.double(), lengths.double()
+    if groups is not None:
+        wrong, written = _summed(wrong, groups), _summed(written, groups)
+    source = torch.Generator().manual_seed(seed)
+    rates = torch.empty(draws, dtype=torch.float64)
+    for draw in range(draws):
+        chosen = torch.randint(len(wrong), (len(wrong),), generator=source)
+        rates[draw] = 100 * wrong[chosen].sum() / written[chosen].sum()
+    low, high = rates.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def bootstrap_difference(
+    edits_a: Tensor,
+    edits_b: Tensor,
+    lengths: Tensor,
+    groups: Sequence[str] | None = None,
+    *,
+    draws: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Give the 95 % interval of how much higher the error rate of a is than that of b, in points, on the same draws.
+
+    Args:
+        edits_a: (n,), of one model.
+        edits_b: (n,), of another on the same utterances.
+        lengths: (n,), of these.
+        groups: as `bootstrap`.
+        draws: as `bootstrap`.
+        seed: as `bootstrap`.
+
+    Raises:
+        ValueError: as `bootstrap`.
+    """
+    if edits_a.shape != edits_b.shape:
+        raise ValueError(f"edits must be of the same utterances, got {tuple(edits_a.shape)} and {tuple(edits_b.shape)}")
+    return bootstrap(edits_a - edits_b, lengths, groups, draws=draws, seed=seed)
+
+
+def _check(edits: Tensor, lengths: Tensor, groups: Sequence[str] | None, draws: int) -> None:
+    if edits.dim() != 1 or edits.shape != lengths.shape:
+        raise ValueError(f"edits and lengths must be (n,), got {tuple(edits.shape)} and {tuple(lengths.shape)}")
+    if len(lengths) and lengths.min() < 1:
+        raise ValueError(f"lengths must be at least 1, got {lengths.min().item()}")
+    if groups is not None and len(groups) != len(edits):
+        raise ValueError(f"there must be a group for each of {len(edits)} utterances, got {len(groups)}")
+    if groups is not None and None in groups:
+        raise ValueError(f"each utterance must have a group, utterance {groups.index(None)} has none")
+    units = len(edits) if groups is None else len(set(groups))
+    if units < 2:
+        raise ValueError(f"there must be at least 2 {'utterances' if groups is None else 'groups'}, got {units}")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+
+
+def _summed(values: Tensor, groups: Sequence[str]) -> Tensor:
+    """The sum of each group, in the order in which groups first appear."""
+    places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    index = torch.tensor([places[group] for group in groups])
+    return values.new_zeros(len(places)).index_add(0, index, values)
+
+
+def _aligned(hypotheses: Sequence[str], references: Sequence[str]) -> Any:
+    """What jiwer finds out about the characters."""
+    if len(hypotheses) != len(references) or not references:
+        raise ValueError(f"there must be as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
+    for place, reference in enumerate(references):
+        if not reference.strip():
+            raise ValueError(f"reference {place} must have at least 1 character, it is empty")
+    return _jiwer().process_characters(list(references), list(hypotheses))
+
+
+def _jiwer() -> ModuleType:
+    try:
+        import jiwer
+    except ImportError:
+        raise ImportError("speech needs jiwer: pip install 'greenformers[speech]'") from None
+    return jiwer

@@ -1,0 +1,55 @@
+"""The settings of training a speech recogniser: what all runs have, with the thesis' network as the default."""
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from greenformers.train.settings import Training, setting
+
+if TYPE_CHECKING:
+    from greenformers.train.task import Task
+
+SPOKEN_DIGITS = "spoken_digits"
+
+
+@dataclass(frozen=True)
+class SpeechSettings(Training):
+    """Which corpus, which network, how it learns."""
+
+    corpus: str = setting(".", "Folder of the corpus, or a manifest (.tsv, .csv, .jsonl: path and text) to train on.")
+    layout: str | None = setting(
+        None,
+        "manifest, aishell, hkust, librispeech, common_voice or spoken_digits; by default what the folder looks like.",
+    )
+    valid: str | None = setting(None, "Manifest to choose by, where the corpus is a manifest.")
+    test: str | None = setting(None, "Manifest to score on, where the corpus is a manifest.")
+    held_out: str | None = setting(None, "spoken_digits: a speaker to score on, of whom nothing is learnt.")
+    longest: float = setting(20.0, "Longest training utterance in seconds; longer ones are left out.")
+    rate: int = setting(16_000, "Samples a second; sound of another rate is resampled.")
+    n_fft: int = setting(320, "Length of the Fourier transform.")
+    window: int = setting(320, "Samples of a frame.")
+    hop: int = setting(160, "Samples from frame to frame.")
+    channels: int = setting(64, "Channels of the first two convolutions; the other two have twice as many.")
+    ctc_weight: float = setting(0.0, "Share of CTC in the loss, for a faster start.")
+    augment: bool = setting(False, "SpecAugment: mask stretches of frequencies and frames.")
+
+    rank: int = setting(100, "Rank of the low-rank maps of lrt.")
+    hidden: int = setting(512, "Width d of the network.")
+    decoder_layers: int | None = setting(4, "Layers of the decoder.")
+    heads: int = setting(8, "Number of heads, a divisor of the width.")
+    feed_forward: int = setting(2048, "Width f of the feed-forward blocks.")
+    position: str = setting("sinusoidal", "Positions: learned, sinusoidal or none.")
+    dropout: float = setting(0.1, "Dropout after the embedding and each block.")
+    batch: int = setting(16, "Utterances a step, of all processes.")
+    learning_rate: float = setting(5e-4, "Highest learning rate.")
+
+    def task(self) -> "Task":  # noqa: D102
+        from greenformers.speech.task import prepare
+
+        return prepare(self)
+
+    @staticmethod
+    def networks() -> ModuleType:  # noqa: D102
+        from greenformers.speech import model
+
+        return model

@@ -1,0 +1,241 @@
+"""Strings of spoken digits, made of the clips of the Free Spoken Digit Dataset. Jackson et al. 2018.
+
+3,000 clips of one digit each, 22 minutes: 6 speakers, 10 digits, 50 takes at 8 kHz. A string is said by one speaker,
+with short pauses; a long way below real speech, and small enough to learn on a CPU.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.signal import resample_poly
+from torch import Tensor
+
+from greenformers.train.stream import generator
+
+FILE = "fsdd.npz"
+ARRAYS = ("audio", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SPLITS = ("train", "valid", "test")
+RATE = 16_000  # Hz, what strings have
+RECORDED = 8_000  # Hz, what clips have
+PAUSE = 2_400  # samples between two digits at most: 150 ms
+TEST_TAKES = range(5)  # the official split of the corpus
+VALID_TAKES = range(5, 8)
+STRING_OF = 5  # clips of the training split for each string of an epoch
+
+Clips = dict[str, list[Tensor]]  # by speaker: for each digit, numbers of clips (k,)
+
+
+class SpokenDigits:
+    """Strings of digits in three splits that have no clip in common; made by `load`.
+
+    Attributes:
+        speakers: names, of all splits.
+        least: digits of the shortest string.
+        most: digits of the longest.
+    """
+
+    def __init__(
+        self,
+        audio: Tensor,
+        offsets: list[int],
+        clips: dict[str, Clips],
+        sizes: dict[str, int],
+        least: int,
+        most: int,
+    ) -> None:
+        self._audio, self._offsets, self._clips, self._sizes = audio, offsets, clips, sizes
+        self.speakers = sorted({speaker for part in clips.values() for speaker in part})
+        self.least, self.most = least, most
+
+    def size(self, split: str) -> int:
+        """Strings of a split; of "train", an epoch: one for every 5 clips.
+
+        Raises:
+            ValueError: no such split.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        return self._sizes[split]
+
+    def digits_in(self, split: str, index: int) -> int:
+        """Digits in a string, known before it is made: batches can be of like length.
+
+        Raises:
+            ValueError: no such split, or no such string.
+        """
+        if not 0 <= index < self.size(split):
+            raise ValueError(f"index must be in 0..{self.size(split) - 1} of split {split}, got {index}")
+        return self.least + index % (self.most - self.least + 1)
+
+    def string(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str, dict[str, Any]]:
+        """Say a string of digits.
+
+        Args:
+            split: "train": what is said is drawn from `source`; "valid" or "test": it is the same every time.
+            index: 0..size(split) - 1.
+            source: of the training strings.
+
+        Returns:
+            Samples (n,) at 16 kHz in -1..1; the text, as "seven zero three"; and what it was made of: "clips", their
+            numbers in the corpus, and "speaker".
+
+        Raises:
+            ValueError: as `digits_in`.
+        """
+        count = self.digits_in(split, index)
+        if split != "train":
+            source = generator(0, 3, SPLITS.index(split), index)
+        by_speaker = self._clips[split]
+        speaker = list(by_speaker)[_below(len(by_speaker), source)]
+        parts: list[Tensor] = []
+        clips: list[int] = []
+        words: list[str] = []
+        for place in range(count):
+            digit = _below(len(DIGITS), source)
+            takes = by_speaker[speaker][digit]
+            clip = int(takes[_below(len(takes), source)])
+            if place:
+                parts.append(torch.zeros(_below(PAUSE + 1, source)))
+            parts.append(self._audio[self._offsets[clip] : self._offsets[clip + 1]])
+            clips.append(clip)
+            words.append(DIGITS[digit])
+        return torch.cat(parts), " ".join(words), {"clips": clips, "speaker": speaker}
+
+
+def load(
+    folder: str | Path,
+    *,
+    held_out: str | None = None,
+    valid_strings: int = 300,
+    test_strings: int = 300,
+    least: int = 3,
+    most: int = 7,
+) -> SpokenDigits:
+    """Read the clips, at 16 kHz from here on, and part them: none is in two splits.
+
+    Args:
+        folder: holds fsdd.npz.
+        held_out: None: takes 0-4 of every speaker and digit are "test", 5-7 "valid", 8-49 "train". A speaker's name:
+            all this speaker's clips are "test"; of the others, takes 5-7 are "valid" and the rest "train".
+        valid_strings: size of split "valid".
+        test_strings: size of split "test".
+        least: digits of the shortest string; 1 or more.
+        most: digits of the longest; `least` or more.
+
+    Raises:
+        ValueError: an argument out of its range, or a damaged file.
+        OSError: the file is missing or cannot be read.
+    """
+    if not 1 <= least <= most:
+        raise ValueError(f"least and most must be 1 <= least <= most, got {least} and {most}")
+    if valid_strings < 1 or test_strings < 1:
+        raise ValueError(f"valid_strings and test_strings must be at least 1, got {valid_strings} and {test_strings}")
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{FILE} is needed, none is in folder {str(folder)!r}")
+    arrays = _read(path)
+    speakers = [str(name) for name in arrays["speakers"]]
+    if held_out is not None and held_out not in speakers:
+        raise ValueError(f"held_out must be one of {', '.join(speakers)}, got {held_out!r}")
+    clips = _parted(arrays, speakers, held_out)
+    sizes = {"train": _number(clips["train"]) // STRING_OF, "valid": valid_strings, "test": test_strings}
+    audio, offsets = _resampled(arrays["audio"], arrays["offsets"].tolist())
+    return SpokenDigits(audio, offsets, clips, sizes, least, most)
+
+
+def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of the file, checked."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in ARRAYS}
+    except KeyError:
+        raise ValueError(f"{path.name}: expected arrays {', '.join(ARRAYS)}, one is missing") from None
+    # A file that is no archive is taken for a pickle (ValueError), or for a lone array without fields (TypeError).
+    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path.name}: expected a whole npz file, found a damaged one") from error
+    fault = _fault(arrays)
+    if fault is not None:
+        raise ValueError(f"{path.name}: {fault}")
+    return arrays
+
+
+def _fault(arrays: dict[str, np.ndarray[Any, Any]]) -> str | None:
+    """What is wrong with the arrays."""
+    audio, offsets = arrays["audio"], arrays["offsets"]
+    if arrays["sample_rate"].shape != () or arrays["sample_rate"] != RECORDED:
+        return f"sample_rate must be {RECORDED}"
+    if audio.dtype != np.int16 or audio.ndim != 1:
+        return f"audio must be int16 (samples,), found {audio.dtype} {audio.shape}"
+    if offsets.dtype.kind != "i" or offsets.ndim != 1 or len(offsets) < 2:
+        return f"offsets must be whole numbers (clips + 1,), found {offsets.dtype} {offsets.shape}"
+    if offsets[0] != 0 or offsets[-1] != len(audio) or (np.diff(offsets) < 1).any():
+        return f"offsets must rise from 0 to {len(audio)}, the number of samples"
+    clips = len(offsets) - 1
+    limits = {"digit": len(DIGITS), "speaker": arrays["speakers"].size, "index": 256}
+    for name, limit in limits.items():
+        values = arrays[name]
+        if values.shape != (clips,) or values.dtype.kind not in "iu":
+            return f"{name} must be whole numbers ({clips},), found {values.dtype} {values.shape}"
+        if values.min() < 0 or values.max() >= limit:
+            return f"{name} must be in 0..{limit - 1}"
+    return None
+
+
+def _parted(arrays: dict[str, np.ndarray[Any, Any]], speakers: list[str], held_out: str | None) -> dict[str, Clips]:
+    """The clips of each split."""
+    takes = arrays["index"]
+    valid = np.isin(takes, VALID_TAKES)
+    if held_out is None:
+        test = np.isin(takes, TEST_TAKES)
+    else:
+        test = arrays["speaker"] == speakers.index(held_out)
+        valid &= ~test
+    chosen = {"train": ~(valid | test), "valid": valid, "test": test}
+    return {split: _grouped(arrays, speakers, mask, split) for split, mask in chosen.items()}
+
+
+def _grouped(
+    arrays: dict[str, np.ndarray[Any, Any]], speakers: list[str], mask: np.ndarray[Any, Any], split: str
+) -> Clips:
+    """The clips of one split by speaker and digit; a speaker without any is not in it."""
+    clips: Clips = {}
+    for number, speaker in enumerate(speakers):
+        own = mask & (arrays["speaker"] == number)
+        if not own.any():
+            continue
+        clips[speaker] = [
+            torch.from_numpy(np.flatnonzero(own & (arrays["digit"] == digit))) for digit in range(len(DIGITS))
+        ]
+        missing = [word for word, takes in zip(DIGITS, clips[speaker], strict=True) if not len(takes)]
+        if missing:
+            raise ValueError(f"{FILE}: split {split} has no clip of {missing[0]} by {speaker}")
+    if not clips:
+        raise ValueError(f"{FILE}: split {split} has no clip")
+    return clips
+
+
+def _number(clips: Clips) -> int:
+    return sum(len(takes) for by_digit in clips.values() for takes in by_digit)
+
+
+def _resampled(audio: np.ndarray[Any, Any], offsets: list[int]) -> tuple[Tensor, list[int]]:
+    """Every clip at 16 kHz, each by itself: a filter over the whole would carry a clip into its neighbours."""
+    step = RATE // RECORDED
+    new = np.empty(step * len(audio), dtype=np.float32)
+    for start, end in pairwise(offsets):
+        new[step * start : step * end] = resample_poly(audio[start:end].astype(np.float32) / 2**15, step, 1)
+    # Between two samples at full scale the wave itself may be higher.
+    return torch.from_numpy(new.clip(-1, 1)), [step * offset for offset in offsets]
+
+
+def _below(limit: int, source: torch.Generator) -> int:
+    """A number in 0..limit - 1."""
+    return int(torch.randint(limit, (), generator=source))

@@ -1,0 +1,40 @@
+"""The vocabulary: the characters of a corpus, and <PAD>, <SOS> and <EOS>. Thesis 4.2.1."""
+
+from collections.abc import Iterable
+
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<PAD>", "<SOS>", "<EOS>")
+"""Ids 0, 1 and 2."""
+
+
+def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of one id for each character of the texts, from 3 on; others are left out of what it reads.
+
+    Args:
+        texts: transcripts.
+        max_length: characters with the mark at the end; what `truncation=True` cuts to.
+
+    Raises:
+        ValueError: max_length below 2, or no character.
+    """
+    from tokenizers import Tokenizer, decoders, models
+
+    if max_length < 2:
+        raise ValueError(f"max_length must be at least 2, got {max_length}")
+    characters = sorted(set().union(*texts))
+    if not characters:
+        raise ValueError("texts must hold at least one character, got none")
+    ids = {token: number for number, token in enumerate([*SPECIAL, *characters])}
+    # BPE without merges and without a token for what is unknown: such characters are left out.
+    tokenizer = Tokenizer(models.BPE(ids, []))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        pad_token=SPECIAL[0],
+        bos_token=SPECIAL[1],
+        eos_token=SPECIAL[2],
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )

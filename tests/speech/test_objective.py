@@ -1,0 +1,318 @@
+"""What a recogniser learns from, and its runs: started, stopped, gone on with, and refused."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from speech.tones import POSITIONS, QUIET, RATE, SMALL, TEXTS, corpus, digits, finished, settings, sound, spoken
+from torch.testing import assert_close
+from transformers import TrainerCallback
+
+from greenformers.speech.features import normalised, spec_augment
+from greenformers.speech.model import GreenformerForSpeechSeq2Seq
+from greenformers.speech.settings import SpeechSettings
+from greenformers.train import run
+from greenformers.train.settings import Settings, read
+
+pytest.importorskip("soundfile", reason="the speech extra is not installed")
+
+EXACT = {"atol": 0, "rtol": 0}
+EOS, IGNORED = 2, -100
+DIGITS = SMALL | {"layout": "spoken_digits", "rate": 16_000, "n_fft": 160, "window": 160, "hop": 160}
+
+
+def source(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return corpus(tmp_path_factory.mktemp("tones"))
+
+
+@pytest.fixture(scope="module")
+def objective(folder):
+    return settings(folder).task().objective
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, folder) -> Path:
+    return finished(tmp_path_factory.mktemp("runs") / "whole", folder, steps=5, save_every=2, evaluate_every=2)
+
+
+# Examples.
+
+
+def test_an_example_is_normalised_features_and_characters(objective):
+    found = objective.example("train", 3, source())
+    expected = objective.spectrogram(objective.recordings.sound("train", 3, source())[0])
+    assert found["input_features"].shape == (1 + len(spoken("dab")) // 40, 33)
+    assert_close(found["input_features"], normalised(expected), **EXACT)
+    assert abs(found["input_features"].mean()) < 1e-5
+    assert abs(found["input_features"].std(correction=0) - 1) < 1e-4
+    # Ids are 0, 1 and 2 for the marks, then the space, then letters.
+    assert found["labels"].tolist() == [7, 4, 5, EOS]
+    assert objective.tokenizer.decode(found["labels"][:-1].tolist()) == "dab"
+    assert objective.example("train", 2, source())["labels"].tolist() == [4, 3, 5, EOS]
+
+
+def test_masks_are_for_training_alone_and_drawn_from_the_source(folder, objective):
+    augmenting = settings(folder, augment=True).task().objective
+    plain = objective.example("train", 8, source())
+    for seed in (1, 2):
+        masked = augmenting.example("train", 8, source(seed))
+        assert_close(masked["input_features"], spec_augment(plain["input_features"], source(seed)), **EXACT)
+        assert not torch.equal(masked["input_features"], plain["input_features"])
+        assert torch.equal(masked["labels"], plain["labels"])
+    assert not torch.equal(
+        augmenting.example("train", 8, source(1))["input_features"], masked["input_features"]
+    )
+    for split in ("valid", "test"):
+        used = source(1)
+        before = used.get_state()
+        same = augmenting.example(split, 3, used)["input_features"]
+        assert_close(same, objective.example(split, 3, source())["input_features"], **EXACT)
+        assert torch.equal(used.get_state(), before)
+
+
+def test_long_texts_are_cut_and_end(tmp_path):
+    corpus(tmp_path, train=["ab", "abcd" * 4], valid=["a"])
+    found = settings(tmp_path, longest=2.0, hop=64).task().objective
+    positions = int(2.0 * RATE / 64) // 4 + 2
+    assert (found.longest, found.config().max_position_embeddings) == (positions, positions)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    rows[0]["text"] = "abcd" * 20
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = settings(tmp_path, longest=2.0, hop=64).task().objective.example("train", 0, source())["labels"]
+    assert len(labels) == positions
+    assert labels[-1] == EOS
+    assert labels[:-1].tolist() == ([3, 4, 5, 6] * 20)[: positions - 1]
+
+
+def test_characters_that_were_never_learnt_are_left_out(tmp_path):
+    corpus(tmp_path, train=["ab"] * 4, valid=["acb"])
+    objective = settings(tmp_path).task().objective
+    assert objective.example("valid", 0, source())["labels"].tolist() == [3, 4, EOS]
+
+
+def test_a_batch(objective):
+    examples = [objective.example("train", index, source()) for index in (8, 0, 2)]  # 5, 2 and 3 letters
+    batch = objective.collate(examples)
+    lengths = [len(one["input_features"]) for one in examples]
+    assert batch["input_features"].shape == (3, max(lengths), 33)
+    assert batch["attention_mask"].dtype == torch.bool
+    assert batch["attention_mask"].sum(1).tolist() == lengths
+    for row, one in enumerate(examples):
+        assert_close(batch["input_features"][row, : lengths[row]], one["input_features"], **EXACT)
+        assert not batch["input_features"][row, lengths[row] :].any()
+        assert batch["attention_mask"][row, : lengths[row]].all()
+    assert batch["labels"][0].tolist() == examples[0]["labels"].tolist()
+    assert batch["labels"][1].tolist() == [*examples[1]["labels"].tolist(), *[IGNORED] * 3]
+    assert objective.scored(batch) == 6 + 3 + 4
+
+
+def test_lengths_bring_batches_of_like_length(objective):
+    assert objective.lengths.tolist() == pytest.approx([0.12 * len(text) for text in TEXTS])
+    assert [objective.size(split) for split in ("train", "valid", "test")] == [12, 5, 7]
+
+
+@pytest.mark.parametrize("given", [{}, {"ctc_weight": 0.3}, {"variant": "lrt"}], ids=str)
+def test_evaluation_is_the_loss_a_character_whatever_the_batch(folder, given):
+    task = settings(folder, **given).task()
+    model = task.network()
+    by_hand = []
+    for index in range(5):
+        batch = task.objective.collate([task.objective.example("valid", index, source())])
+        labels = batch.pop("labels")
+        start = torch.tensor([[1]])
+        with torch.no_grad():
+            logits = model.eval()(**batch, decoder_input_ids=torch.cat([start, labels[:, :-1]], 1)).logits
+        by_hand += (-logits.double().log_softmax(-1)[0].gather(1, labels[0, :, None])).flatten().tolist()
+    expected = sum(by_hand) / len(by_hand)
+    assert len(by_hand) == sum(len(text) + 1 for text in TEXTS[:5])
+    model.train()
+    for batch_size in (1, 2, 5):
+        scores = task.objective.evaluate(model, "valid", batch_size)
+        assert scores == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-4)
+    assert model.training
+
+
+def test_the_configuration_has_the_sound_and_the_sizes(folder):
+    config = settings(folder, variant="lrt", ctc_weight=0.2, dropout=0.0).task().network().config
+    found = {name: getattr(config, name) for name in ("rate", "n_fft", "window", "hop", "channels", "ctc_weight")}
+    assert found == {name: SMALL[name] for name in ("rate", "n_fft", "window", "hop", "channels")} | {"ctc_weight": 0.2}
+    assert (config.max_position_embeddings, config.vocab_size, config.rank, config.input_rank) == (POSITIONS, 8, 3, 3)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
+    assert settings(folder).task().network().config.input_rank is None
+
+
+# Runs.
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_a_run_leaves_settings_scores_and_a_model_that_loads(whole, folder):
+    assert sorted(path.name for path in whole.iterdir()) == ["metrics.jsonl", "model", "run.json", "scores.json"]
+    assert run.settings_of(whole, SpeechSettings) == settings(folder, steps=5, save_every=2, evaluate_every=2)
+    model = run.trained(whole, SpeechSettings)
+    assert type(model) is GreenformerForSpeechSeq2Seq
+    assert model.config.sparse_prediction is False
+    scores = json.loads((whole / "scores.json").read_text())
+    objective = settings(folder).task().objective
+    assert objective.evaluate(model, "valid", 3) == pytest.approx(scores, rel=1e-4)
+    with pytest.raises(ValueError, match=r"^run\.json: no setting '\w+'"):
+        run.settings_of(whole, Settings)
+
+
+class StopAt(TrainerCallback):
+    """What kill -9 leaves: nothing of the step under way."""
+
+    def on_optimizer_step(self, args, state, control, **_):
+        if state.global_step == 3:
+            raise SystemExit(9)
+
+
+@pytest.mark.parametrize("kind", ["tones", "augmented", "digits"])
+def test_a_run_that_goes_on_has_the_same_weights_to_the_bit(tmp_path, monkeypatch, folder, kind):
+    paces = {"steps": 5, "save_every": 2, "evaluate_every": 2, "dropout": 0.1}
+    given = {"tones": {}, "augmented": {"augment": True, "ctc_weight": 0.2}, "digits": DIGITS}[kind]
+    place = digits(tmp_path / "digits", samples=300) if kind == "digits" else folder
+    wanted = settings(place, **paces | given)
+    if kind == "digits":  # 300 strings to choose by are too many here
+        from greenformers.speech import spoken_digits
+
+        plain = spoken_digits.load
+        monkeypatch.setattr(spoken_digits, "load", lambda *a, **b: plain(*a, **b, valid_strings=3, test_strings=3))
+    expected = run.start(tmp_path / "whole", wanted, QUIET)
+    fit = run.fit
+    monkeypatch.setattr(run, "fit", lambda *a, **b: fit(*a, **b | {"callbacks": (*b["callbacks"], StopAt())}))
+    with pytest.raises(SystemExit):
+        run.start(tmp_path / "run", wanted, QUIET)
+    assert not (tmp_path / "run" / "model").exists()
+    monkeypatch.setattr(run, "fit", fit)
+    torch.manual_seed(17)
+    found = run.resume(tmp_path / "run", QUIET, SpeechSettings)
+    assert found.scores == expected.scores
+    assert found.history.log == expected.history.log
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+def test_more_of_the_same_starts_with_its_weights_and_vocabulary(tmp_path, whole):
+    corpus(tmp_path / "other", train=["bc"] * 4, valid=["ad"])
+    task = settings(tmp_path / "other", init=str(whole), seed=7).task()
+    assert len(task.tokenizer) == 8
+    found, wanted = task.network().state_dict(), weights(whole)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    out = finished(tmp_path / "run", tmp_path / "other", init=str(whole), steps=1)
+    assert not torch.equal(weights(out)["score.weight" if "score.weight" in wanted else next(iter(wanted))], wanted["score.weight" if "score.weight" in wanted else next(iter(wanted))])
+    for init in (str(tmp_path / "other"), "nowhere"):
+        with pytest.raises(ValueError, match=rf"^init must be the folder of a finished run, got '{init}'$"):
+            settings(tmp_path / "other", init=init).task()
+
+
+def test_a_network_learns_the_tones(tmp_path, folder):
+    task = settings(folder, steps=60, learning_rate=0.02, hidden=24, dropout=0.0).task()
+    before = task.objective.evaluate(task.network(), "valid", 5)["loss"]
+    out = finished(tmp_path / "run", folder, steps=60, learning_rate=0.02, hidden=24, dropout=0.0)
+    after = json.loads((out / "scores.json").read_text())["loss"]
+    # Letters that are guessed by how often they are come to 1.6 nats.
+    assert before > 1.6
+    assert after < 1.2
+
+
+# Refused.
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"micro_batches": 2}, "micro_batches .*"),
+        ({"longest": 0.0}, r"longest must be above 0, got 0\.0"),
+        ({"longest": math.nan}, "longest must be above 0, got nan"),
+        ({"longest": math.inf}, "longest must be .*got inf"),
+        ({"longest": 0.1}, r"longest must be at least 0\.24 s, got 0\.1"),
+        ({"layout": "digits"}, "layout must be one of manifest, .*, spoken_digits; got 'digits'"),
+        ({"held_out": "bob"}, "held_out is for spoken_digits, the layout is None; got 'bob'"),
+        ({"layout": "manifest", "held_out": "bob"}, "held_out is for spoken_digits, the layout is manifest; got 'bob'"),
+        ({"layout": "spoken_digits"}, "rate must be 16000 for spoken_digits, got 4000"),
+        ({"valid": "x.tsv"}, "valid and test go with a manifest, .* is a folder and has its own splits"),
+        ({"hop": 65}, r"hop must be in 1\.\.64 \(window\), got 65"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"ctc_weight": 1.0}, r"ctc_weight must be in \[0, 1\), got 1\.0"),
+        ({"rate": 1000}, r"rate must be in 4000\.\.384000 Hz, got 1000"),
+        ({"batch": 13}, "batch must be at most 12, the training examples, got 13"),
+        ({"rank": 999, "variant": "lrt"}, "rank must be .*, got 999"),
+    ],
+)
+def test_refused_settings_leave_no_folder(tmp_path, folder, changed, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        run.start(tmp_path / "run", settings(folder, **changed), QUIET)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refused_settings_of_spoken_digits(tmp_path):
+    digits(tmp_path / "digits")
+    wanted = SpeechSettings(**DIGITS | {"corpus": str(tmp_path / "digits")})
+    for changed, message in (
+        ({"held_out": "theo"}, "held_out must be one of ann, bob, got 'theo'"),
+        ({"rate": 8_000}, "rate must be 16000 for spoken_digits, got 8000"),
+        ({"valid": "valid.tsv"}, "valid .*"),  # would be ignored
+        ({"test": "test.tsv"}, ".*test .*"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            replace(wanted, **changed).task()
+    assert replace(wanted, held_out="bob").task().objective.size("train") == 10 * 7 // 5
+
+
+def test_a_corpus_without_valid_or_train_is_found_before_the_work(tmp_path):
+    for split in ("train", "valid"):
+        place = corpus(tmp_path / split, **{split: ["ab"] * 4})
+        missing = {"train": "valid", "valid": "train"}[split]
+        with pytest.raises(ValueError, match=rf"^{split} has no {missing} split$"):
+            run.start(tmp_path / "run", settings(place), QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_long_recordings_are_told_and_those_to_choose_by_do_not_stop_a_run(tmp_path):
+    """`longest` is about training; whoever asks for 0.5 s must not lose an epoch to a validation split of 1.5 s."""
+    corpus(tmp_path / "tones", train=["ab"] * 4 + ["abcdab"], valid=["ab", "abcd" * 3])
+    wanted = settings(tmp_path / "tones", longest=0.5, steps=1)
+    with pytest.warns(UserWarning, match=r"^1 training utterances are longer than 0\.5 s$"):
+        assert run.start(tmp_path / "run", wanted, QUIET).steps == 1
+
+
+def test_strings_of_digits_fit_the_network_or_are_refused_at_the_start(tmp_path):
+    digits(tmp_path / "digits")
+    try:
+        task = SpeechSettings(**DIGITS | {"corpus": str(tmp_path / "digits"), "longest": 0.5}).task()
+    except ValueError as error:
+        assert "longest" in str(error)  # noqa: PT017
+        return
+    model = task.network()
+    for index in range(task.objective.size("train")):
+        model(**task.objective.collate([task.objective.example("train", index, source(index))]))
+
+
+def test_a_setting_that_is_none_names_the_close_one(tmp_path):
+    for text, message in (
+        ("chanels = 3", "no setting 'chanels'; did you mean 'channels'?"),
+        ('held_uot = "ann"', "no setting 'held_uot'; did you mean 'held_out'?"),
+        ("zzzz = 3", "no setting 'zzzz'"),
+        ('longest = "long"', "longest must be float, got 'long'"),
+        ("augment = 1", "augment must be bool, got 1"),
+        ("objective = 1", "no setting 'objective'"),
+    ):
+        (tmp_path / "tiny.toml").write_text(text)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            read(tmp_path / "tiny.toml", SpeechSettings)
+        assert str(caught.value) == f"tiny.toml: {message}"
+    (tmp_path / "tiny.toml").write_text("longest = 3\nheld_out = 'ann'")
+    assert read(tmp_path / "tiny.toml", SpeechSettings) == {"longest": 3, "held_out": "ann"}
