@@ -47,15 +47,13 @@ def transcribe(
     batch: Batch = 8,
 ) -> None:
     """Write down what is said in sound files. A file that cannot be used is named, and the next one follows."""
-    from greenformers.speech.front_end import POOLED
     from greenformers.speech.recognise import Recogniser
     from greenformers.speech.recognise import transcribe as run_on
     from greenformers.speech.search import Search
 
     terminal.quiet()
     recogniser = Recogniser.load(run, Search(width=width, gamma=gamma, longest=longest))
-    config = recogniser.model.config
-    room = (config.max_position_embeddings - 2) * POOLED * config.hop / config.rate
+    room = recogniser.longest * (1 - 2 / recogniser.model.config.max_position_embeddings)
     faults = 0
     with terminal.Steps(terminal.console(stderr=True)) as steps:
 
@@ -63,7 +61,7 @@ def transcribe(
             steps(str(path), min(1.0, done / lengths[path]) if lengths[path] else 0.0)
 
         lengths = {path: _length(path) for path in files}
-        for found in run_on(recogniser, files, longest=piece or room, batch=batch, progress=told):
+        for found in run_on(recogniser, files, longest=room if piece is None else piece, batch=batch, progress=told):
             if found.fault is not None:
                 faults += 1
                 print(f"greenformers: {found.fault}", file=sys.stderr)

@@ -75,7 +75,11 @@ class Steps:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        # What is printed goes to stdout, not where the bars are.
+        apart = console.stderr
+        self._bars = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, redirect_stdout=not apart
+        )
         self._known: dict[str, Any] = {}
 
     def __enter__(self) -> "Steps":

@@ -86,8 +86,8 @@ class Attention(nn.Module):
             k: keys (B, H, M, D).
             v: values (B, H, M, D).
             key_mask: True = keep (B, M). A query that may see no key gets 0.
-            query_mask: True = keep (B, N); defaults to `key_mask` where N = M. Outputs of masked queries
-                are finite and mean nothing.
+            query_mask: True = keep (B, N); defaults to `key_mask` where N = M, except in cross-attention. Outputs
+                of masked queries are finite and mean nothing.
 
         Returns:
             One mixture of values a query (B, H, N, D).

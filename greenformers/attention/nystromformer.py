@@ -70,7 +70,7 @@ class Nystromformer(Attention):
         check_lengths(q, k, v, key_mask, self.shape)
         if self.convolution is not None and q.shape[2] != k.shape[2]:
             raise ValueError(f"convolution needs a value for every query, got {k.shape[2]} and {q.shape[2]}")
-        if query_mask is None and q.shape[2] == k.shape[2]:
+        if query_mask is None and not self.shape.cross and q.shape[2] == k.shape[2]:
             query_mask = key_mask
         q_short, q_kept = segment_means(q, query_mask, self.landmarks)
         k_short, k_kept = segment_means(k, key_mask, self.landmarks)

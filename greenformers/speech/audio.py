@@ -77,7 +77,7 @@ def read(
         ValueError: rate out of its range.
         ImportError: soundfile is not installed.
     """
-    _check_rate(rate)
+    check_rate(rate)
     path = Path(path)
     with _opened(path) as file:
         first, last = round(start * file.samplerate), None if end is None else round(end * file.samplerate)
@@ -105,7 +105,7 @@ def pieces(path: str | Path, longest: float, *, rate: int = RATE) -> Iterator[tu
         ValueError: longest or rate out of its range.
         ImportError: soundfile is not installed.
     """
-    _check_rate(rate)
+    check_rate(rate)
     if not PIECES[0] <= longest <= PIECES[1]:
         raise ValueError(f"longest must be in {PIECES[0]:g}..{PIECES[1]:g} seconds, got {longest}")
     return _pieces(Path(path), longest, rate)
@@ -114,18 +114,29 @@ def pieces(path: str | Path, longest: float, *, rate: int = RATE) -> Iterator[tu
 def _pieces(path: Path, longest: float, rate: int) -> Iterator[tuple[float, Tensor]]:
     with _opened(path) as file:
         own_rate, start = file.samplerate, 0
-        limit, shortest = int(longest * own_rate), math.ceil(SHORTEST_SECONDS * own_rate)
-        held: NDArray[np.float64] = np.empty(0)
-        blocks = _blocks(file, path)
-        while True:
-            # With so much at hand, what remains after a cut is never too short.
-            held = _filled(held, blocks, limit + shortest)
-            if len(held) <= limit:
-                break
-            cut = _quietest(held, 3 * limit // 4, min(limit, len(held) - shortest), own_rate)
-            yield start / own_rate, _resampled(held[:cut], own_rate, rate)
-            held, start = held[cut:], start + cut
-        yield start / own_rate, _resampled(held, own_rate, rate)
+        for part in _parts(_blocks(file, path), longest, own_rate):
+            yield start / own_rate, _resampled(part, own_rate, rate)
+            start += len(part)
+
+
+def parts(waveform: Tensor, longest: float, *, rate: int = RATE) -> Iterator[Tensor]:
+    """A waveform (n,) in consecutive parts of at most `longest` seconds, cut where it is quiet, as `pieces` does."""
+    for part in _parts(iter((waveform.double().numpy(),)), longest, rate):
+        yield torch.from_numpy(part).to(waveform.dtype)
+
+
+def _parts(blocks: Iterator[NDArray[np.float64]], longest: float, rate: int) -> Iterator[NDArray[np.float64]]:
+    limit, shortest = int(longest * rate), math.ceil(SHORTEST_SECONDS * rate)
+    held: NDArray[np.float64] = np.empty(0)
+    while True:
+        # With so much at hand, what remains after a cut is never too short.
+        held = _filled(held, blocks, limit + shortest)
+        if len(held) <= limit:
+            break
+        cut = _quietest(held, 3 * limit // 4, min(limit, len(held) - shortest), rate)
+        yield held[:cut]
+        held = held[cut:]
+    yield held
 
 
 def _filled(held: NDArray[np.float64], blocks: Iterator[NDArray[np.float64]], wanted: int) -> NDArray[np.float64]:
@@ -157,7 +168,8 @@ def _resampled(samples: NDArray[np.float64], own_rate: int, rate: int) -> Tensor
     return torch.from_numpy(samples.astype(np.float32))
 
 
-def _check_rate(rate: int) -> None:
+def check_rate(rate: int) -> None:
+    """Raise ValueError where sound is not resampled to this rate."""
     if not RATES[0] <= rate <= RATES[1]:
         raise ValueError(f"rate must be in {RATES[0]}..{RATES[1]} Hz, got {rate}")
 

@@ -77,7 +77,14 @@ def evaluate(
         raise ValueError(f"limit must be at least 1, got {limit}")
     if batch < 1 or repeats < 1:
         raise ValueError(f"batch and repeats must be at least 1, got {batch} and {repeats}")
+    names = [run.resolve().name for run in runs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"runs must have names of their own, got {', '.join(sorted(twice))} more than once")
     recognisers = [Recogniser.load(run, search) for run in runs]
+    rate = recognisers[0].model.config.rate
+    for name, one in zip(names, recognisers, strict=True):
+        if one.model.config.rate != rate:
+            raise ValueError(f"runs must have the rate of the first, {rate} Hz, {name} has {one.model.config.rate}")
     settings = replace(settings_of(runs[0], SpeechSettings), init=str(runs[0]))
     if corpus is not None:
         settings = replace(settings, corpus=corpus)

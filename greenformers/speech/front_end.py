@@ -8,8 +8,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.speech.features import Spectrogram
+
 POOLED = 4
 """Frames that become one position."""
+
+
+def heard(waveform: Float[Tensor, "n"], spectrogram: Spectrogram) -> Float[Tensor, "m"]:
+    """A waveform (n,), with silence behind one that has too few frames for a position."""
+    needed = max(spectrogram.n_fft // 2 + 1, (POOLED - 1) * spectrogram.hop + spectrogram.n_fft % 2)
+    return F.pad(waveform, (0, max(0, needed - len(waveform))))
 
 
 class VGG(nn.Module):
@@ -65,9 +73,9 @@ class VGG(nn.Module):
             if layer % 2:
                 x = F.max_pool2d(x, 2)
                 # A frame that is left over is dropped, as where it is the last one of all.
-                kept = None if kept is None else kept[:, :, 1::2]
-        if kept is not None:
-            x = x * kept
+                if kept is not None:
+                    kept = kept[:, :, 1::2]
+                    x = x.mul_(kept)
         return x.permute(0, 2, 3, 1).flatten(2)
 
 

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.lowrank.linear import linear_map
-from greenformers.model import GreenformerConfig, GreenformerModel
+from greenformers.model import GreenformerConfig, GreenformerModel, GreenformerPreTrainedModel
 from greenformers.model.embedding import Placed
 from greenformers.model.loss import IGNORED
 from greenformers.model.seq2seq import EncoderDecoder
@@ -34,7 +34,22 @@ class AudioEmbedding(Placed):
         return self.place(self.map(self.front_end(features, mask)))
 
 
-class SpeechEncoder(GreenformerModel):
+class Scaled(GreenformerPreTrainedModel):
+    """Models whose convolutions start as He 2015, arXiv:1502.01852, eq. 10.
+
+    With weights as small as those of the other maps, sound would be a hundredth of the positions added to it.
+    """
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.zeros_(cast(Tensor, module.bias))
+        else:
+            super()._init_weights(module)
+
+
+class SpeechEncoder(Scaled, GreenformerModel):
     """The encoder of spectrograms."""
 
     config_class = SpeechConfig
@@ -87,7 +102,7 @@ class SpeechEncoder(GreenformerModel):
         return self.finish(x, key_mask)
 
 
-class GreenformerForSpeechSeq2Seq(EncoderDecoder):
+class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
     """Writes the characters that are spoken.
 
     >>> model = GreenformerForSpeechSeq2Seq.from_pretrained(folder)
@@ -104,6 +119,14 @@ class GreenformerForSpeechSeq2Seq(EncoderDecoder):
         if config.ctc_weight:
             self.ctc = nn.Linear(config.hidden_size, config.vocab_size or 0)
         self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """What reads characters: a vocabulary may grow."""
+        return self.decoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Replace what reads characters."""
+        self.decoder.set_input_embeddings(value)
 
     @can_return_tuple
     def forward(
@@ -165,8 +188,11 @@ class GreenformerForSpeechSeq2Seq(EncoderDecoder):
         asked = labels != IGNORED
         spoken = asked & (labels != self.config.eos_token_id)
         lengths = asked.new_full((batch,), positions, dtype=torch.long) if memory_mask is None else memory_mask.sum(1)
+        logits = self.ctc(memory)
+        if logits.element_size() < 4:
+            logits = logits.float()
         total = F.ctc_loss(
-            self.ctc(memory).float().log_softmax(2).transpose(0, 1),
+            logits.log_softmax(2).transpose(0, 1),
             labels[spoken],
             lengths,
             spoken.sum(1),

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.model.loss import IGNORED
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import Spectrogram, batched, normalised, spec_augment
+from greenformers.speech.front_end import heard
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.recordings import Recordings
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -49,7 +50,7 @@ class Speech(Objective):
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         waveform, text = self.recordings.sound(split, index, source)
-        features = normalised(self.spectrogram(waveform))
+        features = normalised(self.spectrogram(heard(waveform, self.spectrogram)))
         if self.augment and split == "train":
             features = spec_augment(features, source)
         ids = self.tokenizer(text, truncation=True, max_length=self.longest - 1, verbose=False)["input_ids"]

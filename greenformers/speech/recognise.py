@@ -1,21 +1,28 @@
 """From sound to text with a trained network: batches of waveforms, and files of any length."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from greenformers.measure.quality import evaluating
 from greenformers.speech import audio
 from greenformers.speech.audio import AudioError
+from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import batched, normalised
+from greenformers.speech.front_end import POOLED, heard
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.search import Search, beam_search
 from greenformers.train.run import MODEL
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +51,20 @@ class Recogniser:
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             if not (found / name).is_file():
                 raise ValueError(f"{folder} must be a finished run or a model of speech, it has no {name}")
-        model = GreenformerForSpeechSeq2Seq.from_pretrained(found, local_files_only=True, use_safetensors=True)
+        if json.loads((found / "config.json").read_text()).get("model_type") != SpeechConfig.model_type:
+            raise ValueError(f"{folder} must be a finished run or a model of speech, it is one of something else")
+        try:
+            model = GreenformerForSpeechSeq2Seq.from_pretrained(found, local_files_only=True, use_safetensors=True)
+        except SafetensorError as error:
+            raise ValueError(f"{found / 'model.safetensors'} is damaged: {error}") from error
         tokenizer = PreTrainedTokenizerFast.from_pretrained(found, local_files_only=True)
         return cls(model, tokenizer, search or Search())
+
+    @property
+    def longest(self) -> float:
+        """Seconds of sound that the network can hear at once."""
+        config = self.model.config
+        return config.max_position_embeddings * POOLED * config.hop / config.rate
 
     @property
     def space(self) -> int | None:
@@ -56,7 +74,13 @@ class Recogniser:
     def features(self, waveforms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What the network reads of some sounds, (B, T, F) and a mask (B, T)."""
         spectrogram = self.model.config.spectrogram()
-        return batched([normalised(spectrogram(waveform)) for waveform in waveforms])
+        if (found := max(map(len, waveforms)) / spectrogram.rate) > self.longest:
+            raise ValueError(f"a sound must be at most {self.longest:g} s for this network, got {found:g}")
+        return batched([normalised(spectrogram(heard(waveform, spectrogram))) for waveform in waveforms])
+
+    def joined(self, texts: Iterable[str]) -> str:
+        """Transcripts of consecutive parts as one."""
+        return ("" if self.space is None else " ").join(filter(None, texts))
 
     def texts(self, waveforms: Sequence[Tensor]) -> list[str]:
         """Transcripts of waveforms (n,), in one batch."""
@@ -108,9 +132,9 @@ def transcribe(
         ValueError: longest is more than the network can hear at once, or batch is below 1.
     """
     config = recogniser.model.config
-    most = config.max_position_embeddings * 4 * config.hop / config.rate
-    if not 0 < longest <= most:
-        raise ValueError(f"longest must be above 0 and at most {most:g} s for this network, got {longest:g}")
+    if not 0 < longest <= recogniser.longest:
+        most = f"{recogniser.longest:g} s"
+        raise ValueError(f"longest must be above 0 and at most {most} for this network, got {longest:g}")
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     for path in paths:
@@ -120,9 +144,9 @@ def transcribe(
             texts += recogniser.texts(waveforms)
             done += sum(map(len, waveforms)) / config.rate
             progress(path, done)
-        joint = "" if recogniser.space is None else " "
-        text = joint.join(filter(None, texts))
-        yield Transcript(path, text, done, time.perf_counter() - start, faults[0] if faults else None)
+        yield Transcript(
+            path, recogniser.joined(texts), done, time.perf_counter() - start, faults[0] if faults else None
+        )
 
 
 def _pieces(path: Path, longest: float, rate: int, faults: list[str]) -> Iterator[Tensor]:
@@ -134,8 +158,8 @@ def _pieces(path: Path, longest: float, rate: int, faults: list[str]) -> Iterato
         faults.append(str(error))
 
 
-def _some(waveforms: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
-    left = iter(waveforms)
+def _some(items: Iterable[T], batch: int) -> Iterator[list[T]]:
+    left = iter(items)
     while some := list(islice(left, batch)):
         yield some
 
@@ -143,9 +167,18 @@ def _some(waveforms: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
 def recognised(
     recogniser: Recogniser, waveforms: Iterable[Tensor], *, batch: int, progress: Callable[[int], None]
 ) -> list[str]:
-    """Transcripts of many waveforms, in their order; `progress` is told how many are done."""
-    found: list[str] = []
-    for some in _some(waveforms, batch):
-        found += recogniser.texts(some)
+    """Transcripts of many waveforms, in their order; `progress` is told how many are done.
+
+    One that is too long for the network is cut where it is quiet.
+    """
+    found: list[list[str]] = []
+    rate = recogniser.model.config.rate
+    # The last positions stay free: a frame at the end of a part may make one more.
+    longest = recogniser.longest * (1 - 2 / recogniser.model.config.max_position_embeddings)
+    numbered = ((at, part) for at, whole in enumerate(waveforms) for part in audio.parts(whole, longest, rate=rate))
+    for some in _some(numbered, batch):
+        for (at, _), text in zip(some, recogniser.texts([part for _, part in some]), strict=True):
+            found += [[] for _ in range(at + 1 - len(found))]
+            found[at].append(text)
         progress(len(found))
-    return found
+    return [recogniser.joined(texts) for texts in found]

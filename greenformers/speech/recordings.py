@@ -29,47 +29,49 @@ class Recordings(Protocol):
 
 
 class OnDisk:
-    """The utterances of a corpus; those of the training split that cannot be heard are found at the start.
+    """The utterances of a corpus; files that cannot be read are found at the start, except those of the test split.
 
     Args:
         corpus: names them.
         rate: samples a second, whatever the files have.
-        longest: seconds; longer training utterances are left out.
+        longest: seconds; longer utterances are left out of training and validation, as are those that are too short.
 
     Attributes:
         left_out: how many are.
 
     Raises:
-        AudioError: the header of a training file is damaged, or there is no such file.
-        ValueError: no training utterance is short enough.
+        AudioError: the header of a file is damaged, or there is no such file.
+        ValueError: no utterance of a split is left.
     """
 
     def __init__(self, corpus: Corpus, rate: int, longest: float) -> None:
         self.corpus, self.rate = corpus, rate
-        timed = [(one, _seconds(one.path, one.start, one.end)) for one in corpus.train]
-        kept = [(one, time) for one, time in timed if time <= longest]
-        if timed and not kept:
-            raise ValueError(f"longest must be at least {min(time for _, time in timed):.2f} s, got {longest}")
-        self._train, self._lengths = [one for one, _ in kept], [time for _, time in kept]
-        self.left_out = len(timed) - len(kept)
+        self.left_out = 0
+        self._kept = {"train": self._fitting(corpus.train, longest), "valid": self._fitting(corpus.valid, longest)}
 
     def size(self, split: str) -> int:  # noqa: D102
-        return len(self._split(split))
+        whole = len(self.corpus.split(split))
+        return len(self._kept[split]) if split in self._kept else whole
 
     def length(self, index: int) -> float:  # noqa: D102
-        return self._lengths[index]
+        return self._kept["train"][index][1]
 
     def texts(self) -> Iterable[str]:  # noqa: D102
         return (one.text for one in self.corpus.split("train"))
 
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
-        one = self._split(split)[index]
+        one = self.corpus.split(split)[index] if split == "test" else self._kept[split][index][0]
         waveform = audio.read(one.path, rate=self.rate, start=one.start, end=one.end, channel=one.channel)
         return waveform, one.text
 
-    def _split(self, split: str) -> list[Utterance]:
-        whole = self.corpus.split(split)
-        return self._train if split == "train" else whole
+    def _fitting(self, utterances: list[Utterance], longest: float) -> list[tuple[Utterance, float]]:
+        """Utterances that are neither too long nor too short, with their seconds."""
+        timed = _timed(utterances)
+        kept = [(one, time) for one, time in timed if audio.SHORTEST_SECONDS <= time <= longest]
+        if timed and not kept:
+            raise ValueError(f"longest must be at least {min(time for _, time in timed):.2f} s, got {longest}")
+        self.left_out += len(timed) - len(kept)
+        return kept
 
 
 class DigitStrings:
@@ -92,5 +94,13 @@ class DigitStrings:
         return waveform, text
 
 
-def _seconds(path: Path, start: float, end: float | None) -> float:
-    return (audio.seconds(path) if end is None else end) - start
+def _timed(utterances: list[Utterance]) -> list[tuple[Utterance, float]]:
+    """Utterances and their seconds; each file's header is read once."""
+    whole: dict[Path, float] = {}
+    timed = []
+    for one in utterances:
+        if one.path not in whole:
+            whole[one.path] = audio.seconds(one.path)
+        end = whole[one.path] if one.end is None else min(one.end, whole[one.path])
+        timed.append((one, end - one.start))
+    return timed

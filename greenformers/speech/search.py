@@ -25,7 +25,7 @@ class Search:
         alpha: weight of log P, in nats.
         gamma: weight of the square root of the number of words.
         longest: characters of a transcript at most; None: as many as the encoder has positions, one in 40 ms.
-        shortest: characters at least.
+        shortest: characters at least, where the utterance has room for them.
         cached: keep keys and values; without, every step computes all characters anew, with the same result.
     """
 
@@ -100,7 +100,7 @@ def written(
     beams = _Beams(model, memory, mask, space, search or Search())
     while beams.alive:
         beams.advance()
-    return [sorted(found, key=lambda one: -one.score) for found in beams.ended]
+    return [sorted(found, key=lambda one: -one.score)[: beams.search.width] for found in beams.ended]
 
 
 class _Beams:
@@ -144,7 +144,7 @@ class _Beams:
         total = self._next() + self.log_p[..., None]  # (B, W, V)
         last = step >= self.longest
         if step < search.shortest:
-            total[..., self.end] = -torch.inf
+            total[~last, :, self.end] = -torch.inf
         if bool(last.any()):
             ends = total[last][..., self.end].clone()
             total[last] = -torch.inf
@@ -199,13 +199,9 @@ class _Beams:
 
     def _go_on(self, beam: Tensor, token: Tensor, total: Tensor, words: Tensor, best: Tensor) -> None:
         """Make the chosen characters part of the hypotheses."""
-        short = self.search.width - beam.shape[1]
-        if short > 0:  # fewer candidates than beams
-            beam, token = (torch.cat([x, x[:, :1].expand(-1, short)], 1) for x in (beam, token))
-            best = torch.cat([best, best.new_full((len(best), short), -torch.inf)], 1)
         chosen = beam * total.shape[2] + token
         self.log_p, self.words = (x.flatten(1).gather(1, chosen) for x in (total, words))
-        # An end that is carried along where too few go on, and a copy, are no hypotheses.
+        # An end that is carried along where too few go on is no hypothesis.
         self.log_p.masked_fill_((token == self.end) | (best == -torch.inf), -torch.inf)
         self.between = token == self.space if self.space is not None else self.between
         self.tokens = torch.cat([self.tokens.gather(1, beam[..., None].expand_as(self.tokens)), token[..., None]], 2)

@@ -55,6 +55,12 @@ class SpokenDigits:
         self.speakers = sorted({speaker for part in clips.values() for speaker in part})
         self.least, self.most = least, most
 
+    @property
+    def longest(self) -> float:
+        """Seconds no string is longer than."""
+        clip = max(end - start for start, end in pairwise(self._offsets))
+        return (self.most * clip + (self.most - 1) * PAUSE) / RATE
+
     def size(self, split: str) -> int:
         """Strings of a split; of "train", an epoch: one for every 5 clips.
 

@@ -1,11 +1,12 @@
 """From settings to recordings, vocabulary and objective."""
 
+import math
 import warnings
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from greenformers.speech import corpus, spoken_digits
+from greenformers.speech import audio, corpus, spoken_digits
 from greenformers.speech.features import Spectrogram
 from greenformers.speech.front_end import POOLED
 from greenformers.speech.objective import Speech
@@ -24,8 +25,8 @@ def prepare(settings: SpeechSettings) -> Task:
     """
     if settings.micro_batches is not None:
         raise ValueError(f"micro_batches is not for speech: must be left out, got {settings.micro_batches}")
-    if not settings.longest > 0:
-        raise ValueError(f"longest must be above 0, got {settings.longest}")
+    if not 0 < settings.longest < math.inf:
+        raise ValueError(f"longest must be above 0 and finite, got {settings.longest}")
     spectrogram = Spectrogram(rate=settings.rate, n_fft=settings.n_fft, window=settings.window, hop=settings.hop)
     # A position is a place for a character too.
     positions = int(settings.longest * settings.rate / settings.hop) // POOLED + 2
@@ -50,7 +51,16 @@ def _recordings(settings: SpeechSettings) -> Recordings:
     if settings.layout == SPOKEN_DIGITS:
         if settings.rate != spoken_digits.RATE:
             raise ValueError(f"rate must be {spoken_digits.RATE} for {SPOKEN_DIGITS}, got {settings.rate}")
-        return DigitStrings(spoken_digits.load(folder, held_out=settings.held_out))
+        for name in ("valid", "test"):
+            if (value := getattr(settings, name)) is not None:
+                raise ValueError(f"{name} goes with a manifest, the layout is {SPOKEN_DIGITS}; got {value!r}")
+        digits = spoken_digits.load(folder, held_out=settings.held_out)
+        if settings.longest < digits.longest:
+            raise ValueError(
+                f"longest must be at least {digits.longest:.2f} s for these digits, got {settings.longest}"
+            )
+        return DigitStrings(digits)
+    audio.check_rate(settings.rate)
     if settings.held_out is not None:
         raise ValueError(f"held_out is for {SPOKEN_DIGITS}, the layout is {settings.layout}; got {settings.held_out!r}")
     if settings.layout is not None and settings.layout not in corpus.LAYOUTS:
@@ -60,7 +70,10 @@ def _recordings(settings: SpeechSettings) -> Recordings:
         corpus.load(folder, settings.layout, valid=settings.valid, test=settings.test), settings.rate, settings.longest
     )
     if found.left_out:
-        warnings.warn(f"{found.left_out} training utterances are longer than {settings.longest} s", stacklevel=2)
+        about = (
+            f"{found.left_out} utterances to learn from or choose by are too short, or longer than {settings.longest} s"
+        )
+        warnings.warn(about, stacklevel=2)
     return found
 
 

@@ -26,7 +26,9 @@ def test_ids():
     assert vocabulary(iter(["d b", "bac"]), max_length=7).get_vocab() == tokenizer.get_vocab()
 
 
-@pytest.mark.parametrize("texts", [ENGLISH, CHINESE, MIXED, ["  a  b ", "\tc\n"], ["é", "e\u0301", "ﬁ", "İ", "👍🏽"]], ids=repr)
+@pytest.mark.parametrize(
+    "texts", [ENGLISH, CHINESE, MIXED, ["  a  b ", "\tc\n"], ["é", "e\u0301", "ﬁ", "İ", "👍🏽"]], ids=repr
+)
 def test_text_comes_back(texts):
     tokenizer = vocabulary(texts, max_length=50)
     for text in texts:

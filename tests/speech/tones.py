@@ -48,7 +48,9 @@ def corpus(folder: Path, **splits: list[str]) -> Path:
     splits = splits or {"train": TEXTS, "valid": TEXTS[:5], "test": TEXTS[5:]}
     for split, texts in splits.items():
         names = [f"sounds/{split}{number}.wav" for number in range(len(texts))]
-        rows = [{"path": sound(folder / name, text) and name, "text": text} for name, text in zip(names, texts, strict=True)]
+        rows = [
+            {"path": sound(folder / name, text) and name, "text": text} for name, text in zip(names, texts, strict=True)
+        ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

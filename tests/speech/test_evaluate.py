@@ -1,0 +1,244 @@
+"""Runs scored side by side: what they wrote, how wrong it is, how large and how fast they are."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from speech.tones import TEXTS, corpus, digits, finished, settings
+
+from greenformers.measure.record import Record
+from greenformers.speech import evaluate as module
+from greenformers.speech.evaluate import TIMED, evaluate, table
+from greenformers.speech.recognise import Recogniser
+from greenformers.speech.score import bootstrap, bootstrap_difference, edits, scores
+from greenformers.speech.search import Search
+from greenformers.train.run import settings_of
+
+pytest.importorskip("soundfile", reason="the speech extra is not installed")
+pytest.importorskip("jiwer", reason="the speech extra is not installed")
+
+SEARCH = Search(width=2, longest=9)
+TEST = TEXTS[5:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return corpus(tmp_path_factory.mktemp("evaluate") / "tones")
+
+
+@pytest.fixture(scope="module")
+def runs(folder) -> list[Path]:
+    """A baseline, and a smaller network that has learnt otherwise."""
+    top = folder.parent
+    return [
+        finished(top / "dense", folder, steps=50, learning_rate=0.02, hidden=24, dropout=0.0),
+        finished(top / "small", folder, steps=2, variant="lrt", hidden=12),
+    ]
+
+
+@pytest.fixture(scope="module")
+def found(runs):
+    return evaluate(runs, "test", search=SEARCH, batch=3, repeats=2)
+
+
+def by_name(records: list[Record]) -> dict[str, dict[str, Record]]:
+    return {
+        name: {record.metric: record for record in records if record.variant == name}
+        for name in dict.fromkeys(record.variant for record in records)
+    }
+
+
+def wrote(run: Path, split: str, count: int) -> list[str]:
+    recogniser, objective = Recogniser.load(run, SEARCH), settings(run.parent / "tones").task().objective
+    waveforms = [objective.recordings.sound(split, index, torch.Generator())[0] for index in range(count)]
+    return [recogniser.texts([waveform])[0] for waveform in waveforms]
+
+
+def test_every_figure_of_every_run(runs, found):
+    records, _ = found
+    assert [(record.variant, record.metric) for record in records] == [
+        (run.name, metric) for run in runs for metric in ("parameters", "cer", "wer", "mean_length", "latency")
+    ]
+    units = {"parameters": "", "cer": "%", "wer": "%", "mean_length": "characters", "latency": "ms"}
+    for record in records:
+        assert record.benchmark == "speech_evaluate"
+        assert record.unit == units[record.metric]
+        assert record.setting == {"split": "test", "recordings": 7, "width": 2, "timed": 7}
+        assert record.context == {}
+    own = by_name(records)
+    for run in runs:
+        hypotheses = wrote(run, "test", 7)
+        expected = scores(hypotheses, TEST)
+        assert {name: own[run.name][name].value for name in expected} == pytest.approx(expected)
+        model = Recogniser.load(run).model
+        assert own[run.name]["parameters"].value == sum(p.numel() for p in model.parameters())
+        wrong, lengths = edits(hypotheses, TEST)
+        assert own[run.name]["cer"].value == pytest.approx(100 * wrong.sum().item() / lengths.sum().item())
+        low, high = bootstrap(wrong, lengths)
+        assert own[run.name]["cer"].spread == pytest.approx(high - low)
+
+
+def test_what_is_compared_with_the_first(runs, found):
+    base, other = by_name(found[0]).values()
+    for record in base.values():
+        assert (record.ratio, record.to, record.interval) == (None, None, None)
+    for metric in ("parameters", "latency"):
+        assert other[metric].to == "dense"
+        assert other[metric].ratio == pytest.approx(base[metric].value / other[metric].value)
+        assert other[metric].interval is None
+    assert other["parameters"].ratio > 1
+    wrong = [edits(wrote(run, "test", 7), TEST) for run in runs]
+    expected = bootstrap_difference(wrong[1][0], wrong[0][0], wrong[0][1])
+    assert other["cer"].interval == pytest.approx(list(expected))
+    assert (other["cer"].to, other["cer"].ratio) == ("dense", None)
+    assert expected[0] <= other["cer"].value - base["cer"].value <= expected[1]
+    for metric in ("wer", "mean_length"):
+        assert (other[metric].to, other[metric].ratio, other[metric].interval) == (None, None, None)
+
+
+def test_pairs_are_of_the_first_run(runs, found):
+    assert found[1] == list(zip(TEST, wrote(runs[0], "test", 7), strict=True))
+    assert evaluate(runs[::-1], "test", search=SEARCH, repeats=1)[1] == list(
+        zip(TEST, wrote(runs[1], "test", 7), strict=True)
+    )
+
+
+def test_the_table(found):
+    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(found[0]))
+    console.file.close()
+    head, *rows = (line for line in console.export_text().splitlines() if any(map(str.isalnum, line)))
+    for name in ("parameters", "compression", "CER (%)", "to the first", "WER (%)", "speed-up", "mean length"):
+        assert name in head
+    base, other = by_name(found[0]).values()
+    dense, small = rows
+    assert f"{base['parameters'].value:,.0f}" in dense
+    assert f"{base['cer'].value:.2f}" in dense
+    assert "x" not in dense
+    share = 100 * (1 - other["parameters"].value / base["parameters"].value)
+    low, high = other["cer"].interval
+    for shown in (f"{share:.1f} %", f"{other['latency'].ratio:.2f}x", f"{low:+.2f} to {high:+.2f}"):
+        assert shown in small
+
+
+def test_a_limit_takes_the_first_and_one_recording_has_no_interval(runs):
+    records, pairs = evaluate(runs, "valid", search=SEARCH, limit=2, repeats=1)
+    assert [reference for reference, _ in pairs] == TEXTS[:2]
+    assert records[0].setting["recordings"] == 2
+    records, pairs = evaluate(runs, "valid", search=SEARCH, limit=1, repeats=1)
+    assert len(pairs) == 1
+    own = by_name(records)["small"]
+    assert (own["cer"].spread, own["cer"].interval) == (0, None)
+    table(records)
+    assert len(evaluate(runs[:1], "valid", search=SEARCH, limit=99, repeats=1)[1]) == 5
+
+
+def test_progress_is_told_by_run(runs):
+    told = []
+    evaluate(runs, "test", search=SEARCH, batch=4, repeats=1, progress=lambda *done: told.append(done))
+    assert told == [(run.name, done) for run in runs for done in (4 / 7, 1.0)]
+
+
+def test_the_speed_is_that_of_one_batch(runs, monkeypatch):
+    monkeypatch.setattr(module, "TIMED", 3)
+    assert TIMED == 16
+    plain, seen = module.beam_search, []
+
+    def counted(model, features, *given, **options):
+        seen.append(len(features))
+        return plain(model, features, *given, **options)
+
+    monkeypatch.setattr(module, "beam_search", counted)
+    records, _ = evaluate(runs, "test", search=SEARCH, repeats=4)
+    assert records[0].setting["timed"] == 3
+    assert seen == [3] * 2 * (4 + 1)
+    assert all(record.value > 0 for record in records if record.metric == "latency")
+
+
+def test_a_corpus_that_was_moved(runs, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "moved")
+    out = tmp_path / "run"
+    shutil.copytree(runs[0], out)
+    replace(settings_of(out, type(settings("x"))), corpus=str(tmp_path / "gone")).write(out / "run.json")
+    with pytest.raises(FileNotFoundError, match="gone"):
+        evaluate([out], "test", search=SEARCH)
+    pairs = evaluate([out], "test", search=SEARCH, corpus=str(tmp_path / "moved"), repeats=1)[1]
+    assert [reference for reference, _ in pairs] == TEST
+
+
+def test_runs_of_the_same_name_are_both_shown_or_refused(runs, tmp_path):
+    shutil.copytree(runs[1], tmp_path / "dense")
+    try:
+        records, _ = evaluate([runs[0], tmp_path / "dense"], "test", search=SEARCH, limit=2, repeats=1)
+    except ValueError as error:
+        assert "dense" in str(error)  # noqa: PT017
+        return
+    sizes = [record.value for record in records if record.metric == "parameters"]
+    assert len({record.variant for record in records}) == 2
+    assert len(set(sizes)) == 2
+    assert table(records).row_count == 2
+
+
+def test_runs_that_hear_otherwise_are_not_fed_sound_of_another_rate(runs, folder, tmp_path):
+    """The second hears 8,000 samples a second, which those of the first one's 4,000 are not."""
+    other = finished(tmp_path / "other", folder, steps=1, rate=8_000, n_fft=128, window=128, hop=80)
+    plain, lengths = Recogniser.texts, []
+
+    def texts(self, waveforms):
+        lengths.append([len(waveform) / self.model.config.rate for waveform in waveforms])
+        return plain(self, waveforms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recogniser, "texts", texts)
+        try:
+            evaluate([runs[0], other], "test", search=SEARCH, limit=2, batch=2, repeats=1)
+        except ValueError as error:
+            assert "rate" in str(error)  # noqa: PT017
+            return
+    assert lengths[0] == pytest.approx(lengths[1])
+
+
+def test_recordings_longer_than_those_that_were_learnt_from_are_scored_or_named(tmp_path):
+    place = corpus(tmp_path / "tones", train=["ab"] * 4, valid=["ab"], test=["ab", "abcd" * 3])
+    out = finished(tmp_path / "run", place, steps=1, longest=0.5)
+    try:
+        _, pairs = evaluate([out], "test", search=SEARCH, repeats=1)
+    except ValueError as error:
+        assert "longest" in str(error)  # noqa: PT017
+        return
+    assert len(pairs) == 2
+
+
+def test_spoken_digits_of_a_speaker_held_out(tmp_path):
+    place = digits(tmp_path / "digits", takes=9, samples=300)
+    given = {"layout": "spoken_digits", "rate": 16_000, "n_fft": 160, "window": 160, "hop": 160, "held_out": "bob"}
+    with pytest.MonkeyPatch.context() as patch:
+        from greenformers.speech import spoken_digits
+
+        plain = spoken_digits.load
+        patch.setattr(spoken_digits, "load", lambda *a, **b: plain(*a, **b, valid_strings=3, test_strings=5))
+        out = finished(tmp_path / "run", place, steps=1, **given)
+        found = [evaluate([out], "test", search=SEARCH, repeats=1)[1] for _ in range(2)]
+    assert found[0] == found[1]
+    assert [len(reference.split()) for reference, _ in found[0]] == [3, 4, 5, 6, 7]
+
+
+def test_what_is_refused(runs, tmp_path):
+    for given, message in (
+        ({"limit": 0}, r"limit must be at least 1, got 0"),
+        ({"limit": -1}, r"limit must be at least 1, got -1"),
+        ({"batch": 0}, r"batch and repeats must be at least 1, got 0 and 5"),
+        ({"repeats": 0}, r"batch and repeats must be at least 1, got 16 and 0"),
+        ({"split": "dev"}, "split must be one of train, valid, test, got 'dev'"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            evaluate(runs, **{"split": "test", "search": SEARCH} | given)
+    with pytest.raises(ValueError, match=r"gone must be a finished run or a model of speech, it has no config\.json$"):
+        evaluate([runs[0], tmp_path / "gone"], "test", search=SEARCH)
+    with pytest.raises(OSError, match=r"run\.json"):  # a model alone does not say what to score it on
+        evaluate([runs[0] / "model"], "test", search=SEARCH)
+    # A baseline's own settings are not needed of the others.
+    assert len(evaluate([runs[0], runs[1] / "model"], "test", search=SEARCH, limit=1, repeats=1)[0]) == 10

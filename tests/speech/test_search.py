@@ -1,0 +1,364 @@
+"""Beam search: against all transcripts there are, against greedy generation, alone and in batches."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from greenformers.speech import search as source
+from greenformers.speech.config import SpeechConfig
+from greenformers.speech.model import GreenformerForSpeechSeq2Seq
+from greenformers.speech.search import Hypothesis, Search, beam_search
+
+PAD, SOS, EOS, SPACE, BINS, LONGEST = 0, 1, 2, 3, 9, 19
+SIZES = {
+    "n_fft": 16,
+    "window": 16,
+    "hop": 8,
+    "channels": 2,
+    "hidden_size": 10,
+    "num_attention_heads": 2,
+    "intermediate_size": 17,
+    "max_position_embeddings": LONGEST,
+    "num_hidden_layers": 1,
+    "decoder_layers": 2,
+    "hidden_dropout_prob": 0.0,
+    "pad_token_id": PAD,
+    "bos_token_id": SOS,
+    "decoder_start_token_id": SOS,
+    "eos_token_id": EOS,
+    "position": "learned",
+}
+VARIANTS = {
+    "dense": {},
+    "lrt": {"rank": 5, "input_rank": 3, "decoder_layers": 1, "position": "sinusoidal"},
+    "linear decoder": {"decoder_attention": "linear_transformer"},
+    "performer decoder": {"decoder_attention": "performer", "cross_attention": "performer"},
+    "linformer": {
+        "attention": "linformer",
+        "attention_options": {"k": 5},
+        "cross_attention": "linformer",
+        "cross_attention_options": {"k": 3},
+    },
+    "mixed decoder": {"decoder_attention": ["full", "linear_transformer"], "cross_attention": "linear_transformer"},
+}
+SEEDS = (2, 4)
+NYSTROM = {"cross_attention": "nystromformer", "cross_attention_options": {"landmarks": 3}}
+
+
+def network(seed=0, name="dense", vocabulary=11, spread=1.0, end=0.0, **options):
+    """A decoder of strong opinions, which change from place to place; `end` is added to the end's score."""
+    torch.manual_seed(seed)
+    config = SpeechConfig(vocab_size=vocabulary, **SIZES | VARIANTS.get(name, {}) | options)
+    model = GreenformerForSpeechSeq2Seq(config).double().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                large = 4 if "decoder.embedding" in key else 2 if "decoder.layers" in key else 1
+                parameter.normal_(std=large * parameter[0].numel() ** -0.5)
+            else:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        # One part of all vectors is 1, and makes scores as different from place to place as from token to token.
+        norm = model.decoder.layers[-1].feed_forward_norm
+        norm.weight[0], norm.bias[0] = 0, 1
+        model.score.weight[:, 0] = 0
+        ids = torch.randint(3, vocabulary, (8, LONGEST))
+        logits = model(torch.randn(8, 31, BINS).double(), decoder_input_ids=ids).logits
+        model.score.weight.div_(logits.std((0, 1))[:, None])
+        model.score.weight[:, 0] = -(logits.mean((0, 1)) / logits.std((0, 1)))
+        model.score.weight.mul_(spread)
+        model.score.weight[EOS, 0] += end
+    return model
+
+
+def sound(*lengths, seed=0):
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    noise = torch.randn(len(lengths), max(lengths), BINS, generator=torch.Generator().manual_seed(seed)).double()
+    return noise, mask
+
+
+def words_of(tokens, space):
+    """Runs of characters between spaces."""
+    if space is None:
+        return len(tokens)
+    return len("".join(" " if token == space else "x" for token in tokens).split())
+
+
+@torch.no_grad()
+def log_probabilities(model, features, transcripts):
+    """Of transcripts of one length with their ends, with teacher forcing; without padding."""
+    ids = torch.tensor([[SOS, *tokens, EOS] for tokens in transcripts])
+    memory = model.encoder(features).last_hidden_state.expand(len(ids), -1, -1)
+    scores = model(encoder_outputs=(memory,), decoder_input_ids=ids[:, :-1]).logits.log_softmax(2)
+    return scores.gather(2, ids[:, 1:, None]).sum((1, 2)).tolist()
+
+
+def check(model, features, found, search, space=None):
+    """What holds for every list of hypotheses."""
+    assert found
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert len({one.tokens for one in found}) == len(found)
+    for one in found:
+        assert isinstance(one, Hypothesis)
+        assert not set(one.tokens) & {PAD, SOS, EOS}
+        assert search.shortest <= len(one.tokens)
+        assert one.log_probability == pytest.approx(log_probabilities(model, features, [one.tokens])[0], abs=1e-4)
+        words = words_of(one.tokens, space)
+        score = search.alpha * one.log_probability + search.gamma * words**0.5
+        assert one.score == pytest.approx(score, abs=1e-5)
+
+
+def same(found, expected):
+    assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in expected]
+    for name in ("score", "log_probability"):
+        ours, theirs = ([getattr(one, name) for row in side for one in row] for side in (found, expected))
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-5)
+
+
+def all_transcripts(model, features, search, letters, space):
+    """Every transcript and its score."""
+    found = {}
+    for length in range(search.shortest, search.longest + 1):
+        some = list(product(letters, repeat=length))
+        for tokens, log_p in zip(some, log_probabilities(model, features, some), strict=True):
+            found[tokens] = search.alpha * log_p + search.gamma * words_of(tokens, space) ** 0.5
+    return found
+
+
+@pytest.mark.parametrize(
+    ("space", "alpha", "gamma"),
+    [(None, 1.0, 0.0), (None, 1.0, 0.1), (None, 0.4, 3.0), (SPACE, 1.0, 0.1), (SPACE, 0.4, 4.0)],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_wide_beams_find_the_best_of_all(seed, space, alpha, gamma):
+    """Letters 3, 4 and 5, up to 3 of them: 27 hypotheses at most go on at once."""
+    model, (x, mask) = network(seed, vocabulary=6, spread=1.5, end=-0.5 * seed), sound(19, 13, seed=seed)
+    search = Search(width=41, alpha=alpha, gamma=gamma, longest=3, shortest=seed % 2)
+    found = beam_search(model, x, mask, space=space, search=search)
+    for row, frames in enumerate((19, 13)):
+        features = x[row : row + 1, :frames]
+        expected = all_transcripts(model, features, search, (3, 4, 5), space)
+        check(model, features, found[row], search, space)
+        best = max(expected, key=expected.get)
+        assert found[row][0].tokens == best
+        assert found[row][0].score == pytest.approx(expected[best], abs=1e-4)
+        for one in found[row]:
+            assert one.score == pytest.approx(expected[one.tokens], abs=1e-4)
+
+
+def test_the_models_of_these_tests_write_something():
+    """Else much of this file would be about empty transcripts, or about the limit."""
+    x, mask = sound(71, 61, 43, 30)
+    found = [beam_search(network(seed, end=-1), x, mask, search=Search(width=3)) for seed in (0, 2, 4)]
+    lengths = [[len(row[0].tokens) for row in rows] for rows in found]
+    assert len({length for row in lengths for length in row} - {0, 17, 15, 10, 7}) > 1
+    assert len({row[0].tokens for rows in found for row in rows}) > 6
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_alone_in_a_batch_and_without_a_cache(name):
+    lengths = (61, 43, 6, 30)
+    for seed, space in zip(SEEDS, (None, SPACE), strict=True):
+        model, (x, mask) = network(seed, name, end=-1), sound(*lengths, seed=seed)
+        search = Search(width=3, gamma=0.5)
+        together = beam_search(model, x, mask, space=space, search=search)
+        assert len(together) == len(lengths)
+        plain = beam_search(model, x, mask, space=space, search=Search(width=3, gamma=0.5, cached=False))
+        same(together, plain)
+        for row, frames in enumerate(lengths):
+            features = x[row : row + 1, :frames]
+            check(model, features, together[row], search, space)
+            assert max(len(one.tokens) for one in together[row]) <= min(frames // 4, LONGEST - 1)
+            same([together[row]], beam_search(model, features, space=space, search=search))
+
+
+def test_nystromformer():
+    """Its queries depend on one another: in a batch as alone, step by step."""
+    lengths = (61, 43, 18, 30)
+    for seed in SEEDS[:1]:
+        model, (x, mask) = network(seed, end=-1, **NYSTROM), sound(*lengths, seed=seed)
+        for cached in (True, False):
+            search = Search(width=3, cached=cached)
+            together = beam_search(model, x, mask, search=search)
+            same(together, beam_search(model, x, mask.long(), search=search))
+            for row in range(4):
+                one = beam_search(model, x[row : row + 1], mask[row : row + 1], search=search)
+                same([together[row]], one)
+        greedy = beam_search(model, x, mask, search=Search(width=1, gamma=0, longest=7))
+        written = model.generate(x, attention_mask=mask, max_new_tokens=7, do_sample=False, suppress_tokens=[PAD, SOS])
+        assert [one[0].tokens for one in greedy] == [until_end(row) for row in written]
+
+
+def until_end(row):
+    tokens = row[1:].tolist()
+    return tuple(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_beam_is_greedy(name):
+    lengths = (61, 43, 18)
+    for seed in SEEDS:
+        model, (x, mask) = network(seed, name, end=-0.5), sound(*lengths, seed=seed)
+        found = beam_search(model, x, mask, search=Search(width=1, gamma=0, longest=9))
+        written = model.generate(x, attention_mask=mask, max_new_tokens=9, do_sample=False, suppress_tokens=[PAD, SOS])
+        assert [one[0].tokens for one in found] == [until_end(row) for row in written]
+        assert all(len(one) == 1 for one in found)
+
+
+def test_wider_is_mostly_no_worse_than_greedy():
+    better, worse = 0, 0
+    for seed in range(6):
+        model, x = network(seed, end=-1), sound(31, seed=seed)[0]
+        one, eight = (beam_search(model, x, search=Search(width=w, gamma=0))[0][0].score for w in (1, 8))
+        better, worse = better + (eight > one + 1e-4), worse + (eight < one - 1e-4)
+    assert better > 1
+    assert worse <= 1
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_longest(width):
+    """A model that never wants to end."""
+    model, (x, mask) = network(spread=2, end=-60), sound(61, 43, 18, 5)
+
+    def written(**options):
+        found = beam_search(model, x, mask, search=Search(width=width, **options))
+        assert all(len({len(one.tokens) for one in row}) == 1 for row in found)
+        return [len(row[0].tokens) for row in found]
+
+    assert written() == [15, 10, 4, 1]
+    assert written(longest=6) == [6, 6, 6, 6]
+    assert written(longest=1) == [1, 1, 1, 1]
+    assert written(longest=500) == [LONGEST - 1] * 4
+    found = beam_search(model, x[:1], search=Search(width=width))
+    assert len(found[0][0].tokens) == 15
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("width", [1, 4])
+def test_shortest(width, cached):
+    """A model that wants to end at once."""
+    model, (x, mask) = network(spread=2, end=20), sound(61, 43)
+    for shortest in (0, 1, 5):
+        search = Search(width=width, shortest=shortest, cached=cached)
+        for row, found in enumerate(beam_search(model, x, mask, search=search)):
+            check(model, x[row : row + 1, : (61, 43)[row]], found, search)
+            assert len(found[0].tokens) == shortest
+    search = Search(width=width, shortest=4, longest=4, cached=cached)
+    assert {len(one.tokens) for found in beam_search(model, x, mask, search=search) for one in found} == {4}
+
+
+def test_no_more_hypotheses_than_the_width():
+    """Also where one has ended before and all others end at the limit."""
+    for seed in SEEDS:
+        model, (x, mask) = network(seed, end=-1), sound(61, 43, 6, 30, seed=seed)
+        assert all(1 <= len(found) <= 3 for found in beam_search(model, x, mask, search=Search(width=3, gamma=0.5)))
+
+
+def test_shortest_beyond_an_utterances_own_length():
+    """Of 4 positions and 1, and 5 characters at least: there is a transcript all the same."""
+    model, (x, mask) = network(spread=2, end=-3), sound(61, 18, 5)
+    found = beam_search(model, x, mask, search=Search(width=3, shortest=5))
+    assert all(found)
+    found = beam_search(model, x, mask, search=Search(width=3, shortest=LONGEST + 7))
+    assert all(found)
+
+
+def test_an_utterance_of_no_position():
+    model, (x, mask) = network(spread=2, end=-3), sound(30, 3)
+    found = beam_search(model, x, mask, search=Search(width=3))
+    assert [one.tokens for one in found[1]] == [()]
+    same([found[0]], beam_search(model, x[:1], search=Search(width=3)))
+
+
+def test_marks_are_never_written():
+    """Also where they are what the model wants most."""
+    model, (x, mask) = network(spread=2, end=-3), sound(61, 43)
+    with torch.no_grad():
+        model.score.weight[[PAD, SOS], 0] += 9
+    for width in (1, 5, 40):
+        search = Search(width=width, longest=5)
+        for row, found in enumerate(beam_search(model, x, mask, search=search)):
+            check(model, x[row : row + 1, : (61, 43)[row]], found, search)
+
+
+def test_a_vocabulary_smaller_than_the_beam():
+    """One letter: at every step one hypothesis goes on."""
+    model, (x, mask) = network(vocabulary=4), sound(31, 17)
+    search = Search(width=9, longest=5)
+    for row, found in enumerate(beam_search(model, x, mask, search=search)):
+        check(model, x[row : row + 1, : (31, 17)[row]], found, search)
+        assert {one.tokens for one in found} <= {(3,) * length for length in range(6)}
+
+
+@pytest.mark.parametrize("name", ["dense", "mixed decoder"])
+def test_utterances_leave_at_different_times(name, monkeypatch):
+    """Rows of the decoder's batch: never more than before, and fewer in the end."""
+    model, (x, mask) = network(4, name, end=-1), sound(71, 61, 43, 30, 5, seed=4)
+    rows, forward = [], model.decoder.forward
+
+    def counted(ids, *given, **options):
+        rows.append((len(ids), len(given[1])))
+        return forward(ids, *given, **options)
+
+    monkeypatch.setattr(model.decoder, "forward", counted)
+    found = beam_search(model, x, mask, search=Search(width=3, gamma=0.5))
+    assert rows[0] == (15, 5)
+    assert all(beams == 3 * memories for beams, memories in rows)
+    assert rows == sorted(rows, reverse=True)
+    assert len(set(rows)) >= 3
+    assert len({len(row[0].tokens) for row in found}) >= 3
+
+
+def test_the_end_comes_when_nothing_better_can():
+    """The best is never missed by stopping: without the bound the best is the same."""
+    for seed in SEEDS:
+        model, (x, mask) = network(seed, end=-1), sound(43, 31, seed=seed)
+        search = Search(width=5, gamma=1.0)
+        stopped = beam_search(model, x, mask, search=search)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(source.Tensor, "amax", lambda t, dim: t.max(dim).values + 1e9)
+            on = beam_search(model, x, mask, search=search)
+        for short, long in zip(stopped, on, strict=True):
+            assert len(long) >= len(short)
+            assert short[0].score == pytest.approx(long[0].score, abs=1e-4)
+
+
+def test_without_options_it_is_the_thesis_search():
+    assert Search() == Search(width=8, alpha=1.0, gamma=0.1, longest=None, shortest=0, cached=True)
+    model, x = network(end=-3), sound(31)[0]
+    assert beam_search(model, x) == beam_search(model, x, search=Search())
+
+
+def test_float32_is_enough():
+    model, (x, mask) = network(1, spread=2, end=-5), sound(61, 43, 18)
+    search = Search(width=4)
+    expected = beam_search(model, x, mask, search=search)
+    found = beam_search(model.float(), x.float(), mask, search=search)
+    same([row[:1] for row in found], [row[:1] for row in expected])
+
+
+def test_gradients_are_not_kept_and_weights_stay():
+    model, x = network(end=-3), sound(31)[0]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    beam_search(model, x)
+    assert torch.is_grad_enabled()
+    assert_close(dict(model.state_dict()), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"alpha": 0.0}, "alpha must be above 0, got 0.0"),
+        ({"alpha": float("nan")}, "alpha must be above 0, got nan"),
+        ({"gamma": -0.1}, "gamma must be at least 0, got -0.1"),
+        ({"gamma": float("nan")}, "gamma must be at least 0, got nan"),
+        ({"shortest": -1}, "shortest must be at least 0, got -1"),
+        ({"longest": 0}, "longest must be at least 1, got 0"),
+        ({"longest": 4, "shortest": 5}, "longest must be at least 5, got 4"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Search(**options)
