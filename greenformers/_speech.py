@@ -53,7 +53,6 @@ def transcribe(
 
     terminal.quiet()
     recogniser = Recogniser.load(run, Search(width=width, gamma=gamma, longest=longest))
-    room = recogniser.longest * (1 - 2 / recogniser.model.config.max_position_embeddings)
     faults = 0
     with terminal.Steps(terminal.console(stderr=True)) as steps:
 
@@ -61,7 +60,9 @@ def transcribe(
             steps(str(path), min(1.0, done / lengths[path]) if lengths[path] else 0.0)
 
         lengths = {path: _length(path) for path in files}
-        for found in run_on(recogniser, files, longest=room if piece is None else piece, batch=batch, progress=told):
+        for found in run_on(
+            recogniser, files, longest=recogniser.longest if piece is None else piece, batch=batch, progress=told
+        ):
             if found.fault is not None:
                 faults += 1
                 print(f"greenformers: {found.fault}", file=sys.stderr)

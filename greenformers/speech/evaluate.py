@@ -101,7 +101,7 @@ def evaluate(
         waveforms = (waveform for waveform, _ in _recordings(objective, split, count))
         hypotheses = recognised(recogniser, waveforms, batch=batch, progress=told)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
-    first = [waveform for waveform, _ in _recordings(objective, split, min(count, TIMED))]
+    first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(objective, split, min(count, TIMED))]
     times = _times(judged, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
     return _records(judged, references, times, setting), list(zip(references, judged[0].hypotheses, strict=True))

@@ -66,6 +66,10 @@ class Recogniser:
         config = self.model.config
         return config.max_position_embeddings * POOLED * config.hop / config.rate
 
+    def parts(self, waveform: Tensor) -> Iterator[Tensor]:
+        """A waveform as the network can hear it: whole, or cut where it is quiet."""
+        return audio.parts(waveform, self.longest, rate=self.model.config.rate)
+
     @property
     def space(self) -> int | None:
         """The token between words; None where the writing has none."""
@@ -172,10 +176,7 @@ def recognised(
     One that is too long for the network is cut where it is quiet.
     """
     found: list[list[str]] = []
-    rate = recogniser.model.config.rate
-    # The last positions stay free: a frame at the end of a part may make one more.
-    longest = recogniser.longest * (1 - 2 / recogniser.model.config.max_position_embeddings)
-    numbered = ((at, part) for at, whole in enumerate(waveforms) for part in audio.parts(whole, longest, rate=rate))
+    numbered = ((at, part) for at, whole in enumerate(waveforms) for part in recogniser.parts(whole))
     for some in _some(numbered, batch):
         for (at, _), text in zip(some, recogniser.texts([part for _, part in some]), strict=True):
             found += [[] for _ in range(at + 1 - len(found))]

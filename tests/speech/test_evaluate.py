@@ -201,14 +201,10 @@ def test_runs_that_hear_otherwise_are_not_fed_sound_of_another_rate(runs, folder
     assert lengths[0] == pytest.approx(lengths[1])
 
 
-def test_recordings_longer_than_those_that_were_learnt_from_are_scored_or_named(tmp_path):
+def test_recordings_longer_than_those_that_were_learnt_from_are_scored(tmp_path):
     place = corpus(tmp_path / "tones", train=["ab"] * 4, valid=["ab"], test=["ab", "abcd" * 3])
     out = finished(tmp_path / "run", place, steps=1, longest=0.5)
-    try:
-        _, pairs = evaluate([out], "test", search=SEARCH, repeats=1)
-    except ValueError as error:
-        assert "longest" in str(error)  # noqa: PT017
-        return
+    _, pairs = evaluate([out], "test", search=SEARCH, repeats=1)
     assert len(pairs) == 2
 
 
