@@ -53,16 +53,18 @@ def transcribe(
 
     terminal.quiet()
     recogniser = Recogniser.load(run, Search(width=width, gamma=gamma, longest=longest))
-    faults = 0
+    faults, before = 0, 0.0
+    seconds = {path: _length(path) for path in files}
+    total = sum(seconds.values())
     with terminal.Steps(terminal.console(stderr=True)) as steps:
 
-        def told(path: Path, done: float) -> None:
-            steps(str(path), min(1.0, done / lengths[path]) if lengths[path] else 0.0)
+        def told(_: Path, done: float) -> None:
+            steps("sound", min(1.0, (before + done) / total) if total else 0.0)
 
-        lengths = {path: _length(path) for path in files}
         for found in run_on(
             recogniser, files, longest=recogniser.longest if piece is None else piece, batch=batch, progress=told
         ):
+            before += seconds[found.path]
             if found.fault is not None:
                 faults += 1
                 print(f"greenformers: {found.fault}", file=sys.stderr)

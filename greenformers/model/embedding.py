@@ -38,8 +38,7 @@ class Placed(nn.Module):
             x = x + (self.position.weight[:length] if positions is None else self.position(positions))
         elif self.config.position == "sinusoidal":
             waves = sinusoidal(torch.arange(length, device=x.device) if positions is None else positions, x.shape[2])
-            # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
-            x = x * x.shape[2] ** 0.5 + waves.to(x.dtype)
+            x = x + waves.to(x.dtype)
         return self.dropout(self.widen(self.norm(x)))
 
 
@@ -78,6 +77,9 @@ class Embedding(Placed):
         else:
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
+        if self.config.position == "sinusoidal":
+            # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
+            x = x * x.shape[2] ** 0.5
         return self.place(x, positions)
 
 

@@ -28,10 +28,12 @@ class AudioEmbedding(Placed):
         assert isinstance(config, SpeechConfig)
         self.front_end = VGG(config.spectrogram().bins, config.channels)
         self.map = linear_map(self.front_end.width, width, config.input_rank)
+        # As large as the positions that are added: beside louder sound they would be lost.
+        self.scale = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, features: Float[Tensor, "B T F"], mask: Tensor | None) -> Float[Tensor, "B t d"]:
         """Embed spectrograms (B, T, F) to (B, T // 4, d)."""
-        return self.place(self.map(self.front_end(features, mask)))
+        return self.place(self.scale(self.map(self.front_end(features, mask))))
 
 
 class Scaled(GreenformerPreTrainedModel):
