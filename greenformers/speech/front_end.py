@@ -1,6 +1,7 @@
 """The front end: a small VGG network, from spectrograms to vectors a quarter as many. Thesis 4.1, figure 4.1."""
 
 from collections.abc import Iterable
+from itertools import repeat
 from typing import cast
 
 import torch
@@ -61,6 +62,13 @@ class VGG(nn.Module):
             raise ValueError(f"features must have at least {POOLED} frames, got {features.shape[1]}")
         if mask is not None and not bool((mask[:, :-1] | ~mask[:, 1:]).all()):
             raise ValueError("features must be padded at the end: the mask has a gap")
+        if torch.is_grad_enabled() or features.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._read(features, mask)
+        # Without gradients one utterance after another: what is wide is never there for the whole batch.
+        masks = repeat(None) if mask is None else mask.split(1)
+        return torch.cat([self._read(*one) for one in zip(features.split(1), masks, strict=False)])
+
+    def _read(self, features: Tensor, mask: Tensor | None) -> Tensor:
         # Channels last: convolutions of few channels take half the time.
         x = features[..., None].permute(0, 3, 1, 2)  # (B, 1, T, F)
         kept = None if mask is None else mask[:, None, :, None].to(x.dtype)
