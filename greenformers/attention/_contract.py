@@ -60,6 +60,9 @@ class Attention(nn.Module):
     queries_apart: ClassVar[bool] = False
     """Whether in cross-attention what a query gets depends on no other query: beams can share a memory then."""
 
+    only_masks: ClassVar[bool] = False
+    """Whether it is softmax attention to visible keys and nothing else: a beam search can say by a mask which are."""
+
     rank_option: ClassVar[str | None] = None
     """The option that says how much of full attention is kept, a number of its own kind: a study's ranks go there."""
 

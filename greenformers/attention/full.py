@@ -23,6 +23,7 @@ class Full(Attention):
     """
 
     queries_apart = True
+    only_masks = True
 
     def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
         super().__init__(shape)

@@ -8,6 +8,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from greenformers.attention import Attention, Role, Shape, build
 from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
+from greenformers.model.beams import BeamLayer
 from greenformers.model.cache import StateLayer
 from greenformers.model.config import GreenformerConfig
 
@@ -79,6 +80,7 @@ class SelfAttention(Projected):
         """
         if global_mask is not None and not self.mechanism.takes_global_mask:
             raise ValueError(f"{type(self.mechanism).__name__} takes no global mask")
+        layer = self.mechanism.shape.layer
         codes = self._codes(x, *self.mechanism.projections)
         if self.mechanism.can_reduce and cache is None:
             k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
@@ -87,7 +89,10 @@ class SelfAttention(Projected):
             projected = {name: self._projected(name, code) for name, code in codes.items()}
             # What a mechanism has no projection for it does not read, except for its length.
             given = {"q": projected["v"], "k": projected["v"]} | projected
-            if cache is not None and self.mechanism.can_step:
+            held = None if cache is None else cache.layers[layer] if len(cache.layers) > layer else None
+            if isinstance(held, BeamLayer):
+                out = held.attend(**projected)
+            elif cache is not None and self.mechanism.can_step:
                 out = self._step(given, key_mask, cache)
             else:
                 if cache is not None:

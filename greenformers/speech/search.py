@@ -10,8 +10,9 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from greenformers.model.beams import BeamLayer, Beams
 from greenformers.speech.front_end import shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 
@@ -132,7 +133,16 @@ class _Beams:
         self.log_p[:, 0] = 0
         self.words = torch.zeros_like(self.log_p)
         self.between = torch.ones_like(self.log_p, dtype=torch.bool)  # the next character begins a word
-        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if search.cached else None
+        self.history = Beams(batch, search.width, memory.device)
+        self.cache = EncoderDecoderCache(self._layers(), DynamicCache()) if search.cached else None
+
+    def _layers(self) -> DynamicCache:
+        """Of the decoder's own attention: where a mask is enough nothing is moved, elsewhere each beam has a row."""
+        cache = DynamicCache()
+        for layer in cast(Any, self.model.decoder.layers):
+            masks = layer.attention.mechanism.only_masks
+            cache.layers.append(BeamLayer(self.history) if masks else DynamicLayer())
+        return cache
 
     @property
     def alive(self) -> bool:
@@ -164,6 +174,7 @@ class _Beams:
     def _next(self) -> Tensor:
         """Log P of the next character, of those that can be written and the end (B, W, V)."""
         rows = self.tokens.flatten(0, 1)
+        self.history.step()
         out = self.model.decoder(
             rows if self.cache is None else rows[:, -1:],
             None,
@@ -207,8 +218,15 @@ class _Beams:
         self.tokens = torch.cat([self.tokens.gather(1, beam[..., None].expand_as(self.tokens)), token[..., None]], 2)
         if self.cache is not None:
             # The keys and values of the encoder's output are the same for all beams.
+            self.history.follow(beam)
             first = torch.arange(len(beam), device=beam.device)[:, None] * self.search.width
-            self.cache.self_attention_cache.reorder_cache(cast(torch.LongTensor, (first + beam).flatten()))
+            for layer in self._moved():
+                layer.reorder_cache((first + beam).flatten())
+
+    def _moved(self) -> list[Any]:
+        """Layers of the cache that have a row for each beam."""
+        layers = cast(EncoderDecoderCache, self.cache).self_attention_cache.layers
+        return [layer for layer in layers if not isinstance(layer, BeamLayer)]
 
     def _leave(self, last: Tensor) -> None:
         """Take utterances that are done out of the batch."""
@@ -231,8 +249,9 @@ class _Beams:
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[kept])
         if self.cache is not None:
+            self.history.keep(kept)
             for layer in cast(Any, self.cache.self_attention_cache.layers):
-                layer.batch_select_indices(_rows(kept, search.width))
+                layer.batch_select_indices(kept if isinstance(layer, BeamLayer) else _rows(kept, search.width))
             for layer in cast(Any, self.cache.cross_attention_cache.layers):
                 # One for all beams, or one for each.
                 layer.batch_select_indices(_rows(kept, layer.keys.shape[0] // before))

@@ -1,5 +1,6 @@
 """Beam search: against all transcripts there are, against greedy generation, alone and in batches."""
 
+import math
 from itertools import product
 
 import pytest
@@ -362,3 +363,9 @@ def test_gradients_are_not_kept_and_weights_stay():
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
         Search(**options)
+
+
+def test_in_half_precision():
+    x, mask = sound(43, 31)
+    found = beam_search(network(2).bfloat16(), x.bfloat16(), mask, search=Search(width=3, longest=20))
+    assert all(rows and all(math.isfinite(one.score) for one in rows) for rows in found)
