@@ -91,15 +91,20 @@ def evaluate(
     objective = settings.task().objective
     assert isinstance(objective, Speech)
     count = min(objective.size(split), limit or objective.size(split))
-    references = [text for _, text in _recordings(objective, split, count)]
-    judged = []
+    references: list[str] = []
+    judged: list[Judged] = []
     for run, recogniser in zip(runs, recognisers, strict=True):
 
         def told(done: int, name: str = run.name) -> None:
             progress(name, done / count)
 
-        waveforms = (waveform for waveform, _ in _recordings(objective, split, count))
-        hypotheses = recognised(recogniser, waveforms, batch=batch, progress=told)
+        def waveforms(first: bool = not judged) -> Iterator[Tensor]:
+            for waveform, text in _recordings(objective, split, count):
+                if first:
+                    references.append(text)
+                yield waveform
+
+        hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
     first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(objective, split, min(count, TIMED))]
     times = _times(judged, first, repeats)
