@@ -5,9 +5,9 @@
 
 3,000 real clips of 6 speakers, joined to strings of 3 to 7 digits, new ones in every epoch. Test strings are of takes
 0 to 4, of which nothing is learnt; then once more with one speaker held out. A small network (front end of 8 channels,
-d 128, 2 + 4 layers), so that a training takes minutes. Beam of 8. Intervals are 95 %, by drawing test clips again, each
-with the characters that were wrong in its word. Aim: at most 8 % of characters wrong with dense maps, low-rank ones at
-most 3 points worse. Runs go on where they were stopped.
+d 128, 2 + 4 layers), so that a training takes minutes. Beam of 8, and greedy. Intervals are 95 %, by drawing test
+clips again, each with the characters that were wrong in its word. Aim: at most 8 % of characters wrong with dense maps,
+low-rank ones at most 3 points worse. Runs go on where they were stopped.
 """
 
 import argparse
@@ -24,15 +24,13 @@ from rich.table import Table
 from torch import Tensor
 from transformers import logging
 
-from greenformers.measure.latency import Timing, interleaved
-from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.measure.record import Record, append, context
 from greenformers.report.curves import save
 from greenformers.report.loss_curves import loss_curves
 from greenformers.speech import spoken_digits
+from greenformers.speech.evaluate import TIMED, Judged, columns, generation_times, table
 from greenformers.speech.recognise import Recogniser, recognised
-from greenformers.speech.score import bootstrap, bootstrap_difference, scores
-from greenformers.speech.search import beam_search
+from greenformers.speech.search import Search
 from greenformers.speech.settings import SPOKEN_DIGITS, SpeechSettings
 from greenformers.train.run import ensure, metrics_of
 
@@ -48,8 +46,9 @@ SETTINGS = SpeechSettings(
     feed_forward=512, residual="pre", batch=16, steps=2000, learning_rate=1e-3, evaluate_every=250, save_every=250,
     log_every=50,
 )  # fmt: skip
-QUICK: dict[str, Any] = {"channels": 2, "hidden": 16, "feed_forward": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
+QUICK: dict[str, Any] = {"channels": 2, "hidden": 32, "feed_forward": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
 STRINGS, BATCH = 300, 20
+WIDTHS = (8, 1)
 
 Spoken = list[tuple[Tensor, str, list[int]]]
 """Waveform, text and clips of every test string."""
@@ -90,65 +89,24 @@ def by_clip(hypotheses: list[str], spoken: Spoken) -> tuple[Tensor, Tensor]:
     return torch.tensor([wrong.get(clip, 0) for clip in order]), torch.tensor([length[clip] for clip in order])
 
 
-def timed(recognisers: dict[str, Recogniser], spoken: Spoken, repeats: int) -> dict[str, Timing]:
-    """Time of writing down the first 16 strings, by turns."""
-
-    def call(recogniser: Recogniser) -> Any:
-        features, mask = recogniser.features([waveform for waveform, _, _ in spoken[:16]])
-        return lambda: beam_search(recogniser.model.eval(), features, mask, space=recogniser.space)
-
-    return interleaved({name: call(one) for name, one in recognisers.items()}, repeats=repeats, warmup=1)
-
-
 def judged(
-    part: str, recognisers: dict[str, Recogniser], spoken: Spoken, setting: dict[str, Any], repeats: int
-) -> Iterator[Record]:
-    """Columns of the tables, for all variants of one seed."""
-    references = [text for _, text, _ in spoken]
-    times = timed(recognisers, spoken, repeats)
-    size = parameters(recognisers[DENSE].model)
-    dense: Tensor | None = None
+    blank: Record, runs: dict[str, Path], spoken: Spoken, search: Search, repeats: int
+) -> tuple[list[Record], Table]:
+    """Columns of tables 4.2 and 4.3, for all variants of one seed and one way to search."""
+    recognisers = {name: Recogniser.load(run, search) for name, run in runs.items()}
+    waveforms = [waveform for waveform, _, _ in spoken]
+    times = generation_times(recognisers, waveforms[:TIMED], repeats)
+    found = []
     for name, recogniser in recognisers.items():
-        waveforms = track([waveform for waveform, _, _ in spoken], f"{part}, {name}")
-        hypotheses = recognised(recogniser, waveforms, batch=BATCH, progress=lambda _: None)
-        wrong, length = by_clip(hypotheses, spoken)
-        found = scores(hypotheses, references)
-        low, high = bootstrap(wrong, length)
-        blank = Record("speech_digits", name, setting, "", 0.0, "")
-        count, seconds = parameters(recogniser.model), times[name].median
-        values = {"parameters": count, "latency": 1000 * seconds, **found}
-        for metric, value in values.items():
-            record = replace(blank, metric=metric, value=value, unit=METRICS[metric].unit)
-            if metric == "cer":
-                record = replace(record, spread=high - low)
-            if metric == "cer" and dense is not None:
-                record = replace(record, to=DENSE, interval=list(bootstrap_difference(wrong, dense, length)))
-            if metric in ("parameters", "latency") and dense is not None:
-                ratio = size / count if metric == "parameters" else times[DENSE].median / seconds
-                record = replace(record, to=DENSE, ratio=ratio)
-            yield record
-        dense = wrong if dense is None else dense
-
-
-def shown(records: list[Record]) -> Table:
-    """Tables 4.2 and 4.3."""
-    columns = ("test", "variant", "seed", "parameters", "CER (%)", "interval", "to dense", "compression", "speed-up")
-    table = Table(*columns, "length")
-    runs = dict.fromkeys((r.setting["test"], r.variant, r.setting["seed"]) for r in records if r.metric == "cer")
-    for test, variant, seed in runs:
-        own = {
-            record.metric: record
-            for record in records
-            if (record.variant, record.setting["seed"], record.setting["test"]) == (variant, seed, test)
-        }
-        cer, size, time = own["cer"], own["parameters"], own["latency"]
-        difference = "" if cer.interval is None else f"{cer.interval[0]:+.1f} to {cer.interval[1]:+.1f}"
-        table.add_row(
-            test, variant, str(seed), f"{size.value:,.0f}", f"{cer.value:.2f}", f"{cer.spread:.2f} wide", difference,
-            "" if size.ratio is None else f"{100 - 100 / size.ratio:.1f} %",
-            "" if time.ratio is None else f"{time.ratio:.2f}x", f"{own['mean_length'].value:.1f}",
-        )  # fmt: skip
-    return table
+        told = track(waveforms, f"{blank.setting['test']}, {name}, width {search.width}")
+        hypotheses = recognised(recogniser, told, batch=BATCH, progress=lambda _: None)
+        wrong, lengths = by_clip(hypotheses, spoken)
+        found.append(Judged(name, recogniser, hypotheses, wrong))
+    blank = replace(blank, setting=blank.setting | {"width": search.width})
+    records = list(columns(blank, found, [text for _, text, _ in spoken], lengths, times))
+    shown = table(records)
+    shown.title = ", ".join(f"{key} {value}" for key, value in blank.setting.items())
+    return records, shown
 
 
 def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:
@@ -174,23 +132,26 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     runs = given.runs / ("quick" if given.quick else "full")
+    console = Console(width=140)
     records: list[Record] = []
     losses: list[Record] = []
     tests = [(None, seed) for seed in range(1 if given.quick else given.seeds)] + [(HELD_OUT, 0)]
     for held_out, seed in tests:
         test = "unseen takes" if held_out is None else f"unseen speaker {held_out}"
-        recognisers = {}
+        folders = {}
         for variant in VARIANTS:
             one = settings(variant, given.data, seed, held_out, given.quick)
-            run = runs / f"{one.variant}-{one.rank}-{seed}-{held_out or ''}"
-            ensure(run, one, Console())
-            recognisers[variant] = Recogniser.load(run)
+            folders[variant] = runs / f"{one.variant}-{one.rank}-{seed}-{held_out or ''}"
+            ensure(folders[variant], one, console)
             if held_out is None:
-                losses += curves(run, variant, seed)
+                losses += curves(folders[variant], variant, seed)
         spoken = test_strings(given.data, held_out, 4 if given.quick else STRINGS)
         setting = {"test": test, "seed": seed, "strings": len(spoken), "steps": one.steps}
-        records += judged(test, recognisers, spoken, setting, 2 if given.quick else 9)
-    Console(width=140).print(shown(records))
+        blank = Record("speech_digits", "", setting, "", 0.0, "")
+        for width in WIDTHS:
+            some, shown = judged(blank, folders, spoken, Search(width=width), 2 if given.quick else 9)
+            records += some
+            console.print(shown)
     if given.picture:
         panels = {"train": "Training, with CTC", "valid": "Validation"}
         figure = loss_curves("Spoken digits: loss curves (thesis, figure 4.3)", losses, panels, unit="nats a character")

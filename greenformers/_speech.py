@@ -61,9 +61,7 @@ def transcribe(
         def told(_: Path, done: float) -> None:
             steps("sound", min(1.0, (before + done) / total) if total else 0.0)
 
-        for found in run_on(
-            recogniser, files, longest=recogniser.longest if piece is None else piece, batch=batch, progress=told
-        ):
+        for found in run_on(recogniser, files, longest=piece, batch=batch, progress=told):
             before += seconds[found.path]
             if found.fault is not None:
                 faults += 1

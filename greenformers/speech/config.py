@@ -1,5 +1,6 @@
 """The configuration of a speech recogniser: a network of the house behind a front end. Thesis 4.1 and 4.2."""
 
+import math
 from typing import Any
 
 from greenformers.model import GreenformerConfig
@@ -18,6 +19,7 @@ class SpeechConfig(GreenformerConfig):
         input_rank: LED rank of the map from the front end to d; None where it is dense.
         ctc_weight: share of the CTC loss of the encoder's output in the loss; 0 for none, and no map for it.
             Watanabe 2017 (hybrid CTC/attention), eq. 27.
+        learnt_seconds: length of the longest recording of the training; None where it is not known.
 
     Raises:
         ValueError: a value out of range.
@@ -32,6 +34,7 @@ class SpeechConfig(GreenformerConfig):
     channels: int = 64
     input_rank: int | None = None
     ctc_weight: float = 0.0
+    learnt_seconds: float | None = None
     max_position_embeddings: int = 1500
     hidden_size: int = 512
     num_hidden_layers: int = 2
@@ -47,6 +50,8 @@ class SpeechConfig(GreenformerConfig):
         super().__post_init__(**kwargs)
         if not 0 <= self.ctc_weight < 1:
             raise ValueError(f"ctc_weight must be in [0, 1), got {self.ctc_weight}")
+        if self.learnt_seconds is not None and not 0 < self.learnt_seconds < math.inf:
+            raise ValueError(f"learnt_seconds must be above 0 and finite, got {self.learnt_seconds}")
         self.spectrogram()
 
     def spectrogram(self) -> Spectrogram:

@@ -3,15 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from greenformers.measure.latency import interleaved
+from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.parameters import parameters
-from greenformers.measure.quality import evaluating
 from greenformers.measure.record import METRICS, Record
 from greenformers.speech.objective import Speech
 from greenformers.speech.recognise import Recogniser, recognised
@@ -34,13 +32,13 @@ class Judged:
         name: of the run.
         recogniser: the network.
         hypotheses: a transcript for each recording.
-        edits: characters that are wrong in each.
+        wrong: characters that are wrong in each of the parts that are drawn again for an interval.
     """
 
     name: str
     recogniser: Recogniser
     hypotheses: list[str]
-    edits: Tensor
+    wrong: Tensor
 
 
 def evaluate(
@@ -107,9 +105,12 @@ def evaluate(
         hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
     first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(objective, split, min(count, TIMED))]
-    times = _times(judged, first, repeats)
+    times = generation_times({one.name: one.recogniser for one in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
-    return _records(judged, references, times, setting), list(zip(references, judged[0].hypotheses, strict=True))
+    lengths = torch.tensor([len(text) for text in references])
+    blank = Record("speech_evaluate", "", setting, "", 0.0, "")
+    records = list(columns(blank, judged, references, lengths, times))
+    return records, list(zip(references, judged[0].hypotheses, strict=True))
 
 
 def _recordings(objective: Speech, split: str, count: int) -> Iterator[tuple[Tensor, str]]:
@@ -117,45 +118,48 @@ def _recordings(objective: Speech, split: str, count: int) -> Iterator[tuple[Ten
         yield objective.recordings.sound(split, index, torch.Generator().manual_seed(index))
 
 
-def _times(judged: list[Judged], waveforms: list[Tensor], repeats: int) -> dict[str, Any]:
-    """Time of generating transcripts, features made before, of all by turns."""
+def generation_times(recognisers: dict[str, Recogniser], waveforms: list[Tensor], repeats: int) -> dict[str, Timing]:
+    """Time of generating transcripts in one batch, features made before, of all by turns."""
 
     def call(recogniser: Recogniser) -> Callable[[], object]:
         features, mask = recogniser.features(waveforms)
-        model, search = recogniser.model, recogniser.search
+        model, search = recogniser.model.eval(), recogniser.search
         return lambda: beam_search(model, features, mask, space=recogniser.space, search=search)
 
-    for one in judged:
-        one.recogniser.model.eval()
-    with evaluating(judged[0].recogniser.model):
-        return interleaved({one.name: call(one.recogniser) for one in judged}, repeats=repeats, warmup=1)
+    return interleaved({name: call(one) for name, one in recognisers.items()}, repeats=repeats, warmup=1)
 
 
-def _records(
-    judged: list[Judged], references: list[str], times: dict[str, Any], setting: dict[str, Any]
-) -> list[Record]:
+def columns(
+    blank: Record, judged: list[Judged], references: list[str], lengths: Tensor, times: dict[str, Timing]
+) -> Iterator[Record]:
+    """The columns of tables 4.2 and 4.3.
+
+    Args:
+        blank: what all records have in common.
+        judged: recognisers; the first one is what the others are compared with.
+        references: what was to be written.
+        lengths: characters of the parts whose wrong ones are counted in `Judged.wrong`.
+        times: of generation.
+    """
     base = judged[0]
     size = parameters(base.recogniser.model)
-    lengths = torch.tensor([len(text) for text in references])
-    made = []
     for one in judged:
         to = None if one is base else base.name
         found = scores(one.hypotheses, references)
         count = parameters(one.recogniser.model)
         time = 1000 * times[one.name].median
         ratios = {"parameters": size / count, "latency": 1000 * times[base.name].median / time}
-        low, high = bootstrap(one.edits, lengths) if len(lengths) > 1 else (found["cer"], found["cer"])
+        low, high = bootstrap(one.wrong, lengths) if len(lengths) > 1 else (found["cer"], found["cer"])
         for metric, value in {"parameters": count, **found, "latency": time}.items():
-            record = Record("speech_evaluate", one.name, setting, metric, value, METRICS[metric].unit)
+            record = replace(blank, variant=one.name, metric=metric, value=value, unit=METRICS[metric].unit)
             if metric == "cer":
                 record = replace(record, spread=high - low)
                 if to is not None and len(lengths) > 1:
-                    ends = list(bootstrap_difference(one.edits, base.edits, lengths))
+                    ends = list(bootstrap_difference(one.wrong, base.wrong, lengths))
                     record = replace(record, to=to, interval=ends)
             elif to is not None and metric in ratios:
                 record = replace(record, ratio=ratios[metric], to=to)
-            made.append(record)
-    return made
+            yield record
 
 
 def table(records: list[Record]) -> Table:

@@ -76,6 +76,7 @@ class Speech(Objective):
             window=spectrogram.window,
             hop=spectrogram.hop,
             sparse_prediction=True,
+            learnt_seconds=float(self.lengths.max()) if len(self.lengths) else None,
             input_rank=sizes["rank"] if isinstance(sizes.get("rank"), int) else None,
             **self.sizes | sizes,
         )

@@ -66,6 +66,12 @@ class Recogniser:
         config = self.model.config
         return config.max_position_embeddings * POOLED * config.hop / config.rate
 
+    @property
+    def piece(self) -> float:
+        """Seconds of a long sound to hear at once: longer pieces than were learnt are written down badly."""
+        learnt = self.model.config.learnt_seconds
+        return self.longest if learnt is None else min(self.longest, max(audio.PIECES[0], learnt))
+
     def parts(self, waveform: Tensor) -> Iterator[Tensor]:
         """A waveform as the network can hear it: whole, or cut where it is quiet."""
         return audio.parts(waveform, self.longest, rate=self.model.config.rate)
@@ -117,7 +123,7 @@ def transcribe(
     recogniser: Recogniser,
     paths: Iterable[Path],
     *,
-    longest: float,
+    longest: float | None = None,
     batch: int = 8,
     progress: Callable[[Path, float], None] = lambda *_: None,
 ) -> Iterator[Transcript]:
@@ -128,7 +134,7 @@ def transcribe(
     Args:
         recogniser: the network.
         paths: sound files.
-        longest: seconds of a piece, at most.
+        longest: seconds of a piece, at most; by default what the network has learnt with.
         batch: pieces at a time.
         progress: told of a file how many seconds of it are done.
 
@@ -136,6 +142,7 @@ def transcribe(
         ValueError: longest is more than the network can hear at once, or batch is below 1.
     """
     config = recogniser.model.config
+    longest = recogniser.piece if longest is None else longest
     if not 0 < longest <= recogniser.longest:
         most = f"{recogniser.longest:g} s"
         raise ValueError(f"longest must be above 0 and at most {most} for this network, got {longest:g}")

@@ -19,7 +19,7 @@ class Recordings(Protocol):
         """Number of recordings in "train", "valid" or "test"."""
 
     def length(self, index: int) -> float:
-        """How long a training recording is, next to others."""
+        """Seconds of a training recording, or those to expect of one that is drawn."""
 
     def texts(self) -> Iterable[str]:
         """All there is to write in training."""
@@ -84,7 +84,7 @@ class DigitStrings:
         return self.digits.size(split)
 
     def length(self, index: int) -> float:  # noqa: D102
-        return float(self.digits.digits_in("train", index))
+        return self.digits.expected("train", index)
 
     def texts(self) -> Iterable[str]:  # noqa: D102
         return (" ".join(DIGITS),)

@@ -61,6 +61,15 @@ class SpokenDigits:
         clip = max(end - start for start, end in pairwise(self._offsets))
         return (self.most * clip + (self.most - 1) * PAUSE) / RATE
 
+    def expected(self, split: str, index: int) -> float:
+        """Seconds to expect of a string: its digits at the mean length of a clip, and the pauses between them.
+
+        Raises:
+            ValueError: no such split, or no such string.
+        """
+        count, clip = self.digits_in(split, index), self._offsets[-1] / (len(self._offsets) - 1)
+        return (count * clip + (count - 1) * PAUSE / 2) / RATE
+
     def size(self, split: str) -> int:
         """Strings of a split; of "train", an epoch: one for every 5 clips.
 

@@ -2,7 +2,10 @@
 
 import shutil
 import weakref
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from greenformers.data import train_tokenizer
 from greenformers.model import GreenformerConfig, GreenformerForSeq2SeqLM
 from greenformers.speech import audio
 from greenformers.speech.audio import AudioError
+from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.recognise import Recogniser, recognised, transcribe
 from greenformers.speech.search import Search, beam_search
 
@@ -277,6 +281,23 @@ def test_what_is_out_of_range(recogniser, tmp_path):
         list(transcribe(recogniser, [path], longest=1.0, batch=0))
     with pytest.raises(ValueError, match=r"^longest must be in 0\.5\.\.3600 seconds, got 0\.1$"):
         list(transcribe(recogniser, [path], longest=0.1))
+
+
+@pytest.mark.parametrize(("learnt", "piece"), [(None, ROOM), (0.9, 0.9), (0.2, 0.5), (9.0, ROOM)])
+def test_pieces_are_what_was_learnt(recogniser, learnt, piece):
+    config = deepcopy(recogniser.model.config)
+    config.learnt_seconds = learnt
+    model = GreenformerForSpeechSeq2Seq(config)
+    assert replace(recogniser, model=model).piece == pytest.approx(piece)
+
+
+def test_the_longest_recording_of_the_training_is_known_to_the_network(recogniser, tmp_path):
+    path = sound(tmp_path / "long.wav", "abcd" * 4)
+    learnt = recogniser.model.config.learnt_seconds
+    assert 0 < learnt < ROOM
+    with mock.patch.object(audio, "pieces", return_value=iter(())) as pieces:
+        list(transcribe(recogniser, [path]))
+    assert pieces.call_args.args[1] == max(0.5, learnt)
 
 
 @pytest.mark.parametrize("rate", [RATE, 3 * RATE, 11_025])
