@@ -43,7 +43,8 @@ class Speech(Objective):
     ) -> None:
         self.recordings, self.tokenizer, self.spectrogram = recordings, tokenizer, spectrogram
         self.augment, self.longest, self.sizes = augment, longest, sizes
-        self.lengths = torch.tensor([recordings.length(index) for index in range(recordings.size("train"))])
+        lengths = torch.tensor([recordings.length(index) for index in range(recordings.size("train"))])
+        self.lengths, self.learnt_seconds = lengths, float(lengths.max()) if len(lengths) else None
 
     def size(self, split: str) -> int:  # noqa: D102
         return self.recordings.size(split)
@@ -76,7 +77,7 @@ class Speech(Objective):
             window=spectrogram.window,
             hop=spectrogram.hop,
             sparse_prediction=True,
-            learnt_seconds=float(self.lengths.max()) if len(self.lengths) else None,
+            learnt_seconds=self.learnt_seconds,
             input_rank=sizes["rank"] if isinstance(sizes.get("rank"), int) else None,
             **self.sizes | sizes,
         )
