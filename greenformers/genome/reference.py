@@ -1,0 +1,117 @@
+"""A reference genome, or a part of one: FASTA, with an index or small enough to be held."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, matched, named, told
+
+HELD = 300_000_000
+"""Bases of a FASTA file without an index at most: a chromosome, not a genome."""
+
+
+class Reference:
+    """Sequences by region.
+
+    A FASTA file without an index (.fai) is read whole; it may be packed with gzip. A sequence named 19:1001-2000, as
+    `samtools faidx` names a part it cuts out, is that part of contig 19.
+
+    Args:
+        path: the FASTA file.
+
+    Raises:
+        GenomeError: no such file, damaged, no sequence, or too long without an index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._file, self._held = path, None, dict[str, str]()
+        name, pysam = checked(path), htslib()
+        packed = path.suffix == ".gz"
+        index = path.with_name(path.name + INDEXES[".fa"][0])
+        if index.is_file() and not packed:
+            with told(path, "no FASTA file that can be read"):
+                self._file = pysam.FastaFile(name, filepath_index=str(index.resolve()))
+                lengths = dict(zip(self._file.references, self._file.lengths, strict=True))
+        else:
+            with told(path, "no FASTA file that can be read"):
+                self._read(pysam.FastxFile(name))
+            lengths = {contig: len(bases) for contig, bases in self._held.items()}
+        if not lengths:
+            raise GenomeError(f"{path}: has no sequence")
+        # Contig, first position and end of each sequence.
+        self._parts: dict[str, Region] = {}
+        for sequence, length in lengths.items():
+            self._parts[sequence] = Region(sequence, 0, length)
+            if cut := re.fullmatch(r"(.+):(\d+)-(\d+)", sequence, flags=re.ASCII):
+                start, end = int(cut[2]) - 1, int(cut[3])
+                if end - start == length:
+                    self._parts[sequence] = Region(cut[1], start, end)
+
+    @property
+    def regions(self) -> list[Region]:
+        """What there is of which contigs, in the order of the file."""
+        return list(self._parts.values())
+
+    def region(self, text: str | None) -> Region:
+        """A region as a user writes it, under the name the contig has here; all of it where only its name is given.
+
+        Args:
+            text: such as 19:45411941-45412079 or 19; None: the only sequence there is.
+
+        Raises:
+            GenomeError: it is not within a sequence, or there are several.
+            ValueError: not written as a region.
+        """
+        if text is None or ":" not in text:
+            found = [one for one in self.regions if text is None or matched(text, [one.contig])]
+            if not found:
+                named(text or "", [one.contig for one in self.regions], self.path)
+            if len(found) > 1:
+                raise GenomeError(f"{self.path}: has {len(found)} sequences; name one with --region")
+            return found[0]
+        wanted = Region.parse(text)
+        contig = named(wanted.contig, [one.contig for one in self.regions], self.path)
+        wanted = Region(contig, wanted.start, wanted.end)
+        self._sequence(wanted)
+        return wanted
+
+    def fetch(self, region: Region) -> str:
+        """Bases of a region, in capitals; letters other than A, C, G and T, which stand for several, are N.
+
+        Raises:
+            GenomeError: it is not within a sequence, or damaged.
+        """
+        sequence = self._sequence(region)
+        part = self._parts[sequence]
+        start, end = region.start - part.start, region.end - part.start
+        if self._file is None:
+            bases = self._held[sequence][start:end]
+        else:
+            with told(self.path, "damaged, or its index is that of another file"):
+                bases = self._file.fetch(sequence, start, end)
+        if len(bases) != len(region):
+            raise GenomeError(f"{self.path}: has {len(bases)} of the {len(region)} bases of {region}")
+        return re.sub("[^ACGT]", "N", bases.upper())
+
+    def _sequence(self, region: Region) -> str:
+        """The name of the sequence that holds a region."""
+        own = [(name, part) for name, part in self._parts.items() if matched(region.contig, [part.contig])]
+        for name, part in own:
+            if part.start <= region.start and region.end <= part.end:
+                return name
+        if not own:
+            named(region.contig, [part.contig for part in self._parts.values()], self.path)
+        raise GenomeError(f"{self.path}: has {', '.join(str(part) for _, part in own[:3])}; {region} is not within")
+
+    def _read(self, records: object) -> None:
+        total = 0
+        for record in records:  # type: ignore[attr-defined]
+            if record.name in self._held:
+                raise GenomeError(f"{self.path}: has sequence {record.name} twice")
+            total += len(record.sequence or "")
+            if total > HELD:
+                raise GenomeError(f"{self.path}: has no index, and more than {HELD:,} bases; --index makes one")
+            if record.quality is not None:
+                raise GenomeError(f"{self.path}: reads with qualities (FASTQ), not a reference (FASTA)")
+            self._held[record.name] = record.sequence or ""

@@ -1,0 +1,256 @@
+"""A reference and genotypes (VCF, BCF) to haplotypes and diplotypes, of any region and any sample. Thesis 5.3.1.
+
+What a genotype calls is put into the reference: substitutions, insertions, deletions, mixtures of them. A missing
+genotype makes the positions of its record N. Where genotypes are not phased, an allele goes to the first haplotype, in
+the order it is written, that has nothing else there; the diplotype of single substitutions does not depend on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from greenformers.genome.diplotype import Haplotype, N, encoded
+from greenformers.genome.files import (
+    INDEXES,
+    GenomeError,
+    Region,
+    checked,
+    htslib,
+    index_of,
+    matched,
+    named,
+    told,
+    whole,
+)
+from greenformers.genome.reference import Reference
+
+_MISSING = -1
+Genotype = tuple[tuple[int, ...], bool]
+"""The alleles of a call, -1 where missing, and whether they are phased."""
+
+
+class Edit(NamedTuple):
+    """What an allele puts in the place of reference positions.
+
+    Attributes:
+        start: of the first one, from 0 in the region.
+        removed: how many.
+        bases: what is there instead; None where it is not known.
+    """
+
+    start: int
+    removed: int
+    bases: str | None
+
+
+@dataclass
+class Variants:
+    """Called variants of some people in a region.
+
+    Attributes:
+        reference: bases of the region.
+        people: names, in the order of the file.
+        edits: of every record, an edit for each alternative allele, and one for a missing one.
+        calls: of every record, those of each person who has another allele than the reference's.
+        left_out: alleles that could not be put in, as another one of the same haplotype was there.
+    """
+
+    reference: str
+    people: list[str]
+    edits: list[dict[int, Edit]]
+    calls: list[dict[int, Genotype]]
+    left_out: int = field(default=0)
+
+    def haplotypes(self, person: str) -> tuple[Haplotype, Haplotype]:
+        """The two haplotypes of a person.
+
+        Raises:
+            ValueError: there is no such person.
+        """
+        if person not in self.people:
+            raise ValueError(f"person must be one of the {len(self.people)} of the variants, got {person!r}")
+        number = self.people.index(person)
+        both = [_Spelled(Haplotype(encoded(self.reference))) for _ in range(2)]
+        for edits, calls in zip(self.edits, self.calls, strict=True):
+            if number not in calls:
+                continue
+            alleles, phased = calls[number]
+            for side, allele in enumerate(alleles):
+                if allele in edits:
+                    order = both[side : side + 1] if phased else [both[side], both[1 - side]]
+                    self.left_out += not any(one.put(edits[allele]) for one in order)
+        return both[0].haplotype, both[1].haplotype
+
+
+class _Spelled:
+    """A haplotype as records are put into it, in their order."""
+
+    def __init__(self, haplotype: Haplotype) -> None:
+        # A deletion may begin before the region.
+        self.haplotype, self._busy = haplotype, -(2**31)
+
+    def put(self, edit: Edit) -> bool:
+        """Whether there was room for an edit."""
+        start, removed, bases = edit
+        if start < self._busy or (not removed and start in self.haplotype.inserted):
+            return False
+        length = len(self.haplotype.bases)
+        self._busy = max(self._busy, start + removed)
+        if bases is None:
+            self.haplotype.bases[max(start, 0) : max(min(start + removed, length), 0)] = N
+            return True
+        # Base for base as far as both go; the rest is deleted or inserted.
+        both = min(removed, len(bases))
+        for place in range(max(start, 0), min(start + removed, length)):
+            if place < start + both:
+                self.haplotype.substitute(place, bases[place - start])
+            else:
+                self.haplotype.delete(place, 1)
+        if len(bases) > both and 0 < start + both <= length:
+            self.haplotype.insert(start + both, bases[both:])
+        return True
+
+
+def read(path: Path, reference: Reference, region: Region, people: Sequence[str] | None = None) -> Variants:
+    """The genotypes of a region.
+
+    With an index only the region is read, otherwise the file from its start.
+
+    Args:
+        path: of a VCF or BCF file, sorted.
+        reference: what the variants are to.
+        region: of the reference.
+        people: whose; None: everybody's.
+
+    Raises:
+        GenomeError: the file cannot be used: damaged, not sorted, without genotypes, or of another reference.
+        ValueError: a person is not in the file.
+    """
+    bases = reference.fetch(region)
+    found = Variants(bases, [], [], [])
+    with _opened(path) as file:
+        names = list(file.header.samples)
+        if not names:
+            raise GenomeError(f"{path}: has no genotypes, only sites")
+        if people is not None:
+            if missing := [person for person in people if person not in set(names)]:
+                raise GenomeError(
+                    f"{path}: has no person {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1)
+                )
+            file.subset_samples(list(people))
+        # In the order of the file, whatever the order they were asked for in.
+        found.people = list(file.header.samples) if people is None else [name for name in names if name in set(people)]
+        known: dict[str, Genotype] = {}
+        with told(path, "damaged"):
+            for record in _records(file, path, region):
+                _add(found, record, region, path, known)
+    return found
+
+
+def people(path: Path) -> list[str]:
+    """Names of the people in a file."""
+    with _opened(path) as file:
+        return list(file.header.samples)
+
+
+def _opened(path: Path) -> Any:
+    pysam, name = htslib(), checked(path)
+    if not path.name.lower().endswith((".vcf", ".vcf.gz", ".bcf")):
+        raise GenomeError(f"{path}: variants must be in a .vcf, .vcf.gz or .bcf file")
+    whole(path)
+    with told(path, "no VCF or BCF file that can be read"):
+        return pysam.VariantFile(name)
+
+
+def sites(path: Path, region: Region) -> Iterator[list[str]]:
+    """The first eight columns of the records of a region, whoever has them."""
+    with _opened(path) as file, told(path, "damaged"):
+        for record in _records(file, path, region):
+            yield record[:8]
+
+
+def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
+    """The columns of the records that touch a region."""
+    kind = next((kind for kind in INDEXES if path.name.lower().endswith(kind)), None)
+    index = None if kind is None else index_of(path, INDEXES[kind], needed=False)
+    known = set(file.header.contigs)
+    if index is not None and kind == ".vcf.gz":
+        # A header need not name all contigs.
+        with htslib().TabixFile(str(path.resolve()), index=index) as lines:
+            there = matched(region.contig, lines.contigs)
+        found = file.fetch(there, region.start, region.end) if there else ()
+    else:
+        found = (
+            file.fetch() if index is None else file.fetch(named(region.contig, known, path), region.start, region.end)
+        )
+    seen, before = dict[str, bool](), -1
+    for record in found:
+        contig = record.chrom
+        if contig not in seen:
+            seen[contig] = matched(region.contig, [contig]) is not None
+        if not seen[contig]:
+            continue
+        if record.start < before:
+            raise GenomeError(f"{path}: must be sorted, position {record.pos} comes after {before + 1}")
+        before = record.start
+        if record.start < region.end and record.start + len(record.ref) > region.start:
+            yield str(record).rstrip("\n").split("\t")
+    if not any(seen.values()):
+        named(region.contig, known | set(seen), path)
+
+
+def _add(found: Variants, record: list[str], region: Region, path: Path, known: dict[str, Genotype]) -> None:
+    start, ref, alts = int(record[1]) - 1 - region.start, record[3].upper(), record[4].upper().split(",")
+    inside = found.reference[max(start, 0) : max(start + len(ref), 0)]
+    ours = ref[max(-start, 0) : max(-start, 0) + len(inside)]
+    if any(theirs != here for theirs, here in zip(ours, inside, strict=True) if "N" not in (theirs, here)):
+        what = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
+        raise GenomeError(f"{path}: is not of this reference, {what}")
+    if record[8:9] == [] or record[8].split(":")[0] != "GT":
+        raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has no genotypes (GT)")
+    calls: dict[int, Genotype] = {}
+    for number, entry in enumerate(record[9:]):
+        written = entry.split(":", 1)[0]
+        if written not in known:
+            known[written] = _genotype(written, path)
+        if any(known[written][0]):
+            calls[number] = known[written]
+    if not calls:
+        return
+    edits = {number: edit for number, alt in enumerate(alts, 1) if (edit := _edit(start, ref, alt)) is not None}
+    highest = max(max(alleles) for alleles, _ in calls.values())
+    if highest > len(alts):
+        raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has allele {highest} of {len(alts)}")
+    edits[_MISSING] = Edit(start, len(ref), None)
+    found.edits.append(edits)
+    found.calls.append(calls)
+
+
+def _genotype(text: str, path: Path) -> Genotype:
+    alleles = re.split(r"[|/]", text)
+    if not 1 <= len(alleles) <= 2 or not all(one == "." or one.isdecimal() for one in alleles):
+        raise GenomeError(f"{path}: a genotype must have one or two alleles, one has {len(alleles)}")
+    # One chromosome alone, as of X in men, counts as both.
+    numbers = tuple(_MISSING if one == "." else int(one) for one in alleles) * (3 - len(alleles))
+    return numbers, "/" not in text or numbers[0] == numbers[1]
+
+
+def _edit(start: int, ref: str, alt: str) -> Edit | None:
+    """What an alternative allele changes, at its shortest; None for one that changes nothing by itself."""
+    if alt in ("*", ".", "<*>", "<NON_REF>"):
+        # Deleted by another record, or not an allele.
+        return None
+    if not re.fullmatch("[ACGTN]+", alt):
+        return Edit(start, len(ref), None)
+    end = 0
+    while end < min(len(ref), len(alt)) and ref[-1 - end] == alt[-1 - end]:
+        end += 1
+    ref, alt = ref[: len(ref) - end], alt[: len(alt) - end]
+    shared = 0
+    while shared < min(len(ref), len(alt)) and ref[shared] == alt[shared]:
+        shared += 1
+    return Edit(start + shared, len(ref) - shared, alt[shared:])
