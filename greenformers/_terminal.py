@@ -2,15 +2,17 @@
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+T = TypeVar("T")
 
 Hidden = Annotated[int, typer.Option(help="Width d of the network.")]
 Layers = Annotated[int, typer.Option(help="Number of layers.")]
@@ -66,6 +68,22 @@ def check_writable(results: Path) -> None:
         pass
     if not existed:
         results.unlink()
+
+
+class Counted(Generic[T]):
+    """What is read from it is counted.
+
+    Attributes:
+        count: of what has been read.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items, self.count = items, 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self._items:
+            self.count += 1
+            yield item
 
 
 class Steps:

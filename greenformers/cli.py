@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from greenformers import _terminal as terminal
+from greenformers._genome import app as genome
 from greenformers._speech import app as speech
 from greenformers._study import COMMANDS
 from greenformers._terminal import FeedForward, Heads, Hidden, Layers
@@ -287,6 +288,7 @@ def report(
 for study in COMMANDS:
     app.command()(study)
 app.add_typer(speech)
+app.add_typer(genome)
 
 
 def main() -> None:

@@ -200,7 +200,7 @@ def pairs_of(text: str, alphabet: str = "iupac") -> NDArray[np.uint8]:
         ValueError: a character that is not in the alphabet.
     """
     _alphabet(alphabet)
-    characters = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     codes = np.where(characters < 0x10000, _TO_CODE[alphabet][np.minimum(characters, 0xFFFF)], 255).astype(np.uint8)
     unknown = np.flatnonzero(codes == 255)
     if len(unknown):

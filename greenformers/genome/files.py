@@ -113,11 +113,13 @@ def checked(path: Path) -> str:
 
 
 def whole(path: Path) -> None:
-    """Raise GenomeError where a BGZF file lacks its last block: it was cut off."""
+    """Raise GenomeError where a packed file is not BGZF, or lacks its last block: it was cut off."""
     with path.open("rb") as file:
         start = file.read(18)
-        if start[:4] != b"\x1f\x8b\x08\x04" or start[12:14] != b"BC":
+        if start[:2] != b"\x1f\x8b":
             return
+        if start[3:4] != b"\x04" or start[12:14] != b"BC":
+            raise GenomeError(f"{path}: packed with gzip, must be with bgzip")
         file.seek(-min(len(_END), path.stat().st_size), 2)
         if file.read() != _END:
             raise GenomeError(f"{path}: cut off, its last block is missing")
@@ -191,10 +193,18 @@ def make_index(path: Path) -> Path | None:
                 pysam.bcftools.index(*(["-t"] if kind == ".vcf.gz" else []), "-f", "-o", str(unfinished), name)
             else:
                 pysam.faidx(name, "--fai-idx", str(unfinished))
+                _check_names(path, unfinished)
             unfinished.replace(index)
         finally:
             unfinished.unlink(missing_ok=True)
     return index
+
+
+def _check_names(path: Path, index: Path) -> None:
+    """Raise GenomeError where an index has fewer sequences than its FASTA file: of one name the first alone is."""
+    with path.open("rb") as file, index.open("rb") as entries:
+        if (count := sum(line.startswith(b">") for line in file)) != (indexed := sum(1 for _ in entries)):
+            raise GenomeError(f"{path}: has {count} sequences of {indexed} names")
 
 
 @contextmanager
@@ -218,6 +228,7 @@ def htslib() -> Any:
     """
     try:
         import pysam
+        import pysam.bcftools
     except ModuleNotFoundError as error:
         raise ImportError("genomes need pysam: pip install 'greenformers[genome]'") from error
     # Its messages go to stderr by themselves otherwise.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, matched, named, told
+from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told
 
 HELD = 300_000_000
 """Bases of a FASTA file without an index at most: a chromosome, not a genome."""
@@ -28,10 +28,10 @@ class Reference:
         self.path, self._file, self._held = path, None, dict[str, str]()
         name, pysam = checked(path), htslib()
         packed = path.suffix == ".gz"
-        index = path.with_name(path.name + INDEXES[".fa"][0])
-        if index.is_file() and not packed:
+        index = None if packed else index_of(path, INDEXES[".fa"], needed=False)
+        if index is not None:
             with told(path, "no FASTA file that can be read"):
-                self._file = pysam.FastaFile(name, filepath_index=str(index.resolve()))
+                self._file = pysam.FastaFile(name, filepath_index=index)
                 lengths = dict(zip(self._file.references, self._file.lengths, strict=True))
         else:
             with told(path, "no FASTA file that can be read"):
@@ -49,6 +49,11 @@ class Reference:
                     self._parts[sequence] = Region(cut[1], start, end)
 
     @property
+    def names(self) -> list[str]:
+        """Of the sequences, as the file has them."""
+        return list(self._parts)
+
+    @property
     def regions(self) -> list[Region]:
         """What there is of which contigs, in the order of the file."""
         return list(self._parts.values())
@@ -63,6 +68,8 @@ class Reference:
             GenomeError: it is not within a sequence, or there are several.
             ValueError: not written as a region.
         """
+        if text in self._parts:
+            return self._parts[text]
         if text is None or ":" not in text:
             found = [one for one in self.regions if text is None or matched(text, [one.contig])]
             if not found:

@@ -56,14 +56,23 @@ class Variants:
         people: names, in the order of the file.
         edits: of every record, an edit for each alternative allele, and one for a missing one.
         calls: of every record, those of each person who has another allele than the reference's.
-        left_out: alleles that could not be put in, as another one of the same haplotype was there.
     """
 
     reference: str
     people: list[str]
     edits: list[dict[int, Edit]]
     calls: list[dict[int, Genotype]]
-    left_out: int = field(default=0)
+    _left_out: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """Alleles of the people whose haplotypes were asked for that another one of the same haplotype kept out."""
+        return sum(self._left_out.values())
+
+    @property
+    def phased(self) -> bool:
+        """Whether it is known of every call which haplotype has which allele."""
+        return all(phased for calls in self.calls for _, phased in calls.values())
 
     def haplotypes(self, person: str) -> tuple[Haplotype, Haplotype]:
         """The two haplotypes of a person.
@@ -74,7 +83,8 @@ class Variants:
         if person not in self.people:
             raise ValueError(f"person must be one of the {len(self.people)} of the variants, got {person!r}")
         number = self.people.index(person)
-        both = [_Spelled(Haplotype(encoded(self.reference))) for _ in range(2)]
+        left_out = 0
+        both = [Spelled(Haplotype(encoded(self.reference))) for _ in range(2)]
         for edits, calls in zip(self.edits, self.calls, strict=True):
             if number not in calls:
                 continue
@@ -82,11 +92,12 @@ class Variants:
             for side, allele in enumerate(alleles):
                 if allele in edits:
                     order = both[side : side + 1] if phased else [both[side], both[1 - side]]
-                    self.left_out += not any(one.put(edits[allele]) for one in order)
+                    left_out += not any(one.put(edits[allele]) for one in order)
+        self._left_out[person] = left_out
         return both[0].haplotype, both[1].haplotype
 
 
-class _Spelled:
+class Spelled:
     """A haplotype as records are put into it, in their order."""
 
     def __init__(self, haplotype: Haplotype) -> None:
@@ -132,7 +143,9 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
     """
     bases = reference.fetch(region)
     found = Variants(bases, [], [], [])
-    with _opened(path) as file:
+    if people is not None and not people:
+        raise ValueError("people must name at least one")
+    with told(path, "damaged"), _opened(path) as file:
         names = list(file.header.samples)
         if not names:
             raise GenomeError(f"{path}: has no genotypes, only sites")
@@ -145,9 +158,8 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         # In the order of the file, whatever the order they were asked for in.
         found.people = list(file.header.samples) if people is None else [name for name in names if name in set(people)]
         known: dict[str, Genotype] = {}
-        with told(path, "damaged"):
-            for record in _records(file, path, region):
-                _add(found, record, region, path, known)
+        for record in _records(file, path, region):
+            _add(found, record, region, path, known)
     return found
 
 
@@ -166,22 +178,52 @@ def _opened(path: Path) -> Any:
         return pysam.VariantFile(name)
 
 
-def sites(path: Path, region: Region) -> Iterator[list[str]]:
-    """The first eight columns of the records of a region, whoever has them."""
-    with _opened(path) as file, told(path, "damaged"):
+def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, list[str], dict[str, str]]]:
+    """The records of a region, whoever has them: start in the region, reference, alternatives, and INFO by name.
+
+    Args:
+        path: of a VCF or BCF file, sorted.
+        region: where.
+        bases: of the reference there.
+
+    Raises:
+        GenomeError: the file cannot be used, or is of another reference.
+    """
+    with told(path, "damaged"), _opened(path) as file:
+        # Genotypes would only cost time.
+        file.subset_samples([])
         for record in _records(file, path, region):
-            yield record[:8]
+            start, ref, alts = _placed(record, region, bases, path)
+            about = (part.partition("=") for part in record[7].split(";"))
+            if alts:
+                yield start, ref, alts, {name: value for name, _, value in about}
+
+
+def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[int, str, list[str]]:
+    """Start in the region, reference and alternatives of a record whose reference is ours."""
+    start, ref = int(record[1]) - 1 - region.start, record[3].upper()
+    inside = bases[max(start, 0) : max(start + len(ref), 0)]
+    ours = ref[max(-start, 0) : max(-start, 0) + len(inside)]
+    if any(theirs != here for theirs, here in zip(ours, inside, strict=True) if "N" not in (theirs, here)):
+        what = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
+        raise GenomeError(f"{path}: is not of this reference, {what}")
+    return start, ref, [] if record[4] == "." else record[4].upper().split(",")
 
 
 def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
     """The columns of the records that touch a region."""
     kind = next((kind for kind in INDEXES if path.name.lower().endswith(kind)), None)
-    index = None if kind is None else index_of(path, INDEXES[kind], needed=False)
+    contigs = len(file.header.contigs) if kind == ".bcf" else None
+    index = None if kind is None else index_of(path, INDEXES[kind], contigs, needed=False)
     known = set(file.header.contigs)
     if index is not None and kind == ".vcf.gz":
         # A header need not name all contigs.
         with htslib().TabixFile(str(path.resolve()), index=index) as lines:
-            there = matched(region.contig, lines.contigs)
+            known_there = lines.contigs
+        first = next(iter(file), None)
+        if first is not None and first.chrom not in known_there:
+            raise GenomeError(f"{path}: its index is of another file, it has no contig {first.chrom}")
+        there = matched(region.contig, known_there)
         found = file.fetch(there, region.start, region.end) if there else ()
     else:
         found = (
@@ -204,12 +246,7 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
 
 
 def _add(found: Variants, record: list[str], region: Region, path: Path, known: dict[str, Genotype]) -> None:
-    start, ref, alts = int(record[1]) - 1 - region.start, record[3].upper(), record[4].upper().split(",")
-    inside = found.reference[max(start, 0) : max(start + len(ref), 0)]
-    ours = ref[max(-start, 0) : max(-start, 0) + len(inside)]
-    if any(theirs != here for theirs, here in zip(ours, inside, strict=True) if "N" not in (theirs, here)):
-        what = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
-        raise GenomeError(f"{path}: is not of this reference, {what}")
+    start, ref, alts = _placed(record, region, found.reference, path)
     if record[8:9] == [] or record[8].split(":")[0] != "GT":
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has no genotypes (GT)")
     calls: dict[int, Genotype] = {}
@@ -221,7 +258,7 @@ def _add(found: Variants, record: list[str], region: Region, path: Path, known: 
             calls[number] = known[written]
     if not calls:
         return
-    edits = {number: edit for number, alt in enumerate(alts, 1) if (edit := _edit(start, ref, alt)) is not None}
+    edits = {number: edit for number, alt in enumerate(alts, 1) if (edit := edit_of(start, ref, alt)) is not None}
     highest = max(max(alleles) for alleles, _ in calls.values())
     if highest > len(alts):
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has allele {highest} of {len(alts)}")
@@ -231,7 +268,8 @@ def _add(found: Variants, record: list[str], region: Region, path: Path, known: 
 
 
 def _genotype(text: str, path: Path) -> Genotype:
-    alleles = re.split(r"[|/]", text)
+    # VCF 4.4 may tell the phase of the first allele too.
+    alleles = re.split(r"[|/]", text.lstrip("|/"))
     if not 1 <= len(alleles) <= 2 or not all(one == "." or one.isdecimal() for one in alleles):
         raise GenomeError(f"{path}: a genotype must have one or two alleles, one has {len(alleles)}")
     # One chromosome alone, as of X in men, counts as both.
@@ -239,7 +277,7 @@ def _genotype(text: str, path: Path) -> Genotype:
     return numbers, "/" not in text or numbers[0] == numbers[1]
 
 
-def _edit(start: int, ref: str, alt: str) -> Edit | None:
+def edit_of(start: int, ref: str, alt: str) -> Edit | None:
     """What an alternative allele changes, at its shortest; None for one that changes nothing by itself."""
     if alt in ("*", ".", "<*>", "<NON_REF>"):
         # Deleted by another record, or not an allele.
@@ -247,7 +285,8 @@ def _edit(start: int, ref: str, alt: str) -> Edit | None:
     if not re.fullmatch("[ACGTN]+", alt):
         return Edit(start, len(ref), None)
     end = 0
-    while end < min(len(ref), len(alt)) and ref[-1 - end] == alt[-1 - end]:
+    # The last base stays: VCF puts what is inserted or deleted after it.
+    while end < min(len(ref), len(alt)) - 1 and ref[-1 - end] == alt[-1 - end]:
         end += 1
     ref, alt = ref[: len(ref) - end], alt[: len(alt) - end]
     shared = 0

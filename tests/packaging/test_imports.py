@@ -20,7 +20,7 @@ ORDER = [
     {"speech", "genome"},
     {"_terminal"},
     {"_training"},
-    {"_study", "_speech"},
+    {"_study", "_speech", "_genome"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -1,0 +1,221 @@
+"""Commands for genomes. Heavy imports are inside the commands, so that --help answers at once."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from greenformers import _terminal as terminal
+
+if TYPE_CHECKING:
+    from greenformers.genome.encode import Encoding, Source
+
+app = typer.Typer(
+    name="genome",
+    help="From reads and variants to diplotypes and their tokens (thesis, chapter 5).",
+    no_args_is_help=True,
+)
+
+FASTA = Annotated[Path, typer.Option("--reference", help="Reference genome, or a part of it: FASTA.")]
+Where = Annotated[
+    str | None, typer.Option("--region", help="Such as 19:45409039-45412650; by default the only sequence there is.")
+]
+Mode = Annotated[str, typer.Option(help="diplotype (66 characters) or haplotype (5).")]
+Alphabet = Annotated[str, typer.Option(help="Characters of the pairs: iupac, or thesis (table 5.1).")]
+Seed = Annotated[int, typer.Option(help="Of what is drawn.")]
+Index = Annotated[bool, typer.Option("--index", help="Make indexes that are missing, beside their files.")]
+
+
+@app.command()
+def encode(
+    reference: FASTA,
+    out: Annotated[Path, typer.Option(help="File to write: a line a person.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="BAM or CRAM of a person each, or VCF or BCF of any number.")
+    ] = None,
+    region: Where = None,
+    cohort: Annotated[
+        Path | None, typer.Option(help="Table (.tsv, .csv) with person, phenotype, and path if there are no FILES.")
+    ] = None,
+    mode: Mode = "diplotype",
+    alphabet: Alphabet = "iupac",
+    depth: Annotated[int, typer.Option(help="Reads: fragments at a position at least; N below.")] = 3,
+    count: Annotated[int, typer.Option(help="Reads: fragments with the second symbol at least.")] = 2,
+    share: Annotated[float, typer.Option(help="Reads: share of fragments with the second symbol at least.")] = 0.2,
+    base_quality: Annotated[int, typer.Option(help="Reads: quality of a base at least.")] = 13,
+    mapping_quality: Annotated[int, typer.Option(help="Reads: quality of an alignment at least.")] = 0,
+    workers: Annotated[int, typer.Option(help="Files read at a time, by a process each.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
+    index: Index = False,
+) -> None:
+    """Write everybody's diplotype, or both haplotypes, of a region."""
+    from greenformers.genome.cohort import Cohort
+    from greenformers.genome.encode import Encoding, people
+    from greenformers.genome.encode import encode as run
+    from greenformers.genome.files import GenomeError, make_index
+    from greenformers.genome.reads import Thresholds
+    from greenformers.genome.reference import Reference
+
+    console = terminal.console(stderr=True)
+    thresholds = Thresholds(depth, count, share, base_quality, mapping_quality)
+    group = None if cohort is None else Cohort.load(cohort)
+    own = {} if group is None else {person.path: person.name for person in group.people if person.path is not None}
+    if bool(files) == bool(own):
+        raise ValueError("name FILES, or a cohort with the column path; not both")
+    paths = [*(files or own)]
+    if index:
+        for path in [*paths, reference]:
+            if path.name.endswith((".bam", ".cram", ".vcf.gz", ".bcf", ".fa", ".fasta")) and (made := make_index(path)):
+                console.print(f"index:  {made}", soft_wrap=True)
+    where = Reference(reference).region(region)
+    encoding = Encoding(reference, where, mode, alphabet, thresholds)
+    phenotypes = None if group is None else {person.name: person.phenotype for person in group.people}
+    found = {path: [own[path]] if path in own else people(path) for path in paths}
+    seen: dict[str, Path] = {}
+    for path, names in found.items():
+        for name in names:
+            if name in seen:
+                raise GenomeError(f"{path}: has person {name}, who is in {seen[name]} too")
+            seen[name] = path
+    if phenotypes is not None and (missing := [name for name in phenotypes if name not in seen]):
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise GenomeError(f"{cohort}: no file has person {missing[0]}{more}")
+    sources = _sources(found, own, phenotypes)
+    total = sum(len(source.people) for source in sources)
+    with terminal.Steps(console) as steps:
+        for done in run(sources, encoding, out, phenotypes=phenotypes, workers=workers, resume=resume):
+            steps("people", done / total)
+    _encoded(out, encoding, total, len(seen) - total, group)
+
+
+def _sources(found: dict[Path, list[str]], own: dict[Path, str], phenotypes: dict[str, str] | None) -> "list[Source]":
+    from greenformers.genome.encode import Source, is_reads
+    from greenformers.genome.files import GenomeError
+
+    sources = []
+    for path, names in found.items():
+        if is_reads(path) and len(names) > 1 and path not in own:
+            raise GenomeError(f"{path}: has reads of {len(names)} people, must be of one")
+        wanted = tuple(name for name in names if phenotypes is None or name in phenotypes)
+        if wanted:
+            sources.append(Source(path, wanted))
+    return sources
+
+
+def _encoded(out: Path, encoding: "Encoding", people: int, others: int, group: object) -> None:
+    """What has been done, without anything of anybody."""
+    from greenformers.genome.cohort import Cohort
+
+    console = terminal.console()
+    region = encoding.region
+    console.print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)", soft_wrap=True)
+    if isinstance(group, Cohort):
+        balance = ", ".join(f"{count:,} {phenotype}" for phenotype, count in group.balance().items())
+        console.print(f"phenotypes: {balance}", soft_wrap=True)
+        if group.unknown or others:
+            console.print(f"left out: {group.unknown:,} without phenotype, {others:,} not in the table", soft_wrap=True)
+
+
+@app.command()
+def tokenize(
+    out: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
+    reference: Annotated[Path | None, typer.Option(help="Learn from a genome: FASTA.")] = None,
+    region: Where = None,
+    sites: Annotated[Path | None, typer.Option(help="VCF or BCF: common variants to put into the genome.")] = None,
+    least: Annotated[float, typer.Option(help="Frequency of the rarer allele that makes a variant common.")] = 0.01,
+    sequences: Annotated[Path | None, typer.Option(help="Learn from what `genome encode` wrote instead.")] = None,
+    mode: Mode = "diplotype",
+    alphabet: Alphabet = "iupac",
+    size: Annotated[int, typer.Option(help="Tokens.")] = 32_000,
+    longest: Annotated[int, typer.Option(help="Characters of a subword at most.")] = 16,
+    pattern: Annotated[
+        str | None, typer.Option(help="k-mers instead of subwords: 111111 is a 6-mer, 110011 a gapped one of 4.")
+    ] = None,
+    stride: Annotated[int, typer.Option(help="Places from one k-mer to the next.")] = 1,
+    starts: Annotated[int, typer.Option(help="Beginnings from which the genome is cut into sentences.")] = 50,
+    sentences: Annotated[
+        int, typer.Option(help="Sentences at most, drawn of all; one takes about 30 KB of memory.")
+    ] = 100_000,
+    max_length: Annotated[int, typer.Option(help="Tokens of a sequence of the network at most.")] = 4096,
+    seed: Seed = 0,
+) -> None:
+    """Learn tokens: subwords of SentencePiece (BPE), or k-mers. The folder is for `from_pretrained`."""
+    from greenformers.genome import corpus, tokenizer
+    from greenformers.genome.diplotype import diplotype, text
+    from greenformers.genome.encode import Encoding
+    from greenformers.genome.files import Region
+    from greenformers.genome.reference import Reference
+
+    terminal.quiet()
+    if (reference is None) == (sequences is None):
+        raise ValueError("name --reference or --sequences, one of them")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is there already, and not an empty folder")
+    Encoding(Path(), Region("", 0, 0), mode, alphabet)
+    whole: list[str] = []
+    if reference is not None:
+        genome = Reference(reference)
+        both = corpus.haplotypes(genome, genome.region(region), sites, least=least)
+        whole = [text(diplotype(*both), alphabet)] if mode == "diplotype" else [one.sequence() for one in both]
+        read = corpus.sentences(whole, seed, starts=starts, count=sentences)
+    else:
+        assert sequences is not None
+        mode, alphabet = corpus.kind_of(sequences)
+        read = corpus.sentences_of(sequences, seed, count=sentences)
+    counted = terminal.Counted(read)
+    with terminal.console(stderr=True).status("learning tokens"):
+        if pattern is not None:
+            made = tokenizer.kmer_tokens(counted, pattern=pattern, stride=stride, size=size, max_length=max_length)
+        else:
+            letters = tokenizer.base_tokens(alphabet if mode == "diplotype" else None)
+            made = tokenizer.subwords(counted, size=size, characters=letters, longest=longest, max_length=max_length)
+        made.save_pretrained(out)
+        mean = None
+        if pattern is None:
+            mean = tokenizer.mean_length(made, whole or corpus.sentences_of(sequences or Path(), seed, count=1000))
+    console = terminal.console()
+    console.print(f"{out}: {len(made):,} tokens of {counted.count:,} sentences", soft_wrap=True)
+    if mean is not None:
+        console.print(f"a token has {mean:.2f} {mode} characters on average (thesis: 8.7 on chr19, diplotypes)")
+
+
+@app.command()
+def simulate(
+    reference: FASTA,
+    out: Annotated[Path, typer.Option(help="File to write: a table of phenotypes, or .vcf.gz of genotypes.")],
+    region: Where = None,
+    variants: Annotated[Path | None, typer.Option(help="Phenotypes for the people of a VCF or BCF.")] = None,
+    preset: Annotated[str | None, typer.Option(help="apoe37 or apoe38: published odds ratios, GRCh37 or 38.")] = None,
+    effects: Annotated[
+        Path | None, typer.Option(help="Table (.tsv) with position, allele and odds_ratio, of each copy.")
+    ] = None,
+    prevalence: Annotated[float, typer.Option(help="Share of people with the disease.")] = 0.5,
+    sites: Annotated[Path | None, typer.Option(help="Genotypes drawn from the frequencies (AF) of a VCF.")] = None,
+    people: Annotated[int, typer.Option(help="How many to draw.")] = 1000,
+    seed: Seed = 0,
+) -> None:
+    """Make up phenotypes for real genotypes, or genotypes from frequencies (without linkage), to try a pipeline."""
+    from greenformers.genome import simulate as made
+    from greenformers.genome.reference import Reference
+
+    if (variants is None) == (sites is None):
+        raise ValueError("name --variants, for phenotypes, or --sites, for genotypes; one of them")
+    if variants is not None and (preset is None) == (effects is None):
+        raise ValueError("name --preset or --effects, one of them")
+    if out.exists():
+        raise ValueError(f"{out} is there already")
+    genome, console = Reference(reference), terminal.console()
+    if sites is not None:
+        where = genome.region(region)
+        with terminal.Steps(terminal.console(stderr=True)) as steps:
+            written = 0
+            for place, written in made.synthetic(sites, genome, where, people, out, seed):  # noqa: B007
+                steps("sites", (place - where.start) / len(where))
+        console.print(f"{out}: {people:,} synthetic people, {written:,} sites, no linkage", soft_wrap=True)
+        return
+    assert variants is not None
+    odds, source = made.odds_of(variants, genome, region, preset, effects)
+    counts = made.write_phenotypes(out, odds, prevalence, seed, source)
+    console.print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without", soft_wrap=True)
+    if counts["left out"]:
+        console.print(f"left out: {counts['left out']:,} without a published odds ratio", soft_wrap=True)

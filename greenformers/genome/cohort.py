@@ -1,0 +1,138 @@
+"""A cohort: who has the disease, whose genome is where, and splits that no person is in twice. Thesis 5.3.1."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from greenformers.genome.files import GenomeError, checked
+
+MISSING = ("", "NA", "na", "NaN", "nan", ".", "?")
+"""What a table has where a phenotype is not known."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """One person.
+
+    Attributes:
+        name: as in the table and in the files.
+        phenotype: as in the table.
+        path: of the person's own reads or variants; None where one file has everybody's.
+    """
+
+    name: str
+    phenotype: str
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """People whose phenotype is known, none of them twice.
+
+    Attributes:
+        people: in the order of the table.
+        phenotypes: the different ones, sorted; the last one is what is predicted.
+        unknown: people that were left out, as their phenotype is missing.
+    """
+
+    people: list[Person]
+    phenotypes: list[str]
+    unknown: int = 0
+
+    @classmethod
+    def load(cls, table: Path) -> Cohort:
+        """From a table with a header: .csv with commas, .tsv or .txt with tabs.
+
+        Columns are person, phenotype and, where everybody has an own file, path, relative to the table's folder. Other
+        columns are not read.
+
+        Raises:
+            GenomeError: no such table, a column or a name is missing, a person is there twice, a file is missing, or
+                there are not two phenotypes.
+        """
+        rows = _rows(table)
+        _, header = rows[0]
+        for column in ("person", "phenotype"):
+            if header.count(column) != 1:
+                raise GenomeError(f"{table}: must have one column {column}, has {', '.join(header)}")
+        people: list[Person] = []
+        seen: dict[str, int] = {}
+        unknown = 0
+        for line, fields in rows[1:]:
+            if len(fields) != len(header):
+                raise GenomeError(f"{table}: line {line} must have {len(header)} columns, has {len(fields)}")
+            row = dict(zip(header, (field.strip() for field in fields), strict=True))
+            name = row["person"]
+            if not name:
+                raise GenomeError(f"{table}: line {line} names no person")
+            if name in seen:
+                raise GenomeError(f"{table}: line {line} has person {name} again, after line {seen[name]}")
+            seen[name] = line
+            path = None
+            if "path" in header:
+                if not row["path"]:
+                    raise GenomeError(f"{table}: line {line}, person {name} has no path")
+                path = table.parent / row["path"]
+                checked(path)
+            if row["phenotype"] in MISSING:
+                unknown += 1
+            else:
+                people.append(Person(name, row["phenotype"], path))
+        phenotypes = sorted({person.phenotype for person in people})
+        if len(phenotypes) != 2:
+            some = ", ".join(phenotypes[:5]) or "none"
+            raise GenomeError(f"{table}: must have two phenotypes, has {len(phenotypes)}: {some}")
+        return cls(people, phenotypes, unknown)
+
+    def balance(self) -> dict[str, int]:
+        """How many people have each phenotype."""
+        counts = Counter(person.phenotype for person in self.people)
+        return {phenotype: counts[phenotype] for phenotype in self.phenotypes}
+
+    def splits(self, seed: int, *, valid: float = 0.1, test: float = 0.2) -> dict[str, list[Person]]:
+        """Train, valid and test, each with the cohort's shares of phenotypes; a person is in one of them.
+
+        Args:
+            seed: of the draw.
+            valid: share of the people to choose by.
+            test: share to score on.
+
+        Raises:
+            ValueError: shares are not above 0 and below 1 together, or too small for one of each phenotype.
+        """
+        from sklearn.model_selection import train_test_split
+
+        if min(valid, test) <= 0 or valid + test >= 1:
+            raise ValueError(f"valid and test must be above 0 and below 1 together, got {valid} and {test}")
+        try:
+            rest, last = train_test_split(
+                self.people, test_size=test, random_state=seed, stratify=[one.phenotype for one in self.people]
+            )
+            first, middle = train_test_split(
+                rest, test_size=valid / (1 - test), random_state=seed, stratify=[one.phenotype for one in rest]
+            )
+        except ValueError as error:
+            counts = " and ".join(str(count) for count in self.balance().values())
+            raise ValueError(f"{counts} people are too few for splits of {valid} and {test}") from error
+        return {"train": first, "valid": middle, "test": last}
+
+
+def _rows(table: Path) -> list[tuple[int, list[str]]]:
+    """Lines of a table that hold something, with their numbers; at least the header and one more."""
+    delimiters = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+    if table.suffix.lower() not in delimiters:
+        raise GenomeError(f"{table}: a table must end in {', '.join(delimiters)}")
+    checked(table)
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiters[table.suffix.lower()], strict=True)
+            rows = [(reader.line_num, fields) for fields in reader if any(fields)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise GenomeError(f"{table}: no table that can be read ({error})") from error
+    if len(rows) < 2:
+        raise GenomeError(f"{table}: must have a header and people below it")
+    rows[0] = (rows[0][0], [name.strip() for name in rows[0][1]])
+    return rows

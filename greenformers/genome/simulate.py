@@ -1,0 +1,239 @@
+"""Made-up phenotypes of real genotypes, and made-up genotypes: to try a pipeline where no cohort may be had.
+
+Nothing of it says anything about people. Synthetic haplotypes are drawn from the frequencies of sites, each by itself:
+there is no linkage between them, and their file says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from greenformers.genome import variants
+from greenformers.genome.corpus import frequency
+from greenformers.genome.files import GenomeError, Region, checked, htslib
+from greenformers.genome.reference import Reference
+
+APOE = {"e2/e2": 0.6, "e2/e3": 0.6, "e3/e3": 1.0, "e2/e4": 2.6, "e3/e4": 3.2, "e4/e4": 14.9}
+"""Odds ratios of Alzheimer's disease by APOE genotype, Caucasian subjects of clinics and autopsies. Farrer 1997, JAMA
+278(16), table 3."""
+
+EPSILON = {("T", "T"): "e2", ("T", "C"): "e3", ("C", "C"): "e4", ("C", "T"): "e1"}
+"""Alleles of APOE by the bases at rs429358 and rs7412."""
+
+APOE_SITES = {37: (45_411_941, 45_412_079), 38: (44_908_684, 44_908_822)}
+"""Positions of rs429358 and rs7412 on chr19, from 1, by the number of the GRCh assembly."""
+
+PRESETS = {f"apoe{assembly}": assembly for assembly in APOE_SITES}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an allele does.
+
+    Attributes:
+        position: in the genome, from 1.
+        allele: base.
+        odds_ratio: for every copy of it.
+    """
+
+    position: int
+    allele: str
+    odds_ratio: float
+
+
+def effects(table: Path) -> list[Effect]:
+    """Of a table with the columns position, allele and odds_ratio, tabs between them.
+
+    Raises:
+        GenomeError: no such table, or a row is not like this.
+    """
+    checked(table)
+    found = []
+    with table.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t")
+        if missing := {"position", "allele", "odds_ratio"} - set(reader.fieldnames or []):
+            raise GenomeError(f"{table}: must have columns position, allele, odds_ratio; has no {sorted(missing)[0]}")
+        for row in reader:
+            try:
+                one = Effect(int(row["position"]), row["allele"].upper(), float(row["odds_ratio"]))
+            except (ValueError, TypeError, AttributeError):
+                one = Effect(0, "", 0.0)
+            if one.position < 1 or one.allele not in tuple("ACGT") or not 0 < one.odds_ratio < math.inf:
+                raise GenomeError(
+                    f"{table}: line {reader.line_num} must have a position, a base, an odds ratio above 0"
+                )
+            found.append(one)
+    if not found:
+        raise GenomeError(f"{table}: has no effects")
+    return found
+
+
+def bases_at(found: variants.Variants, region: Region, positions: Sequence[int]) -> Iterator[list[str]]:
+    """Of every person, the bases of both haplotypes at some positions of the genome, as two strings.
+
+    Raises:
+        ValueError: a position is not in the region.
+    """
+    for position in positions:
+        if not region.start < position <= region.end:
+            raise ValueError(f"positions of effects must be in {region}, got {position}")
+    places = [position - 1 - region.start for position in positions]
+    for person in found.people:
+        yield ["".join("ACGTN------"[one.bases[place]] for place in places) for one in found.haplotypes(person)]
+
+
+def epsilon(found: variants.Variants, region: Region, assembly: int) -> list[str]:
+    """The APOE genotype of every person, such as e3/e4; ? where it is not known."""
+    genotypes = []
+    for both in bases_at(found, region, APOE_SITES[assembly]):
+        alleles = sorted(EPSILON.get((one[0], one[1]), "?") for one in both)
+        genotypes.append("?" if "?" in alleles else "/".join(alleles))
+    return genotypes
+
+
+def log_odds(found: variants.Variants, region: Region, causes: Sequence[Effect]) -> list[float]:
+    """Sum of the logarithms of the odds ratios of every person's alleles."""
+    return [
+        sum(math.log(one.odds_ratio) * sum(side[at] == one.allele for side in both) for at, one in enumerate(causes))
+        for both in bases_at(found, region, [one.position for one in causes])
+    ]
+
+
+def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]:
+    """Who is ill (1), drawn by a logistic model whose mean probability is the prevalence.
+
+    Raises:
+        ValueError: prevalence is not in (0, 1).
+    """
+    from scipy.optimize import brentq
+    from scipy.special import expit
+
+    if not 0 < prevalence < 1:
+        raise ValueError(f"prevalence must be above 0 and below 1, got {prevalence}")
+    values = np.array(odds)
+    bound = float(np.abs(values).max(initial=0.0)) + 50.0
+    base = brentq(lambda a: float(expit(a + values).mean()) - prevalence, -bound, bound)
+    drawn = np.random.default_rng(seed).random(len(values))
+    return [int(one) for one in drawn < expit(base + values)]
+
+
+def odds_of(
+    path: Path, reference: Reference, region: str | None, preset: str | None, table: Path | None
+) -> tuple[dict[str, float | None], str]:
+    """Log odds of everybody in a file of variants, None where none are published, and what they come from.
+
+    Args:
+        path: VCF or BCF.
+        reference: of the variants.
+        region: which of them are read; None: what the preset needs, or all there is.
+        preset: "apoe37" or "apoe38".
+        table: of `effects`, where there is no preset.
+
+    Raises:
+        ValueError: there is no such preset.
+        GenomeError: a file cannot be used.
+    """
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
+    if preset is None:
+        assert table is not None
+        causes, where = effects(table), reference.region(region)
+        found = variants.read(path, reference, where)
+        return dict(zip(found.people, log_odds(found, where, causes), strict=True)), table.name
+    assembly = PRESETS[preset]
+    first, last = APOE_SITES[assembly]
+    where = reference.region(region or f"19:{first}-{last}")
+    found = variants.read(path, reference, where)
+    known: dict[str, float | None] = {name: math.log(ratio) for name, ratio in APOE.items()}
+    genotypes = epsilon(found, where, assembly)
+    return {name: known.get(one) for name, one in zip(found.people, genotypes, strict=True)}, preset
+
+
+def write_phenotypes(
+    out: Path, odds: dict[str, float | None], prevalence: float, seed: int, source: str
+) -> dict[str, int]:
+    """Write a table of made-up phenotypes, 1 for ill; it appears when it is finished.
+
+    Returns:
+        How many people are "1", "0", and "left out", as their odds are not known.
+
+    Raises:
+        ValueError: prevalence is not in (0, 1), or nobody's odds are known.
+    """
+    known = {name: one for name, one in odds.items() if one is not None}
+    if not known:
+        raise ValueError(f"of {len(odds)} people nobody has a genotype with an odds ratio")
+    drawn = phenotypes(list(known.values()), prevalence, seed)
+    about = f"simulated: {source}, prevalence {prevalence:g}, seed {seed}"
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    with unfinished.open("w", encoding="utf-8", newline="") as file:
+        file.write("person\tphenotype\tsource\n")
+        file.writelines(f"{name}\t{ill}\t{about}\n" for name, ill in zip(known, drawn, strict=True))
+    unfinished.replace(out)
+    return {"1": sum(drawn), "0": len(drawn) - sum(drawn), "left out": len(odds) - len(known)}
+
+
+def synthetic(
+    sites: Path, reference: Reference, region: Region, people: int, out: Path, seed: int
+) -> Iterator[tuple[int, int]]:
+    """Write a VCF of people whose haplotypes are drawn from the frequencies of sites; told: position done, records.
+
+    Args:
+        sites: VCF or BCF with frequencies (INFO AF).
+        reference: of the sites.
+        region: which sites.
+        people: how many, S0001 and so on.
+        out: .vcf.gz; an index is written beside it. Both appear when they are finished.
+        seed: of the draw.
+
+    Raises:
+        GenomeError: the sites cannot be used, or have no frequencies.
+        ValueError: people is below 1, or out has another ending.
+    """
+    if people < 1 or not out.name.endswith(".vcf.gz"):
+        raise ValueError(f"people must be at least 1 and out end in .vcf.gz, got {people} and {out.name}")
+    pysam = htslib()
+    source = np.random.default_rng(seed)
+    names = [f"S{number:0{len(str(people))}}" for number in range(1, people + 1)]
+    unfinished = out.with_name(f".{out.name}.unfinished.vcf.gz")
+    written, bases = 0, reference.fetch(region)
+    try:
+        with pysam.BGZFile(str(unfinished.resolve()), "wb") as file:
+            file.write("\n".join([*_header(region, names), ""]).encode())
+            for start, ref, alts, about in variants.sites(sites, region, bases):
+                frequencies = frequency(about, len(alts), sites)
+                if frequencies is None or start < 0:
+                    continue
+                share = [max(0.0, 1 - sum(frequencies)), *frequencies]
+                drawn = source.choice(len(share), size=(people, 2), p=np.array(share) / sum(share))
+                calls = "\t".join(f"{one}|{other}" for one, other in drawn.tolist())
+                place = region.start + start + 1
+                file.write(f"{region.contig}\t{place}\t.\t{ref}\t{','.join(alts)}\t.\t.\t.\tGT\t{calls}\n".encode())
+                written += 1
+                yield start + region.start, written
+        if not written:
+            raise GenomeError(f"{sites}: has no site with a frequency (AF) at {region}")
+        pysam.tabix_index(str(unfinished.resolve()), preset="vcf", force=True)
+        for suffix in (".tbi", ""):
+            unfinished.with_name(unfinished.name + suffix).replace(out.with_name(out.name + suffix))
+    finally:
+        for suffix in (".tbi", ""):
+            unfinished.with_name(unfinished.name + suffix).unlink(missing_ok=True)
+
+
+def _header(region: Region, names: list[str]) -> list[str]:
+    columns = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT", *names]
+    return [
+        "##fileformat=VCFv4.3",
+        "##source=greenformers genome simulate",
+        "##synthetic=haplotypes drawn from the frequency of each site by itself; no linkage; no real person",
+        '##FORMAT=<ID=GT,Number=1,Type=String,Description="Genotype">',
+        f"##contig=<ID={region.contig}>",
+        "\t".join(columns),
+    ]

@@ -1,0 +1,181 @@
+"""Tokens of sequences: subwords of SentencePiece (BPE, thesis 5.2.2), and k-mers, whole or gapped, as baselines.
+
+All are saved as tokenizers that transformers loads. [CLS] and [SEP] are put around a sequence.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from greenformers.genome.diplotype import ALPHABETS, BASES
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Ids 0 to 4."""
+
+LONGEST_PIECE = 16
+"""Characters of a subword; SentencePiece's own limit."""
+
+
+def base_tokens(alphabet: str | None) -> str:
+    """The characters of an alphabet of pairs, 66; None: those of haplotypes, 5."""
+    return BASES if alphabet is None else ALPHABETS[alphabet]
+
+
+def subwords(
+    sentences: Iterable[str],
+    *,
+    size: int = 32_000,
+    characters: str,
+    longest: int = LONGEST_PIECE,
+    max_length: int = 4096,
+) -> PreTrainedTokenizerFast:
+    """Learn subwords with SentencePiece: BPE, NFKC.
+
+    Its model becomes one of `tokenizers`. Where one subword can be made of two overlapping pairs, both take another
+    one of them; the text that comes back is the same.
+
+    Args:
+        sentences: read once, one after the other. Training takes about 40 bytes of memory a character.
+        size: tokens, with the special ones and the characters.
+        characters: in the vocabulary even where no sentence has them, so that every sequence can be written.
+        longest: characters of a token.
+        max_length: tokens of a sequence; what `truncation=True` cuts to.
+
+    Raises:
+        ValueError: size is too small for the characters, or more than the sentences have.
+        ImportError: sentencepiece is not installed.
+    """
+    try:
+        import sentencepiece
+    except ModuleNotFoundError as error:
+        raise ImportError("subwords need sentencepiece: pip install 'greenformers[genome]'") from error
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    least = len(SPECIAL) + len(characters)
+    if size < least:
+        raise ValueError(f"size must be at least {least}, for {len(characters)} characters; got {size}")
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences), model_writer=written, model_type="bpe", vocab_size=size,
+            character_coverage=1.0, required_chars=characters, normalization_rule_name="nfkc", add_dummy_prefix=False,
+            max_sentence_length=2**30, max_sentencepiece_length=longest, unk_id=1, pad_id=0, bos_id=2, eos_id=3,
+            pad_piece=SPECIAL[0], unk_piece=SPECIAL[1], bos_piece=SPECIAL[2], eos_piece=SPECIAL[3],
+            control_symbols=[SPECIAL[4]], minloglevel=2, hard_vocab_limit=False,
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise ValueError(f"tokens cannot be learnt from these sentences: {str(error).splitlines()[-1]}") from error
+    model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    ids = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
+    tokenizer = Tokenizer(models.BPE(ids, _merges(ids), unk_token=SPECIAL[1]))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.decoder = decoders.Fuse()
+    return _finished(tokenizer, max_length)
+
+
+def _merges(ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs that make every subword, earlier subwords first."""
+    return [
+        (token[:cut], token[cut:])
+        for token in ids
+        if token not in SPECIAL
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+
+
+def kmers(sequence: str, pattern: str = "111111", stride: int = 1) -> str:
+    """The k-mers of a sequence with spaces between, as the tokenizers of `kmer_tokens` read it.
+
+    Args:
+        sequence: n characters.
+        pattern: 1 for a place that is read, 0 for one that is not (a gap): 1100011 is a gapped 7-mer of 4. Gaps become
+            a dot.
+        stride: places from one to the next; k: they do not overlap.
+
+    A rest at the end that is shorter than the pattern is a word by itself, if no k-mer has it.
+
+    Raises:
+        ValueError: the pattern is not of 0 and 1, with 1 at both ends, or stride is not in 1..its length.
+    """
+    _check(pattern, stride)
+    gaps = [place for place, kind in enumerate(pattern) if kind == "0"]
+    words = []
+    for begin in range(0, max(1, len(sequence) - len(pattern) + stride), stride):
+        word = sequence[begin : begin + len(pattern)]
+        words.append("".join("." if place in gaps else one for place, one in enumerate(word)) if gaps else word)
+    return " ".join(words)
+
+
+def sequence_of(words: str, pattern: str = "111111", stride: int = 1) -> str:
+    """The sequence that `kmers` made words of; places that no k-mer has read are dots."""
+    _check(pattern, stride)
+    found: list[str] = []
+    for number, word in enumerate(words.split(" ")):
+        found += ["."] * (number * stride + len(word) - len(found))
+        for place, one in enumerate(word, number * stride):
+            found[place] = one if one != "." else found[place]
+    return "".join(found)
+
+
+def kmer_tokens(
+    sentences: Iterable[str], *, pattern: str = "111111", stride: int = 1, size: int = 32_000, max_length: int = 4096
+) -> PreTrainedTokenizerFast:
+    """The most frequent k-mers of some sentences, as tokens; it reads what `kmers` writes.
+
+    A k-mer that is not among them is [UNK]: unlike subwords, k-mers of 66 characters cannot all be tokens.
+
+    Raises:
+        ValueError: as `kmers`, or size is too small.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    if size <= len(SPECIAL):
+        raise ValueError(f"size must be above {len(SPECIAL)}, got {size}")
+    seen: Counter[str] = Counter()
+    for sentence in sentences:
+        seen.update(kmers(sentence, pattern, stride).split(" "))
+    # In order of the alphabet where as frequent, so that it is always the same.
+    best = sorted(seen, key=lambda word: (-seen[word], word))[: size - len(SPECIAL)]
+    ids = {token: number for number, token in enumerate([*SPECIAL, *best])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _finished(tokenizer, max_length)
+
+
+def _check(pattern: str, stride: int) -> None:
+    if not re.fullmatch("1([01]*1)?", pattern):
+        raise ValueError(f"pattern must be of 0 and 1, with 1 at both ends, got {pattern!r}")
+    if not 1 <= stride <= len(pattern):
+        raise ValueError(f"stride must be in 1..{len(pattern)}, got {stride}")
+
+
+def _finished(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_length, pad_token="[PAD]", unk_token="[UNK]",
+        cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def mean_length(tokenizer: PreTrainedTokenizerFast, sequences: Iterable[str]) -> float:
+    """Characters a token, special ones not counted: by how much sequences become shorter."""
+    characters = tokens = 0
+    for sequence in sequences:
+        characters += len(sequence)
+        tokens += len(tokenizer(sequence, add_special_tokens=False, verbose=False)["input_ids"])
+    return characters / tokens
