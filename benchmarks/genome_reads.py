@@ -201,7 +201,7 @@ def main() -> None:
             mib, seconds = peak(many, fasta, count)
             memory.add_row(f"{count:,}", f"{mib:.0f}", f"{seconds:.1f}")
             setting = {"people": count, "positions": len(region)}
-            records.append(Record("genome_reads", "greenformers", setting, "memory", mib, "MiB"))
+            records.append(Record("genome_reads", "greenformers", setting, "peak_memory_inference", mib, "MiB"))
     for shown in (table, memory):
         Console(width=120).print(shown)
     if given.json:

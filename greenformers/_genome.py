@@ -170,13 +170,15 @@ def tokenize(
             letters = tokenizer.base_tokens(alphabet if mode == "diplotype" else None)
             made = tokenizer.subwords(counted, size=size, characters=letters, longest=longest, max_length=max_length)
         made.save_pretrained(out)
-        mean = None
+        mean, vocabulary = None, 0.0
         if pattern is None:
+            vocabulary = tokenizer.mean_token(made)
             mean = tokenizer.mean_length(made, whole or corpus.sentences_of(sequences or Path(), seed, count=1000))
     console = terminal.console()
     console.print(f"{out}: {len(made):,} tokens of {counted.count:,} sentences", soft_wrap=True)
     if mean is not None:
-        console.print(f"a token has {mean:.2f} {mode} characters on average (thesis: 8.7 on chr19, diplotypes)")
+        spoken = f"in the sequences a token has {mean:.2f} characters on average, in the vocabulary {vocabulary:.2f}"
+        console.print(f"{spoken} (thesis: 8.7, chr19)", soft_wrap=True)
 
 
 @app.command()
