@@ -22,7 +22,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a model learns: AdamW, linear warm-up, then cosine decay to 0.
+    """How long and how fast a model learns: AdamW, linear warm-up, then cosine decay to 0 or a factor a step.
 
     Attributes:
         epochs: passes over the training set.
@@ -31,6 +31,7 @@ class Schedule:
         accumulate: parts that a batch is computed in, one after the other; divides the batch.
         learning_rate: at its highest.
         warmup: share of the steps spent warming up.
+        decay: factor of the learning rate after every step, in place of the cosine.
         weight_decay: of AdamW.
         clip: largest norm of the gradient; 0 for any.
         seed: of the order of the examples, dropout and masks.
@@ -50,6 +51,7 @@ class Schedule:
     accumulate: int = 1
     learning_rate: float = 2e-3
     warmup: float = 0.1
+    decay: float | None = None
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
@@ -83,6 +85,8 @@ class Schedule:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be in 0..1, got {self.warmup}")
+        if self.decay is not None and not 0 < self.decay <= 1:
+            raise ValueError(f"decay must be above 0 and at most 1, got {self.decay}")
         for name in ("weight_decay", "clip"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -177,6 +181,7 @@ def fit(
         arguments,
         stream,
         keep=schedule.keep,
+        decay=schedule.decay,
         callbacks=[watch, pace, interruption, *callbacks],
     )
     if schedule.patience is not None:
@@ -220,7 +225,6 @@ def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole
         per_device_eval_batch_size=4 * at_once,
         gradient_accumulation_steps=schedule.accumulate,
         learning_rate=schedule.learning_rate,
-        lr_scheduler_type="cosine",
         warmup_steps=schedule.warmup,
         weight_decay=schedule.weight_decay,
         max_grad_norm=schedule.clip,

@@ -5,7 +5,6 @@ all backward. The whole model stays in main memory, to be scored and saved.
 """
 
 import copy
-import math
 from typing import Any, cast
 
 import torch
@@ -13,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.optim import AdamW
-from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
+from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
 from greenformers.train.fit import Schedule
 from greenformers.train.objective import Batch
+from greenformers.train.rates import learning_rates
 
 
 class Stage(nn.Module):
@@ -66,7 +66,7 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """A model spread over all processes, with its optimiser: AdamW, linear warm-up, cosine decay.
+    """A model spread over all processes, with its optimiser: AdamW, and its learning rates.
 
     Args:
         model: the model, the same in every process; each trains its stage of it.
@@ -98,7 +98,7 @@ class Pipeline:
         self.stage = stages[self.rank].to(device)
         self.own = {names[id(parameter)]: parameter for parameter in self.stage.parameters()}
         self.optimizer = AdamW(self._groups(model, schedule.weight_decay), lr=schedule.learning_rate, fused=True)
-        self.rates = get_cosine_schedule_with_warmup(self.optimizer, math.ceil(steps * schedule.warmup), steps)
+        self.rates = learning_rates(self.optimizer, steps, schedule.warmup, schedule.decay)
         link = PipelineStage(self.stage, self.rank, self.stages, device)
         self.gpipe = ScheduleGPipe(link, micro_batches, loss_fn=lambda loss, _: loss.sum(), scale_grads=False)
 

@@ -43,6 +43,7 @@ class Training:
     accumulate: int = setting(1, "Parts that a batch is computed in, one after the other.")
     learning_rate: float = setting(2e-3, "Highest learning rate.")
     warmup: float = setting(0.1, "Share of the steps spent warming up.")
+    decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
     weight_decay: float = setting(0.01, "Weight decay of AdamW.")
     clip: float = setting(1.0, "Largest norm of the gradient; 0 for any.")
     seed: int = setting(0, "Of weights, order, dropout and masks.")

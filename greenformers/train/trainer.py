@@ -11,6 +11,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import Reseed, Update
+from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
 
 
@@ -22,6 +23,7 @@ class ResumableTrainer(Trainer):
         arguments: of the Trainer; `output_dir` holds the checkpoints.
         stream: the examples, in order.
         keep: how many checkpoints stay.
+        decay: of the learning rate, see `learning_rates`.
         callbacks: told of every event.
     """
 
@@ -37,6 +39,7 @@ class ResumableTrainer(Trainer):
         stream: Stream,
         *,
         keep: int,
+        decay: float | None,
         callbacks: list[TrainerCallback],
     ) -> None:
         super().__init__(
@@ -48,10 +51,16 @@ class ResumableTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
-        self._folder = Path(arguments.output_dir or ".")
+        self._folder, self._decay = Path(arguments.output_dir or "."), decay
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         return SequentialSampler(self._stream)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """See `learning_rates`."""
+        steps, warmup = num_training_steps, self.args.warmup_steps
+        self.lr_scheduler = learning_rates(optimizer or self.optimizer, steps, warmup, self._decay)
+        return self.lr_scheduler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add an entry to the log; an epoch is a pass over the training set, not the whole stream."""

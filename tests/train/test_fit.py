@@ -238,6 +238,8 @@ def test_replaced_token_detection_learns_with_one_optimiser() -> None:
         ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
         ({"warmup": 1.5}, r"warmup must be in 0\.\.1, got 1\.5"),
         ({"warmup": -0.1}, r"warmup must be in 0\.\.1, got -0\.1"),
+        ({"decay": 0.0}, r"decay must be above 0 and at most 1, got 0\.0"),
+        ({"decay": 1.1}, r"decay must be above 0 and at most 1, got 1\.1"),
         ({"weight_decay": -1.0}, r"weight_decay must be at least 0, got -1\.0"),
         ({"clip": -0.5}, r"clip must be at least 0, got -0\.5"),
         ({"clip": math.nan}, "clip must be at least 0, got nan"),

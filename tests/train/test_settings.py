@@ -85,7 +85,8 @@ def test_every_setting_of_the_schedule_reaches_it() -> None:
     shared = {entry.name for entry in fields(Schedule)} & {entry.name for entry in fields(Settings)}
     assert {entry.name for entry in fields(Schedule)} - shared == {"batch_size"}
     changed = {
-        "epochs": 3, "steps": 5, "accumulate": 2, "learning_rate": 0.5, "warmup": 0.25, "weight_decay": 0.125,
+        "epochs": 3, "steps": 5, "accumulate": 2, "learning_rate": 0.5, "warmup": 0.25, "decay": 0.75,
+        "weight_decay": 0.125,
         "clip": 2.0, "seed": 9, "precision": "bf16", "shard": True, "recompute": True, "evaluate_every": 11,
         "log_every": 12, "save_every": 13, "keep": 4, "patience": 6,
     }  # fmt: skip

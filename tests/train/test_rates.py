@@ -1,0 +1,31 @@
+"""Learning rates: warm-up, then a cosine or a factor a step."""
+
+import math
+
+import pytest
+import torch
+
+from greenformers.train.rates import learning_rates
+
+
+def rates(steps: int, warmup: float, decay: float | None) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
+    schedule = learning_rates(optimizer, steps, warmup, decay)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_a_cosine_after_the_warm_up():
+    expected = [2 * step / 3 for step in range(3)]
+    expected += [1 + math.cos(math.pi * step / 7) for step in range(7)]
+    assert rates(10, 0.3, None) == pytest.approx(expected)
+
+
+def test_a_factor_after_every_step():
+    assert rates(6, 0.0, 0.5) == [2.0, 1.0, 0.5, 0.25, 0.125, 0.0625]
+    assert rates(6, 0.5, 0.5) == pytest.approx([0, 2 / 3, 4 / 3, 2, 1, 0.5])
+    assert rates(3, 0.0, 1.0) == [2.0, 2.0, 2.0]
