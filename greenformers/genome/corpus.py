@@ -125,23 +125,34 @@ def kind_of(path: Path) -> tuple[str, str]:
     return str(about["mode"]), str(about["alphabet"])
 
 
-def sentences_of(path: Path, seed: int, *, count: int = SENTENCES) -> Iterator[str]:
+def sentences_of(
+    path: Path, seed: int, *, count: int = SENTENCES, part: tuple[float, float] = (0.0, 1.0)
+) -> Iterator[str]:
     """Sentences of the people of a file that `genome encode` wrote: each sequence once from a drawn beginning on.
 
     The file is read as the sentences are; it may be larger than memory. Pieces of the first sequences are not more
     likely than others where `count` is less than there are: each is taken with the same probability.
+
+    Args:
+        path: of the file.
+        seed: of the draw.
+        count: sentences, about.
+        part: of every sequence, from one share of it to another.
 
     Raises:
         GenomeError: it is not such a file, or has nobody.
     """
     source = np.random.default_rng(seed)
     columns = ("sequence", "first", "second")
-    total = sum(len(row[name]) for row in encode.load(path) for name in columns if name in row)
+    total = (part[1] - part[0]) * sum(len(row[name]) for row in encode.load(path) for name in columns if name in row)
     if not total:
         raise GenomeError(f"{path}: has no sequences")
     share = min(1.0, count * (SHORTEST + LONGEST) / 2 / total)
     for row in encode.load(path):
-        for sequence in (row[name] for name in columns if row.get(name)):
+        for whole in (row[name] for name in columns if row.get(name)):
+            sequence = whole[int(part[0] * len(whole)) : int(part[1] * len(whole))]
+            if not sequence:
+                continue
             found = pieces(len(sequence), source, starts=1, first=min(LONGEST, len(sequence)))
             for begin, end in found[source.random(len(found)) < share]:
                 yield sequence[begin:end]

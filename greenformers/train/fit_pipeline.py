@@ -120,7 +120,9 @@ class _Run:
         control, progress = self.control, self.progress
         if control.should_log:
             steps = progress.global_step - self._since
-            self._log(events, {"loss": self._loss / steps, "learning_rate": self.pipeline.rates.get_last_lr()[0]})
+            self._log(
+                events, {"loss": self._loss / steps, "learning_rate": float(self.pipeline.rates.get_last_lr()[0])}
+            )
             self._loss, self._since = 0.0, progress.global_step
         if control.should_evaluate or control.should_save:
             whole, moments = self.pipeline.gather()

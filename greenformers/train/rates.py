@@ -20,6 +20,8 @@ def learning_rates(optimizer: Optimizer, steps: int, warmup: float, decay: float
     if decay is None:
         return get_cosine_schedule_with_warmup(optimizer, rising, steps)
     factor = decay
-    return LambdaLR(
-        optimizer, lambda step: min(1.0, step / rising if rising else 1.0) * factor ** max(0, step - rising)
-    )
+
+    def share(step: int) -> float:
+        return step / rising if step < rising else factor ** (step - rising)
+
+    return LambdaLR(optimizer, share)

@@ -1,0 +1,92 @@
+"""What the network must beat: logistic regression on known variants, on all, and on k-mer counts. Thesis 5.3.1."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from greenformers.genome.people import People
+from greenformers.genome.risk import scores
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)
+"""Inverse strengths of the ridge, of which the validation people choose one."""
+
+
+@dataclass(frozen=True)
+class Odds:
+    """What a copy of a symbol does.
+
+    Attributes:
+        position: in the genome, from 1.
+        symbol: as in `People.counts`.
+        ratio: of the odds, for a copy.
+        low: end of its 95 % interval.
+        high: the other end.
+    """
+
+    position: int
+    symbol: str
+    ratio: float
+    low: float
+    high: float
+
+
+def at_positions(people: People, positions: Sequence[int]) -> tuple[NDArray[np.float64], list[tuple[int, str]]]:
+    """The counts of `People.counts` at some positions, (people, features).
+
+    Raises:
+        ValueError: nobody differs at any of them.
+    """
+    counts, features = people.counts()
+    wanted = [number for number, (position, _) in enumerate(features) if position in set(positions)]
+    if not wanted:
+        raise ValueError(f"positions must have variants, none of {', '.join(map(str, positions))} has")
+    return counts[:, wanted].astype(float), [features[number] for number in wanted]
+
+
+def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:
+    """How often each k-mer is in a text, those of one text at least; (texts, k-mers), logarithms of 1 + count."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    found = CountVectorizer(analyzer="char", ngram_range=(k, k), lowercase=False).fit_transform(texts)
+    return np.log1p(found.astype(float))
+
+
+def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[int]]) -> dict[str, float]:
+    """Scores on the test people of a logistic regression that the validation people chose the ridge of."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import MaxAbsScaler
+
+    scaled = MaxAbsScaler().fit_transform(features)
+    train, valid, test = (scaled[splits[name]] for name in ("train", "valid", "test"))
+    models = [LogisticRegression(C=one, max_iter=5000).fit(train, labels[splits["train"]]) for one in STRENGTHS]
+    best = max(models, key=lambda model: scores(model.predict_proba(valid)[:, 1], labels[splits["valid"]])["auc"])
+    return scores(best.predict_proba(test)[:, 1], labels[splits["test"]])
+
+
+def odds_ratios(
+    features: NDArray[np.float64], names: Sequence[tuple[int, str]], labels: NDArray[np.int64]
+) -> list[Odds]:
+    """Odds ratios of every feature in one logistic regression without a ridge, with Wald's intervals."""
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = LogisticRegression(C=np.inf, max_iter=5000).fit(features, labels)
+    design = np.column_stack([np.ones(len(features)), features])
+    chances = model.predict_proba(features)[:, 1]
+    # Inverse of the observed information: the variances of the coefficients.
+    covariance = np.linalg.inv(design.T @ (design * (chances * (1 - chances))[:, None]))
+    found = []
+    for (position, symbol), weight, variance in zip(names, model.coef_[0], covariance.diagonal()[1:], strict=True):
+        half = 1.959964 * math.sqrt(variance)
+        found.append(Odds(position, symbol, *(math.exp(weight + shift) for shift in (0.0, -half, half))))
+    return found
