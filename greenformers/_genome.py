@@ -1,11 +1,15 @@
 """Commands for genomes. Heavy imports are inside the commands, so that --help answers at once."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from greenformers import _terminal as terminal
+from greenformers._training import training
+from greenformers.genome.settings import Finetuning, Pretraining
 
 if TYPE_CHECKING:
     from greenformers.genome.encode import Encoding, Source
@@ -221,3 +225,90 @@ def simulate(
     console.print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without", soft_wrap=True)
     if counts["left out"]:
         console.print(f"left out: {counts['left out']:,} without a published odds ratio", soft_wrap=True)
+
+
+app.command("pretrain")(
+    training(
+        Pretraining,
+        """Learn a genome by heart: masked tokens of sentences of it, or of encoded people.
+
+    The run folder OUT is as that of `greenformers train`; a run that
+    was stopped goes on with --resume.
+    """,
+    )
+)
+
+
+def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:
+    from greenformers.genome import judge
+    from greenformers.genome.risk import finetune
+    from greenformers.measure.record import append, context
+
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise ValueError(f"{out} is there already; --resume goes on with it")
+    if results is not None:
+        terminal.check_writable(results)
+    settings = Finetuning(**given)
+    positions = terminal.numbers("known", known)
+    console = terminal.console()
+    found = finetune(settings, out, splits, console)
+    records = judge.records(settings, found, positions)
+    console.print(judge.table(records))
+    if results is not None:
+        append(results, [replace(record, context=context(terminal.command(), 0)) for record in records])
+
+
+app.command("finetune")(
+    training(
+        Finetuning,
+        """Learn who has a disease from diplotypes, on several draws of people, beside logistic regression.
+
+    OUT holds a run folder a draw, split0 and so on. With --init a
+    pre-trained run is where they start. Work that was stopped goes on
+    with --resume.
+    """,
+        _finetune,
+        splits=(Annotated[int, typer.Option(help="Draws of train, valid and test people.")], 5),
+        known=(Annotated[str, typer.Option(help="Positions of known variants, for a baseline of their own.")], ""),
+        results=(Annotated[Path | None, typer.Option(help="File the records are added to.")], None),
+    )
+)
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of one finished run of `genome finetune`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the picture and the table.")] = Path("explain"),
+    names: Annotated[Path | None, typer.Option(help="VCF or BCF: names (ID) of known variants.")] = None,
+    people: Annotated[int, typer.Option(help="Test people that are looked at, at most.")] = 200,
+    steps: Annotated[int, typer.Option(help="Of the sum that stands for the integral.")] = 32,
+    shown: Annotated[int, typer.Option(help="Variants that are named.")] = 10,
+) -> None:
+    """Show which positions a fine-tuned network used: integrated gradients, along the region."""
+    from rich.table import Table
+
+    from greenformers.genome import explain as module
+    from greenformers.report.plot import save
+    from greenformers.report.track import track
+
+    terminal.quiet()
+    for name, value in (("people", people), ("steps", steps), ("shown", shown)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    out.mkdir(parents=True, exist_ok=True)
+    with terminal.Steps(terminal.console(stderr=True)) as bars:
+        found = module.explained(run, people=people, steps=steps, names=names, progress=partial(bars, "people"))
+    table = Table("position", "variant", "importance", title=f"{found.people} test people, {found.region}")
+    for position, score in found.ranked[:shown]:
+        table.add_row(f"{position:,}", found.names.get(position, ""), f"{score:.4f}")
+    console = terminal.console()
+    console.print(table)
+    best = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
+    picture = out / "track.png"
+    save(
+        track(f"What the network looks at, {found.region}", found.region.start + 1, found.values.tolist(), best),
+        picture,
+    )
+    lines = [f"{position}\t{found.names.get(position, '')}\t{score:.6g}\n" for position, score in found.ranked]
+    (out / "variants.tsv").write_text("position\tname\timportance\n" + "".join(lines))
+    console.print(f"picture: {picture}\ntable:   {out / 'variants.tsv'}", soft_wrap=True)

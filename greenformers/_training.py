@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -19,34 +20,39 @@ _FIXED: dict[str, tuple[object, object]] = {
 }
 
 
-def training(kind: type[Training], about: str) -> Callable[..., None]:
+def training(
+    kind: type[Training], about: str, use: Callable[..., None] | None = None, **options: tuple[object, object]
+) -> Callable[..., None]:
     """The command for settings of one kind.
 
     Args:
         kind: the settings.
         about: the command's help.
+        use: what is done with the settings that were given, the folder and whether to resume, and with the options by
+            name; by default one run.
+        **options: of the command, beside the settings: annotation and default.
     """
 
     def train(config: Path | None, out: Path, resume: bool, **flags: Any) -> None:
-        _train(kind, config, out, resume, flags)
+        own = {name: flags.pop(name) for name in options}
+        terminal.quiet()
+        (use or partial(_train, kind))(_given(kind, config, flags), out, resume, **own)
 
     train.__doc__ = about
     fixed = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _FIXED.items()
+        for name, (annotation, default) in (_FIXED | options).items()
     ]
     train.__signature__ = inspect.Signature(fixed + _as_flags(kind))  # type: ignore[attr-defined]
     return train
 
 
-def _train(kind: type[Training], config: Path | None, out: Path, resume: bool, flags: dict[str, Any]) -> None:
+def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool) -> None:
     from greenformers.measure.parameters import parameters
     from greenformers.report.curves import run_curves, save
     from greenformers.train import run
 
-    terminal.quiet()
     console = terminal.console()
-    given = _given(kind, config, flags)
     if resume and (out / run.SETTINGS).exists():
         stored = run.settings_of(out, kind)
         for name, value in given.items():

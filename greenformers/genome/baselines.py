@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from greenformers.genome.people import People
-from greenformers.genome.risk import scores
+from greenformers.genome.risk import best_threshold, scores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,15 +61,17 @@ def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:
 
 
 def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[int]]) -> dict[str, float]:
-    """Scores on the test people of a logistic regression that the validation people chose the ridge of."""
+    """Scores on the test people of a logistic regression whose ridge and threshold the validation people chose."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import MaxAbsScaler
 
     scaled = MaxAbsScaler().fit_transform(features)
     train, valid, test = (scaled[splits[name]] for name in ("train", "valid", "test"))
     models = [LogisticRegression(C=one, max_iter=5000).fit(train, labels[splits["train"]]) for one in STRENGTHS]
-    best = max(models, key=lambda model: scores(model.predict_proba(valid)[:, 1], labels[splits["valid"]])["auc"])
-    return scores(best.predict_proba(test)[:, 1], labels[splits["test"]])
+    chosen, wanted = labels[splits["valid"]], labels[splits["test"]]
+    best = max(models, key=lambda model: scores(model.predict_proba(valid)[:, 1], chosen)["auc"])
+    threshold = best_threshold(best.predict_proba(valid)[:, 1], chosen)
+    return scores(best.predict_proba(test)[:, 1], wanted, threshold)
 
 
 def odds_ratios(

@@ -126,7 +126,7 @@ def kind_of(path: Path) -> tuple[str, str]:
 
 
 def sentences_of(
-    path: Path, seed: int, *, count: int = SENTENCES, part: tuple[float, float] = (0.0, 1.0)
+    path: Path, seed: int, *, count: int = SENTENCES, share: tuple[int, ...] = tuple(range(20))
 ) -> Iterator[str]:
     """Sentences of the people of a file that `genome encode` wrote: each sequence once from a drawn beginning on.
 
@@ -137,25 +137,26 @@ def sentences_of(
         path: of the file.
         seed: of the draw.
         count: sentences, about.
-        part: of every sequence, from one share of it to another.
+        share: whose sentences: of every 20 people one after the other, these; 0..19.
 
     Raises:
         GenomeError: it is not such a file, or has nobody.
     """
     source = np.random.default_rng(seed)
-    columns = ("sequence", "first", "second")
-    total = (part[1] - part[0]) * sum(len(row[name]) for row in encode.load(path) for name in columns if name in row)
+    total = sum(len(sequence) for sequence in _sequences(path, share))
     if not total:
         raise GenomeError(f"{path}: has no sequences")
-    share = min(1.0, count * (SHORTEST + LONGEST) / 2 / total)
-    for row in encode.load(path):
-        for whole in (row[name] for name in columns if row.get(name)):
-            sequence = whole[int(part[0] * len(whole)) : int(part[1] * len(whole))]
-            if not sequence:
-                continue
-            found = pieces(len(sequence), source, starts=1, first=min(LONGEST, len(sequence)))
-            for begin, end in found[source.random(len(found)) < share]:
-                yield sequence[begin:end]
+    chance = min(1.0, count * (SHORTEST + LONGEST) / 2 / total)
+    for sequence in _sequences(path, share):
+        found = pieces(len(sequence), source, starts=1, first=min(LONGEST, len(sequence)))
+        for begin, end in found[source.random(len(found)) < chance]:
+            yield sequence[begin:end]
+
+
+def _sequences(path: Path, share: tuple[int, ...]) -> Iterator[str]:
+    for number, row in enumerate(encode.load(path)):
+        if number % 20 in share:
+            yield from (row[name] for name in ("sequence", "first", "second") if row.get(name))
 
 
 def sentences(sequences: Sequence[str], seed: int, **options: int) -> Iterator[str]:

@@ -8,7 +8,9 @@ attribution is shared out evenly over its characters, and belongs to their posit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +18,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from greenformers.genome import variants
 from greenformers.genome.diplotype import places
+from greenformers.genome.files import Region
+from greenformers.genome.masked import tokenizer_of
 from greenformers.genome.people import People
+from greenformers.genome.settings import Finetuning
 from greenformers.measure.quality import evaluating
+from greenformers.train import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,6 +79,7 @@ def attributions(
     numbers: Sequence[int],
     *,
     steps: int = 32,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> NDArray[np.float64]:
     """Attributions of some people's positions, (people, positions)."""
     kept = [tokenizer.cls_token_id, tokenizer.sep_token_id]
@@ -82,6 +90,7 @@ def attributions(
         lengths = [len(token) for token in tokenizer.convert_ids_to_tokens(ids[1:-1].tolist())]
         each = np.repeat(tokens[1:-1].numpy() / lengths, lengths)
         np.add.at(found[row], places(people.pairs[number]), each)
+        progress((row + 1) / len(numbers))
     return found
 
 
@@ -121,3 +130,47 @@ def ranked(
         value = abs(float(np.cov(near, column, bias=True)[0, 1])) / spread if spread else 0.0
         best[position] = max(best.get(position, 0.0), value)
     return sorted(best.items(), key=lambda one: -one[1])
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a network looks at.
+
+    Attributes:
+        region: where.
+        people: how many were looked at.
+        values: importance of every position, (positions,).
+        ranked: of the variants, the most important first.
+        names: of known variants, by position.
+    """
+
+    region: Region
+    people: int
+    values: NDArray[np.float64]
+    ranked: list[tuple[int, float]]
+    names: dict[int, str]
+
+
+def explained(
+    folder: Path, *, people: int, steps: int, names: Path | None = None, progress: Callable[[float], None]
+) -> Explained:
+    """Explain a finished run of `genome finetune` on its test people.
+
+    Args:
+        folder: of the run.
+        people: how many of them, at most.
+        steps: see `integrated_gradients`.
+        names: VCF or BCF with names (ID) of variants.
+        progress: told the share that is done.
+
+    Raises:
+        OSError: there is no finished run in the folder, or its people are gone.
+        GenomeError: the file of names cannot be used.
+    """
+    settings = run.settings_of(folder, Finetuning)
+    everybody = People.load(Path(settings.sequences), settings.region)
+    some = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]
+    model, tokenizer = run.trained(folder, Finetuning), tokenizer_of(replace(settings, init=str(folder), tokens=None))
+    known = {} if names is None else variants.names(names, everybody.region)
+    found = attributions(model, tokenizer, everybody, some, steps=steps, progress=progress)
+    return Explained(everybody.region, len(some), importance(found), ranked(everybody, some, found), known)

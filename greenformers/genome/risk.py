@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,14 +62,21 @@ class DiseaseRisk(TextClassification):
         return scores(found.numpy(), wanted.numpy())
 
 
-def scores(found: NDArray[np.float64], wanted: NDArray[np.int64]) -> dict[str, float]:
-    """Area under the ROC curve of probabilities, and F1 where those above one half are called ill; in percent."""
+def scores(found: NDArray[np.float64], wanted: NDArray[np.int64], threshold: float = 0.5) -> dict[str, float]:
+    """Area under the ROC curve of probabilities, and F1 where those above the threshold are called ill; in percent."""
     from sklearn.metrics import f1_score, roc_auc_score
 
     return {
         "auc": 100 * float(roc_auc_score(wanted, found)),
-        "f1": 100 * float(f1_score(wanted, found > 0.5, zero_division=0.0)),
+        "f1": 100 * float(f1_score(wanted, found > threshold, zero_division=0.0)),
     }
+
+
+def best_threshold(found: NDArray[np.float64], wanted: NDArray[np.int64]) -> float:
+    """The threshold of the largest F1; asked of the validation people, used on the test people."""
+    values = sorted(set(found.tolist()))
+    middles = [(one + other) / 2 for one, other in pairwise(values)]
+    return max([0.5, *middles], key=lambda one: scores(found, wanted, one)["f1"])
 
 
 def prepare(settings: Finetuning) -> Task:
@@ -113,10 +121,14 @@ def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> 
 
 
 def tested(folder: Path) -> dict[str, float]:
-    """The scores of a finished run on its test people."""
+    """The scores of a finished run on its test people, with the threshold that suits its validation people best."""
     settings = run.settings_of(folder, Finetuning)
     objective = replace(settings, init=str(folder), tokens=None).task().objective
-    return objective.evaluate(run.trained(folder, Finetuning), "test", 4 * settings.batch)
+    assert isinstance(objective, DiseaseRisk)
+    model = run.trained(folder, Finetuning)
+    valid, test = (objective.probabilities(model, split, 4 * settings.batch) for split in ("valid", "test"))
+    threshold = best_threshold(valid[0].numpy(), valid[1].numpy())
+    return scores(test[0].numpy(), test[1].numpy(), threshold)
 
 
 def summary(found: list[dict[str, float]], name: str) -> tuple[float, float]:

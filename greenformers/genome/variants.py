@@ -199,6 +199,18 @@ def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, li
                 yield start, ref, alts, {name: value for name, _, value in about}
 
 
+def names(path: Path, region: Region) -> dict[int, str]:
+    """Names (ID) of the variants of a file in a region, by position, from 1; those without one are left out.
+
+    Raises:
+        GenomeError: the file cannot be used.
+    """
+    with told(path, "damaged"), _opened(path) as file:
+        if len(file.header.samples):
+            file.subset_samples([])
+        return {int(one[1]): one[2] for one in _records(file, path, region) if one[2] != "."}
+
+
 def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[int, str, list[str]]:
     """Start in the region, reference and alternatives of a record whose reference is ours."""
     start, ref = int(record[1]) - 1 - region.start, record[3].upper()

@@ -34,6 +34,8 @@ METRICS: dict[str, Metric] = {
     "token_length": Metric("Characters a token, in sequences", "characters", False),
     "vocabulary_length": Metric("Characters a token, in the vocabulary", "characters", False),
     "unknown": Metric("Tokens not in the vocabulary", "%"),
+    "auc": Metric("Area under the ROC curve", "%", False),
+    "f1": Metric("F1", "%", False),
     "spearman": Metric("Spearman's correlation", "%", False),
     "pearson": Metric("Pearson's correlation", "%", False),
     "rmse": Metric("Root mean squared error", ""),
