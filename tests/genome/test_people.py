@@ -1,0 +1,94 @@
+"""Encoded people: part of the region, splits, and how many of each symbol everybody has."""
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from greenformers.genome.diplotype import Haplotype, diplotype, encoded, text
+from greenformers.genome.encode import Encoding
+from greenformers.genome.files import GenomeError, Region
+from greenformers.genome.people import People, cut
+
+REFERENCE = "ACGTACGTAC"
+HEAD = Encoding(Path("a.fa"), Region("19", 100, 110)).settings()
+
+
+def changed(*edits) -> Haplotype:
+    found = Haplotype(encoded(REFERENCE))
+    for name, *given in edits:
+        getattr(found, name)(*given)
+    return found
+
+
+PLAIN = changed()
+TYPES = {
+    "ann": (PLAIN, PLAIN, "0"),
+    "bob": (changed(("substitute", 2, "T")), PLAIN, "1"),
+    "cay": (changed(("substitute", 2, "T"), ("delete", 5, 2)), changed(("substitute", 2, "T")), "1"),
+    "dan": (changed(("insert", 8, "GG")), changed(("insert", 8, "G")), "0"),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    rows = [f"{name}\t{label}\t{text(diplotype(one, other))}" for name, (one, other, label) in TYPES.items()]
+    found = tmp_path / "people.tsv"
+    found.write_text("\n".join([f"#{json.dumps(HEAD)}", "person\tphenotype\tsequence", *rows, ""]))
+    return found
+
+
+def test_counts_are_those_of_both_haplotypes(path):
+    people = People.load(path)
+    counts, features = people.counts()
+    assert people.names == list(TYPES)
+    assert people.labels.tolist() == [0, 1, 1, 0]
+    # Positions from 1: 103 is the third of the region, 106 and 107 are deleted once, 108 has something after it.
+    assert features == [(103, "T"), (106, "DEL"), (107, "DEL"), (108, "+")]
+    assert counts.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [2, 1, 1, 0], [0, 0, 0, 1]]
+
+
+def test_a_part_has_the_same_counts(path):
+    people = People.load(path, "19:103-106")
+    assert str(people.region) == "19:103-106"
+    assert [people.text(number)[0] for number in range(4)] == ["G", "K", "T", "G"]
+    assert people.counts()[1] == [(103, "T"), (106, "DEL")]
+    # What is inserted after the last position belongs to it.
+    assert len(People.load(path, "19:101-108").pairs[3]) == 10
+    assert len(People.load(path, "19:109-110").pairs[3]) == 2
+
+
+def test_cut_is_the_whole_between_its_ends():
+    pairs = diplotype(*TYPES["dan"][:2])
+    assert np.array_equal(np.concatenate([cut(pairs, 0, 8), cut(pairs, 8, 10)]), pairs)
+
+
+def test_splits_have_everybody_once(path):
+    people = People.load(path)
+    many = People(people.region, "iupac", [str(n) for n in range(100)], [people.pairs[0]] * 100,
+                  np.arange(100) % 2, ["0", "1"])  # fmt: skip
+    parts = many.splits(3, 0.1, 0.2)
+    assert sorted(chain(*parts.values())) == list(range(100))
+    assert {name: len(some) for name, some in parts.items()} == {"train": 70, "valid": 10, "test": 20}
+    assert all(sum(n % 2 for n in some) == len(some) / 2 for some in parts.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"mode": "diplotype"', '"mode": "haplotype"', r"must hold diplotypes, holds haplotypes$"),
+        ("\tphenotype\t", "\tcolour\t", r"has no phenotypes; encode with --cohort$"),
+        ("\t1\t", "\t0\t", r"must have two phenotypes, has 1$"),
+    ],
+)
+def test_files_that_do_not_fit(path, old, new, message):
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(GenomeError, match=message):
+        People.load(path)
+
+
+def test_a_part_that_is_not_there(path):
+    with pytest.raises(GenomeError, match=r"has 19:101-110; 19:100-105 is not within$"):
+        People.load(path, "19:100-105")

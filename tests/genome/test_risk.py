@@ -1,0 +1,160 @@
+"""From people to who has the disease: tokens, network, baselines, and what the network looks at."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from greenformers.genome import baselines, explain
+from greenformers.genome.diplotype import Haplotype, diplotype, encoded, text
+from greenformers.genome.encode import Encoding
+from greenformers.genome.files import Region
+from greenformers.genome.judge import records, table
+from greenformers.genome.people import People
+from greenformers.genome.risk import best_threshold, finetune, prepare, scores, summary
+from greenformers.genome.settings import Finetuning, Pretraining
+from greenformers.train import run
+
+pytest.importorskip("sentencepiece", reason="the genome extra is not installed")
+
+SITES, PLANTED = (20, 45, 70), 45
+QUIET = Console(quiet=True)
+
+
+def cohort(folder: Path, people: int, effect: float) -> Path:
+    """People of 90 positions with three variants, of which one raises the odds for each copy."""
+    source = np.random.default_rng(0)
+    reference = "".join("ACGT"[one] for one in source.integers(0, 4, 90))
+    rows = []
+    for number in range(people):
+        both, copies = [], 0
+        for _ in range(2):
+            one = Haplotype(encoded(reference))
+            for site in SITES:
+                if source.random() < 0.4:
+                    one.substitute(site - 1, {"A": "C", "C": "A", "G": "T", "T": "G"}[reference[site - 1]])
+                    copies += site == PLANTED
+            both.append(one)
+        ill = source.random() < 1 / (1 + math.exp(-effect * (copies - 0.8)))
+        rows.append(f"p{number}\t{int(ill)}\t{text(diplotype(*both))}")
+    head = json.dumps(Encoding(Path("a.fa"), Region("1", 0, 90)).settings())
+    path = folder / "people.tsv"
+    path.write_text("\n".join([f"#{head}", "person\tphenotype\tsequence", *rows, ""]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    from greenformers.genome import corpus
+    from greenformers.genome.tokenizer import base_tokens, subwords
+
+    found = tmp_path_factory.mktemp("risk")
+    path = cohort(found, 600, 1.2)
+    sentences = list(corpus.sentences_of(path, 0, count=300))
+    subwords(sentences, size=120, characters=base_tokens("iupac"), max_length=64).save_pretrained(found / "tokens")
+    return found
+
+
+def settings(folder: Path, **more) -> Finetuning:
+    small = {"hidden": 24, "layers": 1, "heads": 2, "feed_forward": 32, "dropout": 0.0, "k": 8, "length": 64}
+    learning = {"batch": 20, "learning_rate": 1e-2, "decay": 0.998, "epochs": 8, "residual": "pre", "pooling": "mean"}
+    given = {"sequences": str(folder / "people.tsv"), "tokens": str(folder / "tokens")}
+    return Finetuning(**small | learning | given | more)
+
+
+@pytest.fixture(scope="module")
+def tuned(folder) -> list[dict[str, float]]:
+    return finetune(settings(folder), folder / "runs", 2, QUIET)
+
+
+def test_the_network_is_as_good_as_the_right_baseline(folder, tuned):
+    made = records(settings(folder), tuned, [PLANTED])
+    auc = {record.variant: record.value for record in made if record.metric == "auc"}
+    known = auc["logistic regression, known variants"]
+    assert known > 65
+    assert auc["linformer"] > known - 5
+    assert table(made).row_count == len(auc) == 4
+    assert {record.setting["draws"] for record in made} == {2}
+
+
+def test_what_is_done_is_not_done_again(folder, tuned):
+    before = {path: path.stat().st_mtime for path in (folder / "runs").rglob("*") if path.is_file()}
+    assert finetune(settings(folder), folder / "runs", 2, QUIET) == tuned
+    assert {path: path.stat().st_mtime for path in (folder / "runs").rglob("*") if path.is_file()} == before
+    draws = [run.settings_of(folder / "runs" / f"split{number}", Finetuning) for number in range(2)]
+    assert [(one.split, one.seed) for one in draws] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_planted_variant_is_ranked_first(folder):
+    found = explain.explained(folder / "runs" / "split0", people=60, steps=16, progress=lambda _: None)
+    assert found.ranked[0][0] == PLANTED
+    assert sorted(position for position, _ in found.ranked) == list(SITES)
+    assert found.values.shape == (90,)
+
+
+@pytest.mark.usefixtures("tuned")
+def test_attributions_add_up_to_the_logit(folder):
+    task = replace(settings(folder), init=str(folder / "runs" / "split0"), tokens=None).task()
+    model = run.trained(folder / "runs" / "split0", Finetuning)
+    ids = task.objective.example("test", 0, torch.Generator())["input_ids"]
+    kept = [task.tokenizer.cls_token_id, task.tokenizer.sep_token_id]
+    errors = [
+        abs(explain.integrated_gradients(model, ids, kept, task.tokenizer.mask_token_id, steps=steps)[1])
+        for steps in (2, 64)
+    ]
+    assert errors[1] < 1e-3
+    assert errors[1] <= errors[0]
+    tokens, _ = explain.integrated_gradients(model, ids, kept, task.tokenizer.mask_token_id)
+    assert tokens[0] == tokens[-1] == 0
+
+
+def test_no_effect_is_not_found(folder, tmp_path):
+    path = cohort(tmp_path, 300, 0.0)
+    found = finetune(settings(folder, sequences=str(path), epochs=2), tmp_path / "runs", 2, QUIET)
+    mean, deviation = summary(found, "auc")
+    assert abs(mean - 50) < 15
+    assert deviation >= 0
+
+
+def test_pretraining_is_where_finetuning_starts(folder, tmp_path):
+    given = {name: getattr(settings(folder), name) for name in ("hidden", "layers", "heads", "feed_forward", "k")}
+    given |= {"sequences": str(folder / "people.tsv"), "tokens": str(folder / "tokens"), "residual": "pre"}
+    before = Pretraining(**given, length=64, batch=8, steps=3, sentences=200)
+    run.start(tmp_path / "before", before, QUIET)
+    after = prepare(settings(folder, init=str(tmp_path / "before"), tokens=None))
+    stored = run.trained(tmp_path / "before", Pretraining).state_dict()
+    shared = [name for name in after.network().state_dict() if name in stored and "head" not in name]
+    assert len(shared) > 8
+    for name in shared:
+        assert torch.equal(after.network().state_dict()[name], stored[name])
+
+
+def test_a_sequence_that_would_be_cut_is_refused(folder):
+    with pytest.raises(ValueError, match=r"^length must be at least \d+, the tokens of the longest sequence, got 8$"):
+        settings(folder, length=8).task()
+
+
+def test_the_odds_ratio_is_recovered(folder):
+    people = People.load(folder / "people.tsv")
+    features, names = baselines.at_positions(people, SITES)
+    for odds in baselines.odds_ratios(features, names, people.labels):
+        expected = math.exp(1.2) if odds.position == PLANTED else 1.0
+        # The feature is the rarer or the other symbol's count; both are the same up to the sign.
+        ends = sorted((odds.low, odds.high)) if odds.ratio >= 1 else sorted((1 / odds.low, 1 / odds.high))
+        assert ends[0] * 0.85 < expected < ends[1] * 1.15
+    with pytest.raises(ValueError, match=r"^positions must have variants, none of 1, 2 has$"):
+        baselines.at_positions(people, [1, 2])
+
+
+def test_scores():
+    found, wanted = np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])
+    assert scores(found, wanted) == pytest.approx({"auc": 75.0, "f1": 200 / 3})
+    assert scores(found, wanted, best_threshold(found, wanted))["f1"] == pytest.approx(80.0)
+    assert summary([{"auc": 1.0}, {"auc": 3.0}], "auc") == (2.0, pytest.approx(2**0.5))
+    assert summary([{"auc": 1.0}], "auc") == (1.0, 0.0)
