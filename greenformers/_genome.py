@@ -1,5 +1,6 @@
 """Commands for genomes. Heavy imports are inside the commands, so that --help answers at once."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,14 +64,20 @@ def encode(
     console = terminal.console(stderr=True)
     thresholds = Thresholds(depth, count, share, base_quality, mapping_quality)
     group = None if cohort is None else Cohort.load(cohort)
-    own = {} if group is None else {person.path: person.name for person in group.people if person.path is not None}
+    own: dict[Path, str] = {}
+    for person in [] if group is None else group.people:
+        if person.path in own:
+            both = f"{own[person.path]} and {person.name}"
+            raise GenomeError(f"{cohort}: {both} have one path, {person.path} both; name it as FILES instead")
+        if person.path is not None:
+            own[person.path] = person.name
     if bool(files) == bool(own):
         raise ValueError("name FILES, or a cohort with the column path; not both")
     paths = [*(files or own)]
     if index:
         for path in [*paths, reference]:
             if path.name.endswith((".bam", ".cram", ".vcf.gz", ".bcf", ".fa", ".fasta")) and (made := make_index(path)):
-                console.print(f"index:  {made}", soft_wrap=True)
+                print(f"index:  {made}", file=sys.stderr)
     where = Reference(reference).region(region)
     encoding = Encoding(reference, where, mode, alphabet, thresholds)
     phenotypes = None if group is None else {person.name: person.phenotype for person in group.people}
@@ -110,14 +117,13 @@ def _encoded(out: Path, encoding: "Encoding", people: int, others: int, group: o
     """What has been done, without anything of anybody."""
     from greenformers.genome.cohort import Cohort
 
-    console = terminal.console()
     region = encoding.region
-    console.print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)", soft_wrap=True)
+    print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)")
     if isinstance(group, Cohort):
         balance = ", ".join(f"{count:,} {phenotype}" for phenotype, count in group.balance().items())
-        console.print(f"phenotypes: {balance}", soft_wrap=True)
+        print(f"phenotypes: {balance}")
         if group.unknown or others:
-            console.print(f"left out: {group.unknown:,} without phenotype, {others:,} not in the table", soft_wrap=True)
+            print(f"left out: {group.unknown:,} without phenotype, {others:,} not in the table")
 
 
 @app.command()
@@ -155,7 +161,12 @@ def tokenize(
         raise ValueError("name --reference or --sequences, one of them")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already, and not an empty folder")
+    if sequences is not None and (sites is not None or (mode, alphabet) != ("diplotype", "iupac")):
+        raise ValueError("sites, mode and alphabet are for --reference; those of --sequences are the file's own")
     Encoding(Path(), Region("", 0, 0), mode, alphabet)
+    for name, value, least_value in (("seed", seed, 0), ("starts", starts, 1), ("sentences", sentences, 1)):
+        if value < least_value:
+            raise ValueError(f"{name} must be at least {least_value}, got {value}")
     whole: list[str] = []
     if reference is not None:
         genome = Reference(reference)
@@ -178,11 +189,10 @@ def tokenize(
         if pattern is None:
             vocabulary = tokenizer.mean_token(made)
             mean = tokenizer.mean_length(made, whole or corpus.sentences_of(sequences or Path(), seed, count=1000))
-    console = terminal.console()
-    console.print(f"{out}: {len(made):,} tokens of {counted.count:,} sentences", soft_wrap=True)
+    print(f"{out}: {len(made):,} tokens of {counted.count:,} sentences")
     if mean is not None:
         spoken = f"in the sequences a token has {mean:.2f} characters on average, in the vocabulary {vocabulary:.2f}"
-        console.print(f"{spoken} (thesis: 8.7, chr19)", soft_wrap=True)
+        print(f"{spoken} (thesis: 8.7, chr19)")
 
 
 @app.command()
@@ -197,7 +207,7 @@ def simulate(
     ] = None,
     prevalence: Annotated[float, typer.Option(help="Share of people with the disease.")] = 0.5,
     sites: Annotated[Path | None, typer.Option(help="Genotypes drawn from the frequencies (AF) of a VCF.")] = None,
-    people: Annotated[int, typer.Option(help="How many to draw.")] = 1000,
+    people: Annotated[int | None, typer.Option(help="How many to draw; 1000 if not given.")] = None,
     seed: Seed = 0,
 ) -> None:
     """Make up phenotypes for real genotypes, or genotypes from frequencies (without linkage), to try a pipeline."""
@@ -208,23 +218,29 @@ def simulate(
         raise ValueError("name --variants, for phenotypes, or --sites, for genotypes; one of them")
     if variants is not None and (preset is None) == (effects is None):
         raise ValueError("name --preset or --effects, one of them")
+    if sites is not None and (preset is not None or effects is not None):
+        raise ValueError("preset and effects are for --variants")
+    if variants is not None and people is not None:
+        raise ValueError("people are for --sites")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
     if out.exists():
         raise ValueError(f"{out} is there already")
-    genome, console = Reference(reference), terminal.console()
+    genome = Reference(reference)
     if sites is not None:
         where = genome.region(region)
         with terminal.Steps(terminal.console(stderr=True)) as steps:
-            written = 0
-            for place, written in made.synthetic(sites, genome, where, people, out, seed):  # noqa: B007
+            written, count = 0, 1000 if people is None else people
+            for place, written in made.synthetic(sites, genome, where, count, out, seed):  # noqa: B007
                 steps("sites", (place - where.start) / len(where))
-        console.print(f"{out}: {people:,} synthetic people, {written:,} sites, no linkage", soft_wrap=True)
+        print(f"{out}: {count:,} synthetic people, {written:,} sites, no linkage")
         return
     assert variants is not None
     odds, source = made.odds_of(variants, genome, region, preset, effects)
     counts = made.write_phenotypes(out, odds, prevalence, seed, source)
-    console.print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without", soft_wrap=True)
+    print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without")
     if counts["left out"]:
-        console.print(f"left out: {counts['left out']:,} without a published odds ratio", soft_wrap=True)
+        print(f"left out: {counts['left out']:,} without a published odds ratio")
 
 
 app.command("pretrain")(
@@ -311,4 +327,4 @@ def explain(
     )
     lines = [f"{position}\t{found.names.get(position, '')}\t{score:.6g}\n" for position, score in found.ranked]
     (out / "variants.tsv").write_text("position\tname\timportance\n" + "".join(lines))
-    console.print(f"picture: {picture}\ntable:   {out / 'variants.tsv'}", soft_wrap=True)
+    print(f"picture: {picture}\ntable:   {out / 'variants.tsv'}")

@@ -306,7 +306,9 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"greenformers: {' '.join(message.split())}", file=sys.stderr)
+    # A name may hold what moves the cursor.
+    shown = "".join(one for one in " ".join(message.split()) if one.isprintable())
+    print(f"greenformers: {shown}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -57,7 +57,7 @@ class Cohort:
         _, header = rows[0]
         for column in ("person", "phenotype"):
             if header.count(column) != 1:
-                raise GenomeError(f"{table}: must have one column {column}, has {', '.join(header)}")
+                raise GenomeError(f"{table}: must have one column {column}, has {', '.join(header)[:80]}")
         people: list[Person] = []
         seen: dict[str, int] = {}
         unknown = 0
@@ -68,6 +68,8 @@ class Cohort:
             name = row["person"]
             if not name:
                 raise GenomeError(f"{table}: line {line} names no person")
+            if not (name + row["phenotype"]).isprintable():
+                raise GenomeError(f"{table}: line {line} has a tab or another character that cannot be printed")
             if name in seen:
                 raise GenomeError(f"{table}: line {line} has person {name} again, after line {seen[name]}")
             seen[name] = line
@@ -105,8 +107,10 @@ class Cohort:
         """
         from sklearn.model_selection import train_test_split
 
-        if min(valid, test) <= 0 or valid + test >= 1:
+        if not (valid > 0 and test > 0 and valid + test < 1):
             raise ValueError(f"valid and test must be above 0 and below 1 together, got {valid} and {test}")
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed must be in 0..2^32 - 1, got {seed}")
         try:
             rest, last = train_test_split(
                 self.people, test_size=test, random_state=seed, stratify=[one.phenotype for one in self.people]
@@ -115,9 +119,14 @@ class Cohort:
                 rest, test_size=valid / (1 - test), random_state=seed, stratify=[one.phenotype for one in rest]
             )
         except ValueError as error:
-            counts = " and ".join(str(count) for count in self.balance().values())
-            raise ValueError(f"{counts} people are too few for splits of {valid} and {test}") from error
+            raise self._too_few(valid, test) from error
+        if any({one.phenotype for one in part} != set(self.phenotypes) for part in (first, middle, last)):
+            raise self._too_few(valid, test)
         return {"train": first, "valid": middle, "test": last}
+
+    def _too_few(self, valid: float, test: float) -> ValueError:
+        counts = " and ".join(str(count) for count in self.balance().values())
+        return ValueError(f"{counts} people are too few for splits of {valid} and {test}")
 
 
 def _rows(table: Path) -> list[tuple[int, list[str]]]:

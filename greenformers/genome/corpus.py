@@ -71,8 +71,12 @@ def frequency(about: dict[str, str], count: int, path: Path | None) -> list[floa
         found = [0.0 if one == "." else float(one) for one in about["AF"].split(",")]
     except ValueError:
         found = []
+    what = f"frequencies (AF) of {count} alternatives must be"
     if len(found) != count or not all(0 <= one <= 1 for one in found):
-        raise GenomeError(f"{path}: frequencies (AF) of {count} alternatives must be in 0..1, got {about['AF'][:40]!r}")
+        raise GenomeError(f"{path}: {what} in 0..1, got {about['AF'][:40]!r}")
+    # A little more is rounding.
+    if sum(found) > 1.001:
+        raise GenomeError(f"{path}: {what} at most 1 together, got {about['AF'][:40]!r}")
     return found
 
 
@@ -142,6 +146,8 @@ def sentences_of(
     Raises:
         GenomeError: it is not such a file, or has nobody.
     """
+    if count < 1:
+        raise ValueError(f"count of sentences must be at least 1, got {count}")
     source = np.random.default_rng(seed)
     total = sum(len(sequence) for sequence in _sequences(path, share))
     if not total:
@@ -163,6 +169,8 @@ def sentences(sequences: Sequence[str], seed: int, **options: int) -> Iterator[s
     """Sentences of all sequences, one after the other; options as of `pieces`, `count` being that of all together."""
     source = np.random.default_rng(seed)
     count = options.pop("count", SENTENCES)
+    if count < 1:
+        raise ValueError(f"count of sentences must be at least 1, got {count}")
     for number, sequence in enumerate(sequences):
         share = count // len(sequences) + (number < count % len(sequences))
         for begin, end in pieces(len(sequence), source, count=max(1, share), **options):

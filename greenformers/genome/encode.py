@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
 from greenformers.genome import reads, variants
 from greenformers.genome.diplotype import ALPHABETS, Haplotype, diplotype, text
-from greenformers.genome.files import GenomeError, Region
+from greenformers.genome.files import GenomeError, Region, checked
 from greenformers.genome.reads import Thresholds
 from greenformers.genome.reference import Reference
 
@@ -72,8 +72,17 @@ def is_reads(path: Path) -> bool:
 
 
 def people(path: Path) -> list[str]:
-    """Who is in a file."""
-    return reads.people(path) if is_reads(path) else variants.people(path)
+    """Who is in a file; at least one.
+
+    Raises:
+        GenomeError: nobody, or the file cannot be used.
+    """
+    found = reads.people(path) if is_reads(path) else variants.people(path)
+    if not found:
+        raise GenomeError(f"{path}: has no genotypes, only sites")
+    if not all(name and name.isprintable() for name in found):
+        raise GenomeError(f"{path}: a person's name must have characters, all of them printable")
+    return found
 
 
 def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
@@ -82,7 +91,9 @@ def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
     Raises:
         GenomeError: the file cannot be used.
     """
-    reference = _reference(encoding.reference)
+    # A file that was replaced is another one.
+    whole = encoding.reference.resolve()
+    reference = _reference(whole, whole.stat().st_mtime_ns)
     if is_reads(source.path):
         if encoding.mode == "haplotype":
             raise GenomeError(f"{source.path}: reads do not tell which haplotype a base is of; use phased variants")
@@ -102,8 +113,8 @@ def _written(both: tuple[Haplotype, Haplotype], encoding: Encoding) -> str:
     return text(diplotype(*both), encoding.alphabet)
 
 
-@cache
-def _reference(path: Path) -> Reference:
+@lru_cache(maxsize=1)
+def _reference(path: Path, _: int) -> Reference:
     return Reference(path)
 
 
@@ -136,12 +147,17 @@ def encode(
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    part = out.with_name(out.name + ".part")
     if out.exists():
         raise ValueError(f"{out} is there already")
+    part = out.with_name(out.name + ".part")
     columns = ["person", *(["phenotype"] if phenotypes is not None else []), *_columns(encoding)]
     head = f"#{json.dumps(encoding.settings(), ensure_ascii=False)}\n" + "\t".join(columns) + "\n"
+    sources = list(sources)
     done = _resumed(part, head, resume)
+    everybody = {person for source in sources for person in source.people}
+    for person, phenotype in done.items():
+        if person not in everybody or (phenotypes is not None and phenotypes[person] != phenotype):
+            raise ValueError(f"{part} is of other people or phenotypes than these, {person} is one; remove it")
     count = len(done)
     yield count
     try:
@@ -165,7 +181,7 @@ def _columns(encoding: Encoding) -> list[str]:
     return ["sequence"] if encoding.mode == "diplotype" else ["first", "second"]
 
 
-def _left(sources: Iterable[Source], done: set[str]) -> Iterator[Source]:
+def _left(sources: Iterable[Source], done: dict[str, str]) -> Iterator[Source]:
     """What is not done, at most so many people of a file at a time."""
     for source in sources:
         people = [person for person in source.people if person not in done]
@@ -189,10 +205,10 @@ def _each(sources: list[Source], encoding: Encoding, workers: int) -> Iterator[I
             yield ahead.popleft().result()
 
 
-def _resumed(part: Path, head: str, resume: bool) -> set[str]:
-    """Who is written already; a line that was not finished is cut off."""
+def _resumed(part: Path, head: str, resume: bool) -> dict[str, str]:
+    """Who is written already, with what comes after the name; a line that was not finished is cut off."""
     if not part.exists():
-        return set()
+        return {}
     if not resume:
         raise ValueError(f"{part} is of work that was stopped: --resume goes on with it, or remove it")
     written = head.encode()
@@ -202,12 +218,13 @@ def _resumed(part: Path, head: str, resume: bool) -> set[str]:
             raise ValueError(f"{part} is of other settings than these; remove it")
         if len(start) < len(written):
             file.truncate(0)
-            return set()
-        done, end = set(), file.tell()
+            return {}
+        done, end = dict[str, str](), file.tell()
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            done.add(line.split(b"\t", 1)[0].decode())
+            person, after, _ = (line + b"\t").split(b"\t", 2)
+            done[person.decode()] = after.decode()
             end += len(line)
         file.truncate(end)
     return done
@@ -219,10 +236,9 @@ def load(path: Path) -> Iterator[dict[str, str]]:
     Raises:
         GenomeError: it is not one, or is damaged.
     """
+    settings_of(path)
     with path.open(encoding="utf-8", newline="") as file:
-        first, header = file.readline(), file.readline().rstrip("\n").split("\t")
-        if not first.startswith("#{") or header[0] != "person":
-            raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote")
+        header = [file.readline(), file.readline()][1].rstrip("\n").split("\t")
         for number, line in enumerate(file, start=3):
             fields = line.rstrip("\n").split("\t")
             if len(fields) != len(header) or not line.endswith("\n"):
@@ -236,9 +252,14 @@ def settings_of(path: Path) -> dict[str, object]:
     Raises:
         GenomeError: it is not one.
     """
-    with path.open(encoding="utf-8") as file:
-        first = file.readline()
+    checked(path)
     try:
-        return dict(json.loads(first.removeprefix("#")))
-    except ValueError as error:
+        with path.open(encoding="utf-8", newline="") as file:
+            first, header = file.readline(), file.readline()
+        about = json.loads(first.removeprefix("#"))
+        Encoding(Path(about["reference"]), Region.parse(about["region"]), about["mode"], about["alphabet"])
+    except (ValueError, KeyError, TypeError) as error:
         raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote") from error
+    if not header.startswith("person\t"):
+        raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote")
+    return dict(about)

@@ -113,10 +113,13 @@ def checked(path: Path) -> str:
 
 
 def whole(path: Path) -> None:
-    """Raise GenomeError where a packed file is not BGZF, or lacks its last block: it was cut off."""
+    """Raise GenomeError where a packed file is not BGZF or lacks its last block, or a text its last line's end."""
     with path.open("rb") as file:
         start = file.read(18)
         if start[:2] != b"\x1f\x8b":
+            file.seek(-1, 2)
+            if start.startswith(b"##") and file.read() != b"\n":
+                raise GenomeError(f"{path}: cut off, its last line has no end")
             return
         if start[3:4] != b"\x04" or start[12:14] != b"BC":
             raise GenomeError(f"{path}: packed with gzip, must be with bgzip")
@@ -216,7 +219,7 @@ def told(path: Path, what: str) -> Iterator[None]:
     except GenomeError:
         raise
     except (OSError, ValueError, NotImplementedError, pysam.SamtoolsError, UnicodeDecodeError) as error:
-        reason = str(error).strip().splitlines()
+        reason = re.sub(r"(?s).*stderr=", "", str(error)).strip("\n' ").replace("\\n", "\n").splitlines()
         raise GenomeError(f"{path}: {what} ({reason[-1] if reason else type(error).__name__})") from error
 
 

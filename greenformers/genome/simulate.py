@@ -54,9 +54,16 @@ def effects(table: Path) -> list[Effect]:
         GenomeError: no such table, or a row is not like this.
     """
     checked(table)
+    try:
+        return _effects(table)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise GenomeError(f"{table}: no table that can be read ({error})") from error
+
+
+def _effects(table: Path) -> list[Effect]:
     found = []
-    with table.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t")
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t", strict=True)
         if missing := {"position", "allele", "odds_ratio"} - set(reader.fieldnames or []):
             raise GenomeError(f"{table}: must have columns position, allele, odds_ratio; has no {sorted(missing)[0]}")
         for row in reader:
@@ -117,7 +124,7 @@ def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]
     if not 0 < prevalence < 1:
         raise ValueError(f"prevalence must be above 0 and below 1, got {prevalence}")
     values = np.array(odds)
-    bound = float(np.abs(values).max(initial=0.0)) + 50.0
+    bound = float(np.abs(values).max(initial=0.0)) + 50.0 - math.log(prevalence) - math.log1p(-prevalence)
     base = brentq(lambda a: float(expit(a + values).mean()) - prevalence, -bound, bound)
     drawn = np.random.default_rng(seed).random(len(values))
     return [int(one) for one in drawn < expit(base + values)]
@@ -150,6 +157,10 @@ def odds_of(
     first, last = APOE_SITES[assembly]
     where = reference.region(region or f"19:{first}-{last}")
     found = variants.read(path, reference, where)
+    here = [found.reference[one - 1 - where.start : one - where.start] for one in (first, last)]
+    if here != ["T", "C"]:
+        at = f"{where.contig}:{first} and {last}"
+        raise GenomeError(f"{reference.path}: is not GRCh{assembly}, at {at} there are {', '.join(here)} for T, C")
     known: dict[str, float | None] = {name: math.log(ratio) for name, ratio in APOE.items()}
     genotypes = epsilon(found, where, assembly)
     return {name: known.get(one) for name, one in zip(found.people, genotypes, strict=True)}, preset
@@ -204,6 +215,8 @@ def synthetic(
     unfinished = out.with_name(f".{out.name}.unfinished.vcf.gz")
     written, bases = 0, reference.fetch(region)
     try:
+        # pysam would crash where it cannot open the file.
+        unfinished.touch()
         with pysam.BGZFile(str(unfinished.resolve()), "wb") as file:
             file.write("\n".join([*_header(region, names), ""]).encode())
             for start, ref, alts, about in variants.sites(sites, region, bases):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from greenformers.genome.diplotype import ALPHABETS, BASES
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Ids 0 to 4."""
+
+LARGEST = 2**24
+"""Tokens of a vocabulary."""
 
 LONGEST_PIECE = 16
 """Characters of a subword; SentencePiece's own limit."""
@@ -62,16 +65,21 @@ def subwords(
     least = len(SPECIAL) + len(characters)
     if size < least:
         raise ValueError(f"size must be at least {least}, for {len(characters)} characters; got {size}")
-    written = io.BytesIO()
+    if not 1 <= longest <= 512:
+        raise ValueError(f"longest must be in 1..512, got {longest}")
+    _check_sizes(size, max_length)
+    read, written = _Read(sentences), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences), model_writer=written, model_type="bpe", vocab_size=size,
-            character_coverage=1.0, required_chars=characters, normalization_rule_name="nfkc", add_dummy_prefix=False,
+            sentence_iterator=read.after(characters), model_writer=written, model_type="bpe", vocab_size=size,
+            character_coverage=1.0, normalization_rule_name="nfkc", add_dummy_prefix=False,
             max_sentence_length=2**30, max_sentencepiece_length=longest, unk_id=1, pad_id=0, bos_id=2, eos_id=3,
             pad_piece=SPECIAL[0], unk_piece=SPECIAL[1], bos_piece=SPECIAL[2], eos_piece=SPECIAL[3],
             control_symbols=[SPECIAL[4]], minloglevel=2, hard_vocab_limit=False,
         )  # fmt: skip
     except RuntimeError as error:
+        if read.fault is not None:
+            raise read.fault from None
         raise ValueError(f"tokens cannot be learnt from these sentences: {str(error).splitlines()[-1]}") from error
     model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     ids = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
@@ -79,6 +87,26 @@ def subwords(
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.decoder = decoders.Fuse()
     return _finished(tokenizer, max_length)
+
+
+class _Read:
+    """What SentencePiece reads; it swallows the faults of an iterator, so they are kept here."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        self._sentences = iter(sentences)
+        self.fault: BaseException | None = None
+
+    def after(self, characters: str) -> Iterator[str]:
+        """The characters, a sentence each, that none may be missing where no sentence has it; then the sentences."""
+        try:
+            first = next(self._sentences, None)
+            if first is not None:
+                yield from characters
+                yield first
+            yield from self._sentences
+        except BaseException as fault:
+            self.fault = fault
+            raise
 
 
 def _merges(ids: dict[str, int]) -> list[tuple[str, str]]:
@@ -140,6 +168,7 @@ def kmer_tokens(
 
     if size <= len(SPECIAL):
         raise ValueError(f"size must be above {len(SPECIAL)}, got {size}")
+    _check_sizes(size, max_length)
     seen: Counter[str] = Counter()
     for sentence in sentences:
         seen.update(kmers(sentence, pattern, stride).split(" "))
@@ -148,7 +177,14 @@ def kmer_tokens(
     ids = {token: number for number, token in enumerate([*SPECIAL, *best])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _finished(tokenizer, max_length)
+    return _finished(tokenizer, max_length, kmer_pattern=pattern, kmer_stride=stride)
+
+
+def _check_sizes(size: int, max_length: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"size must be at most {LARGEST}, got {size}")
+    if max_length < 4:
+        raise ValueError(f"max_length must be at least 4, got {max_length}")
 
 
 def _check(pattern: str, stride: int) -> None:
@@ -158,7 +194,7 @@ def _check(pattern: str, stride: int) -> None:
         raise ValueError(f"stride must be in 1..{len(pattern)}, got {stride}")
 
 
-def _finished(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+def _finished(tokenizer: Tokenizer, max_length: int, **about: str | int) -> PreTrainedTokenizerFast:
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -168,7 +204,7 @@ def _finished(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=max_length, pad_token="[PAD]", unk_token="[UNK]",
-        cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", clean_up_tokenization_spaces=False,
+        cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", clean_up_tokenization_spaces=False, **about,
     )  # fmt: skip
 
 

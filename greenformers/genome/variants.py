@@ -150,13 +150,14 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         if not names:
             raise GenomeError(f"{path}: has no genotypes, only sites")
         if people is not None:
-            if missing := [person for person in people if person not in set(names)]:
+            known_names, wanted = set(names), set(people)
+            if missing := [person for person in people if person not in known_names]:
                 raise GenomeError(
                     f"{path}: has no person {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1)
                 )
             file.subset_samples(list(people))
         # In the order of the file, whatever the order they were asked for in.
-        found.people = list(file.header.samples) if people is None else [name for name in names if name in set(people)]
+        found.people = list(file.header.samples) if people is None else [name for name in names if name in wanted]
         known: dict[str, Genotype] = {}
         for record in _records(file, path, region):
             _add(found, record, region, path, known)
@@ -165,7 +166,7 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
 
 def people(path: Path) -> list[str]:
     """Names of the people in a file."""
-    with _opened(path) as file:
+    with told(path, "no VCF or BCF file that can be read"), _opened(path) as file:
         return list(file.header.samples)
 
 
