@@ -32,10 +32,8 @@ _DIFFERENT, _ENOUGH = 0.1, 100
 
 # What a base is counted as: A, C, G, T, then a deletion; nothing; what the reference has.
 _NOTHING, _SAME = 5, 6
-_KINDS = np.full(256, _NOTHING, dtype=np.uint8)
-for _kind, _letter in enumerate("ACGTD"):
-    _KINDS[ord(_letter)] = _kind
-_KINDS[ord("=")] = _SAME
+_KIND_OF = {ord(letter): kind for kind, letter in enumerate("ACGTD")} | {ord("="): _SAME}
+_KINDS = bytes(_KIND_OF.get(letter, _NOTHING) for letter in range(256))
 
 
 @dataclass(frozen=True)
@@ -304,7 +302,9 @@ def _count(
     seen = _seen(reads, start, end)
     if not seen.first:
         return
-    kinds = _KINDS[np.frombuffer("".join(seen.bases).encode("latin-1", "replace"), np.uint8)]
+    # A bytearray, for some of them are changed below.
+    written = bytearray("".join(seen.bases).encode("latin-1", "replace").translate(_KINDS))
+    kinds = np.frombuffer(written, np.uint8)
     qualities = np.frombuffer(b"".join(seen.qualities), np.uint8)
     # Positions: one more than the one before, except from stretch to stretch.
     first, length = np.array(seen.first), np.array(seen.length)
