@@ -23,19 +23,6 @@ APOE = DATA / "genomics_apoe_1000g"
 SECRET = re.compile(r"[ACGTN]{15,}|[01][|/][01]")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return files.everything(tmp_path_factory.mktemp("genome") / "there")
-
-
-@pytest.fixture
-def here(monkeypatch, folder, tmp_path):
-    """A copy of the files, which is the working folder."""
-    shutil.copytree(folder, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
-
-
 @pytest.fixture
 def shown(monkeypatch, capsys):
     """Run a command that must succeed; the lines it prints."""

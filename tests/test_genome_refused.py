@@ -247,19 +247,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return files.everything(tmp_path_factory.mktemp("genome") / "there")
-
-
-@pytest.fixture
-def here(monkeypatch, folder, tmp_path):
-    """A copy of the files, which is the working folder."""
-    shutil.copytree(folder, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
-
-
 def listed(folder):
     """Files, with what is in them."""
     return {

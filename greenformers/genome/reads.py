@@ -114,7 +114,8 @@ def read(path: Path, reference: Reference, region: Region, thresholds: Threshold
     Raises:
         GenomeError: the file cannot be used: damaged, without index, without reads there, or aligned to something else.
     """
-    return called(profile(path, reference, region, thresholds or Thresholds()), thresholds or Thresholds())
+    thresholds = thresholds or Thresholds()
+    return called(profile(path, reference, region, thresholds), thresholds)
 
 
 def people(path: Path) -> list[str]:

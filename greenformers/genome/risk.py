@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -25,7 +25,6 @@ from greenformers.train.stream import Numbered
 from greenformers.train.task import Task
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -36,13 +35,18 @@ class DiseaseRisk(TextClassification):
 
     def __init__(self, data: Labelled, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
         super().__init__(data, tokenizer, length)
-        # A sequence that is cut would be another person's for all the network knows.
-        longest = max(
-            len(row) for split in ("train", "valid", "test")
-            for row in tokenizer([one for one, in data.split(split).texts], verbose=False)["input_ids"]
-        )  # fmt: skip
+        # A sequence that is cut would be another person's for all the network knows. Found now, not after the training.
+        longest = max(len(row) for split in ("train", "valid", "test") for row in self.rows(split))
         if longest > length:
             raise ValueError(f"length must be at least {longest}, the tokens of the longest sequence, got {length}")
+
+    def rows(self, split: str) -> list[Tensor]:
+        """The tokens of everybody in a split, int32, all of them."""
+        if split not in self._rows:
+            texts = [one for (one,) in self.data.split(split).texts]
+            ids = self.tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+            self._rows[split] = [torch.tensor(row, dtype=torch.int32) for row in ids]
+        return self._rows[split]
 
     def probabilities(self, model: PreTrainedModel, split: str, batch_size: int) -> tuple[Tensor, Tensor]:
         """Of everybody in a split the probability of the disease, and the label, (n,) each."""
@@ -74,9 +78,16 @@ def scores(found: NDArray[np.float64], wanted: NDArray[np.int64], threshold: flo
 
 def best_threshold(found: NDArray[np.float64], wanted: NDArray[np.int64]) -> float:
     """The threshold of the largest F1; asked of the validation people, used on the test people."""
-    values = sorted(set(found.tolist()))
-    middles = [(one + other) / 2 for one, other in pairwise(values)]
-    return max([0.5, *middles], key=lambda one: scores(found, wanted, one)["f1"])
+    values = np.unique(found)
+    middles = (values[1:] + values[:-1]) / 2
+    ranked = np.sort(found[wanted == 1])
+    # Above each: how many are called ill, and how many of these are.
+    called = len(found) - np.searchsorted(np.sort(found), middles, side="right")
+    right = len(ranked) - np.searchsorted(ranked, middles, side="right")
+    f1 = 2 * right / (called + len(ranked))
+    if not len(f1) or scores(found, wanted)["f1"] >= 100 * f1.max():
+        return 0.5
+    return float(middles[f1.argmax()])
 
 
 def prepare(settings: Finetuning) -> Task:
