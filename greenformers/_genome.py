@@ -257,18 +257,24 @@ app.command("pretrain")(
 
 def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:
     from greenformers.genome import judge
-    from greenformers.genome.risk import finetune
+    from greenformers.genome.people import People
+    from greenformers.genome.risk import finetune, sequences_of
     from greenformers.measure.record import append, context
 
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is there already; --resume goes on with it")
-    if results is not None:
-        terminal.check_writable(results)
     settings = Finetuning(**given)
     positions = terminal.numbers("known", known)
+    # What is wrong with these is found before the training, not after it.
+    people = People.load(sequences_of(settings), settings.region)
+    features = judge.features(people, positions)
+    settings.task()
+    if results is not None:
+        terminal.check_writable(results)
     console = terminal.console()
-    found = finetune(settings, out, splits, console)
-    records = judge.records(settings, found, positions)
+    with terminal.resumable():
+        found = finetune(settings, out, splits, console)
+    records = judge.records(settings, found, features, people)
     console.print(judge.table(records))
     if results is not None:
         append(results, [replace(record, context=context(terminal.command(), 0)) for record in records])
@@ -308,12 +314,12 @@ def explain(
     from greenformers.report.track import track
 
     terminal.quiet()
-    for name, value in (("people", people), ("steps", steps), ("shown", shown)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    out.mkdir(parents=True, exist_ok=True)
+    for name, value, least in (("people", people, 2), ("steps", steps, 1), ("shown", shown, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
     with terminal.Steps(terminal.console(stderr=True)) as bars:
         found = module.explained(run, people=people, steps=steps, names=names, progress=partial(bars, "people"))
+    out.mkdir(parents=True, exist_ok=True)
     table = Table("position", "variant", "importance", title=f"{found.people} test people, {found.region}")
     for position, score in found.ranked[:shown]:
         table.add_row(f"{position:,}", found.names.get(position, ""), f"{score:.4f}")

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -68,6 +69,18 @@ def check_writable(results: Path) -> None:
         pass
     if not existed:
         results.unlink()
+
+
+@contextmanager
+def resumable() -> "Iterator[None]":
+    """Of training runs in a `with` block: one that a signal stopped ends the command, and how to go on is said."""
+    from greenformers.train.run import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        print("stopped; go on with --resume")
+        sys.exit(128 + stopped.signal)
 
 
 class Counted(Generic[T]):

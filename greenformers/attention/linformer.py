@@ -135,7 +135,8 @@ class Linformer(Attention):
             raise ValueError(f"the number of keys must be in 1..{self.shape.max_len}, got {x.shape[1]}")
         if key_mask is not None:
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
-        return self._matrix(role, x.shape[1])[0] @ x  # (k, M) (B, M, C) -> (B, k, C)
+        # (k, M) (B, M, C) -> (B, k, C). A plain product of these shapes would copy x, transposed, and keep the copy.
+        return torch.bmm(self._matrix(role, x.shape[1]).expand(x.shape[0], -1, -1), x)
 
     def attend(  # noqa: D102
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H L D"], v: Float[Tensor, "B H L D"]

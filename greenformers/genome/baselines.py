@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from greenformers.genome.people import People
-from greenformers.genome.risk import best_threshold, scores
+from greenformers.genome.risk import Chances, scores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,8 +60,8 @@ def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:
     return np.log1p(found.astype(float))
 
 
-def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[int]]) -> dict[str, float]:
-    """Scores on the test people of a logistic regression whose ridge and threshold the validation people chose."""
+def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[int]]) -> Chances:
+    """What a logistic regression says, whose ridge the validation people chose."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import MaxAbsScaler
 
@@ -70,8 +70,7 @@ def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[
     models = [LogisticRegression(C=one, max_iter=5000).fit(train, labels[splits["train"]]) for one in STRENGTHS]
     chosen, wanted = labels[splits["valid"]], labels[splits["test"]]
     best = max(models, key=lambda model: scores(model.predict_proba(valid)[:, 1], chosen)["auc"])
-    threshold = best_threshold(best.predict_proba(valid)[:, 1], chosen)
-    return scores(best.predict_proba(test)[:, 1], wanted, threshold)
+    return Chances(best.predict_proba(valid)[:, 1], chosen, best.predict_proba(test)[:, 1], wanted)
 
 
 def odds_ratios(

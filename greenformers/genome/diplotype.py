@@ -130,6 +130,16 @@ class Haplotype:
         self._check(place, count)
         self.bases[place : place + count] = DEL
 
+    def part(self, start: int, end: int) -> Haplotype:
+        """The positions start..end - 1, and what is inserted after them; at the very beginning, before them too."""
+        self._check(start, end - start)
+        inserted = {
+            place - start: bases
+            for place, bases in self.inserted.items()
+            if start < place <= end or place == start == 0
+        }  # fmt: skip
+        return Haplotype(self.bases[start:end], inserted)
+
     def sequence(self) -> str:
         """The bases as they follow each other on the chromosome: deleted ones gone, inserted ones there."""
         parts, done = [], 0

@@ -241,7 +241,9 @@ def load(path: Path) -> Iterator[dict[str, str]]:
         header = [file.readline(), file.readline()][1].rstrip("\n").split("\t")
         for number, line in enumerate(file, start=3):
             fields = line.rstrip("\n").split("\t")
-            if len(fields) != len(header) or not line.endswith("\n"):
+            if not line.endswith("\n"):
+                raise GenomeError(f"{path}: line {number} has no end: the file was cut")
+            if len(fields) != len(header):
                 raise GenomeError(f"{path}: line {number} must have {len(header)} columns, has {len(fields)}")
             yield dict(zip(header, fields, strict=True))
 

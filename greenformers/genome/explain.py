@@ -23,6 +23,7 @@ from greenformers.genome.diplotype import places
 from greenformers.genome.files import Region
 from greenformers.genome.masked import tokenizer_of
 from greenformers.genome.people import People
+from greenformers.genome.risk import sequences_of
 from greenformers.genome.settings import Finetuning
 from greenformers.measure.quality import evaluating
 from greenformers.train import run
@@ -165,12 +166,15 @@ def explained(
 
     Raises:
         OSError: there is no finished run in the folder, or its people are gone.
+        ValueError: its tokens are k-mers.
         GenomeError: the file of names cannot be used.
     """
     settings = run.settings_of(folder, Finetuning)
-    everybody = People.load(Path(settings.sequences), settings.region)
+    everybody = People.load(sequences_of(settings), settings.region)
     some = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]
     model, tokenizer = run.trained(folder, Finetuning), tokenizer_of(replace(settings, init=str(folder), tokens=None))
+    if "kmer_pattern" in tokenizer.init_kwargs:
+        raise ValueError(f"{folder}: its tokens are k-mers, which overlap; explain needs subwords")
     known = {} if names is None else variants.names(names, everybody.region)
     found = attributions(model, tokenizer, everybody, some, steps=steps, progress=progress)
     return Explained(everybody.region, len(some), importance(found), ranked(everybody, some, found), known)

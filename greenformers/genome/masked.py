@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from greenformers.genome import corpus
-from greenformers.genome.diplotype import diplotype, text
+from greenformers.genome.diplotype import ALPHABETS, diplotype, text
 from greenformers.genome.encode import MODES
 from greenformers.genome.reference import Reference
 from greenformers.genome.settings import Network, Pretraining
+from greenformers.genome.tokenizer import ids_of
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.task import MODEL, Task
 
@@ -29,14 +30,14 @@ class Genome:
     """Sequences to draw sentences from.
 
     Attributes:
-        sequences: of a genome; none where encoded people are read from a file.
+        sequences: of a genome, by split; none where encoded people are read from a file.
         path: of what `genome encode` wrote.
         starts: beginnings from which a sequence is cut.
         count: sentences at most, of the training split.
         seed: of the draw.
     """
 
-    sequences: list[str]
+    sequences: dict[str, list[str]]
     path: Path | None
     starts: int
     count: int
@@ -44,11 +45,11 @@ class Genome:
 
     def split(self, name: str) -> Iterable[str]:
         """Sentences of "train", "valid" or "test"; those two are cut from one beginning: none is there twice."""
-        low, high = SHARES[name]
         if self.path is not None:
-            return corpus.sentences_of(self.path, self.seed, count=self.count, share=tuple(range(low, high)))
-        parts = [one[low * len(one) // 20 : high * len(one) // 20] for one in self.sequences]
-        return corpus.sentences(parts, self.seed, starts=self.starts if name == "train" else 1, count=self.count)
+            return corpus.sentences_of(self.path, self.seed, count=self.count, share=tuple(range(*SHARES[name])))
+        # From the first character on, where there is one beginning alone: these parts are short.
+        how = {"starts": self.starts} if name == "train" else {"starts": 1, "first": 0}
+        return corpus.sentences(self.sequences[name], self.seed, count=self.count, **how)
 
 
 class GenomeMaskedLM(MaskedLM):
@@ -71,8 +72,8 @@ class GenomeMaskedLM(MaskedLM):
             separator = torch.tensor([self.tokenizer.sep_token_id], dtype=torch.int32)
             parts: list[Tensor] = []
             for some in _batched(self.data.split(split), _AT_ONCE):
-                for ids in self.tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
-                    parts += [torch.tensor(ids, dtype=torch.int32), separator]
+                for row in ids_of(self.tokenizer, some, markers=False):
+                    parts += [torch.tensor(row, dtype=torch.int32), separator]
             # The last [SEP] of a sequence is put there with its [CLS].
             ids, width = torch.cat(parts[:-1]) if parts else torch.empty(0), self.length - self.markers
             if len(ids) < width:
@@ -104,22 +105,38 @@ def prepare(settings: Pretraining) -> Task:
         raise ValueError("name a reference or sequences, one of them")
     if settings.mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}; got {settings.mode!r}")
+    if settings.alphabet not in ALPHABETS:
+        raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}; got {settings.alphabet!r}")
+    if settings.sequences is not None:
+        for name in ("region", "sites", "mode", "alphabet"):
+            if (given := getattr(settings, name)) != getattr(Pretraining, name):
+                raise ValueError(f"{name} is for a reference; of sequences it is the file's own, got {given!r}")
     for name in ("starts", "sentences"):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
-    sequences: list[str] = []
-    if settings.reference is not None:
-        genome = Reference(Path(settings.reference))
-        sites = None if settings.sites is None else Path(settings.sites)
-        both = corpus.haplotypes(genome, genome.region(settings.region), sites, least=settings.least)
-        if settings.mode == "diplotype":
-            sequences = [text(diplotype(*both), settings.alphabet)]
-        else:
-            sequences = [one.sequence() for one in both]
+    sequences = {} if settings.reference is None else _sequences(settings, Reference(Path(settings.reference)))
     path = None if settings.sequences is None else Path(settings.sequences)
     source = Genome(sequences, path, settings.starts, settings.sentences, settings.seed)
     tokenizer = tokenizer_of(settings)
     return Task(GenomeMaskedLM(source, tokenizer, settings.length), tokenizer, projected(settings))
+
+
+def _sequences(settings: Pretraining, genome: Reference) -> dict[str, list[str]]:
+    """The genome with its variants, cut by the reference's positions: haplotypes are not as long as it, nor alike."""
+    whole = genome.region(settings.region)
+    sites = None if settings.sites is None else Path(settings.sites)
+    if len(whole) < max(SHARES["test"]):
+        raise ValueError(f"region must have at least {max(SHARES['test'])} positions, {whole} has {len(whole)}")
+    haplotypes = corpus.haplotypes(genome, whole, sites, least=settings.least)
+    found = {}
+    for name, ends in SHARES.items():
+        low, high = (share * len(whole) // 20 for share in ends)
+        both = [one.part(low, high) for one in haplotypes]
+        if settings.mode == "diplotype":
+            found[name] = [text(diplotype(*both), settings.alphabet)]
+        else:
+            found[name] = [one.sequence() for one in both]
+    return found
 
 
 def tokenizer_of(settings: Network) -> PreTrainedTokenizerFast:

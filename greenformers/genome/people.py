@@ -11,7 +11,7 @@ import numpy as np
 from greenformers.genome import encode
 from greenformers.genome.cohort import Cohort, Person
 from greenformers.genome.diplotype import DEL, N, pairs_of, places, symbols, text
-from greenformers.genome.files import GenomeError, Region
+from greenformers.genome.files import GenomeError, Region, matched
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,22 +46,32 @@ class People:
             region: part of its region; None: all of it.
 
         Raises:
-            GenomeError: it is no such file, has no phenotypes or not two of them, or not this region.
+            GenomeError: it is no such file, is damaged, has no phenotypes or not two of them, somebody twice, or not
+                this region.
         """
         about = encode.settings_of(path)
         if about["mode"] != "diplotype":
             raise GenomeError(f"{path}: must hold diplotypes, holds {about['mode']}s")
         alphabet, whole = str(about["alphabet"]), Region.parse(str(about["region"]))
         part = whole if region is None else Region.parse(region)
-        if not whole.start <= part.start < part.end <= whole.end:
+        same = matched(part.contig, [whole.contig]) is not None
+        if not same or not whole.start <= part.start < part.end <= whole.end:
             raise GenomeError(f"{path}: has {whole}; {part} is not within")
         names, pairs, phenotypes = [], [], []
-        for row in encode.load(path):
+        for number, row in enumerate(encode.load(path), start=3):
             if "phenotype" not in row:
                 raise GenomeError(f"{path}: has no phenotypes; encode with --cohort")
             names.append(row["person"])
             phenotypes.append(row["phenotype"])
-            pairs.append(cut(pairs_of(row["sequence"], alphabet), part.start - whole.start, part.end - whole.start))
+            try:
+                own = pairs_of(row["sequence"], alphabet)
+            except ValueError as error:
+                raise GenomeError(f"{path}: line {number}: {error}") from error
+            if int(places(own).max(initial=-1)) + 1 != len(whole):
+                raise GenomeError(f"{path}: line {number} must have the {len(whole):,} positions of {whole}")
+            pairs.append(cut(own, part.start - whole.start, part.end - whole.start))
+        if len(set(names)) < len(names):
+            raise GenomeError(f"{path}: line {_second(names) + 3} is of a person who is there already")
         known = sorted(set(phenotypes))
         if len(known) != 2:
             raise GenomeError(f"{path}: must have two phenotypes, has {len(known)}")
@@ -102,6 +112,12 @@ class People:
         varied[np.arange(length), total.argmax(axis=1)] = False
         where = np.argwhere(varied)
         return found[:, varied], [(self.region.start + int(place) + 1, kinds[kind]) for place, kind in where]
+
+
+def _second(names: list[str]) -> int:
+    """Where a name is for the second time."""
+    first = {name: number for number, name in reversed(list(enumerate(names)))}
+    return next(number for number, name in enumerate(names) if first[name] != number)
 
 
 def cut(pairs: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint8]:

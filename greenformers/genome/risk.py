@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import replace
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,11 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from greenformers.data import Examples, Labelled
+from greenformers.genome.files import GenomeError, checked
 from greenformers.genome.masked import projected, tokenizer_of
 from greenformers.genome.people import People
 from greenformers.genome.settings import Finetuning
+from greenformers.genome.tokenizer import ids_of
 from greenformers.measure.quality import evaluating
 from greenformers.train import run
 from greenformers.train.classification import TextClassification
@@ -44,7 +46,7 @@ class DiseaseRisk(TextClassification):
         """The tokens of everybody in a split, int32, all of them."""
         if split not in self._rows:
             texts = [one for (one,) in self.data.split(split).texts]
-            ids = self.tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+            ids = ids_of(self.tokenizer, texts, markers=True)
             self._rows[split] = [torch.tensor(row, dtype=torch.int32) for row in ids]
         return self._rows[split]
 
@@ -64,6 +66,27 @@ class DiseaseRisk(TextClassification):
         """Area under the ROC curve, F1 at a probability of one half, in percent."""
         found, wanted = self.probabilities(model, split, batch_size)
         return scores(found.numpy(), wanted.numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Chances:
+    """What a model says of people it has not learnt from: how likely each has the disease, and whether it is so.
+
+    Attributes:
+        valid: probabilities of the validation people, (n,).
+        valid_labels: theirs.
+        test: probabilities of the test people, (m,).
+        test_labels: theirs.
+    """
+
+    valid: NDArray[np.float64]
+    valid_labels: NDArray[np.int64]
+    test: NDArray[np.float64]
+    test_labels: NDArray[np.int64]
+
+    def scores(self) -> dict[str, float]:
+        """Of the test people, with the threshold of F1 that suits the validation people best."""
+        return scores(self.test, self.test_labels, best_threshold(self.valid, self.valid_labels))
 
 
 def scores(found: NDArray[np.float64], wanted: NDArray[np.int64], threshold: float = 0.5) -> dict[str, float]:
@@ -97,7 +120,8 @@ def prepare(settings: Finetuning) -> Task:
         ValueError: a setting out of range, or a file that is not fit for it.
         OSError: a file is missing.
     """
-    people = People.load(Path(settings.sequences), settings.region)
+    path = sequences_of(settings)
+    people = People.load(path, settings.region)
     parts = people.splits(settings.split, settings.valid_share, settings.test_share)
     examples = {
         name: Examples([(people.text(one),) for one in some], [int(people.labels[one]) for one in some])
@@ -108,41 +132,60 @@ def prepare(settings: Finetuning) -> Task:
     return Task(DiseaseRisk(data, tokenizer, settings.length), tokenizer, projected(settings))
 
 
-def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> list[dict[str, float]]:
+def sequences_of(settings: Finetuning) -> Path:
+    """The file of the people of a run.
+
+    Raises:
+        ValueError: none is named.
+        GenomeError: it has changed since the run began.
+    """
+    if not settings.sequences:
+        raise ValueError("sequences must be a file that `genome encode` wrote, got none")
+    path = Path(settings.sequences)
+    if settings.digest is not None and digest(path) != settings.digest:
+        # Others would be in train, valid and test then.
+        raise GenomeError(f"{path}: is not what the run was begun with (digest)")
+    return path
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    checked(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> list[Chances]:
     """Train and score on several draws of train, valid and test people; goes on where it was stopped.
 
     Args:
-        settings: of all of them; `split` and the seed are the draw's number.
+        settings: of all of them; `split` and the seed are those of the first draw.
         out: folder of the run folders.
         splits: how many draws.
         console: where progress is shown.
 
     Returns:
-        Of each draw the scores of its test people.
+        What the network of each draw says of its people.
     """
     if splits < 1:
         raise ValueError(f"splits must be at least 1, got {splits}")
     found = []
+    settings = replace(settings, digest=digest(sequences_of(settings)))
     for number in range(splits):
-        one = replace(settings, split=number, seed=number)
+        one = replace(settings, split=settings.split + number, seed=settings.seed + number)
         folder = out / f"split{number}"
+        if (folder / run.SETTINGS).exists():
+            sequences_of(run.settings_of(folder, Finetuning))
         run.ensure(folder, one, console)
-        found.append(tested(folder))
+        found.append(chances(folder))
     return found
 
 
-def tested(folder: Path) -> dict[str, float]:
-    """The scores of a finished run on its test people, with the threshold that suits its validation people best."""
+def chances(folder: Path) -> Chances:
+    """What the network of a finished run says of its validation and test people."""
     settings = run.settings_of(folder, Finetuning)
     objective = replace(settings, init=str(folder), tokens=None).task().objective
     assert isinstance(objective, DiseaseRisk)
     model = run.trained(folder, Finetuning)
     valid, test = (objective.probabilities(model, split, 4 * settings.batch) for split in ("valid", "test"))
-    threshold = best_threshold(valid[0].numpy(), valid[1].numpy())
-    return scores(test[0].numpy(), test[1].numpy(), threshold)
-
-
-def summary(found: list[dict[str, float]], name: str) -> tuple[float, float]:
-    """Mean of a score over the draws, and its standard deviation; 0 of one draw."""
-    values = [one[name] for one in found]
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    return Chances(*(one.numpy() for one in (*valid, *test)))

@@ -57,7 +57,8 @@ class Finetuning(Network):
 
     sequences: str = setting("", "What `genome encode` wrote, with phenotypes.")
     region: str | None = setting(None, "Part of the encoded region.")
-    split: int = setting(0, "Seed of the draw of train, valid and test people.")
+    digest: str | None = setting(None, "SHA-256 the sequences must have; `genome finetune` puts it into its runs.")
+    split: int = setting(0, "Seed of the draw of train, valid and test people; of several draws, of the first.")
     valid_share: float = setting(0.1, "Share of the people to choose by.")
     test_share: float = setting(0.2, "Share of the people to score on.")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from greenformers.genome.diplotype import ALPHABETS, BASES
@@ -208,12 +208,32 @@ def _finished(tokenizer: Tokenizer, max_length: int, **about: str | int) -> PreT
     )  # fmt: skip
 
 
+def written_for(tokenizer: PreTrainedTokenizerFast, sequence: str) -> str:
+    """A sequence as a tokenizer reads it: of one that has k-mers their words, else the sequence itself."""
+    pattern = tokenizer.init_kwargs.get("kmer_pattern")
+    return sequence if pattern is None else kmers(sequence, pattern, tokenizer.init_kwargs["kmer_stride"])
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, sequences: Sequence[str], *, markers: bool) -> list[list[int]]:
+    """The tokens of sequences of any length, with [CLS] and [SEP] around them or not.
+
+    Raises:
+        ValueError: characters of a sequence are no tokens, and tokens are not k-mers, of which the rare ones are none.
+    """
+    read = [written_for(tokenizer, sequence) for sequence in sequences]
+    found = tokenizer(read, add_special_tokens=markers, return_attention_mask=False, verbose=False)["input_ids"]
+    if "kmer_pattern" not in tokenizer.init_kwargs and any(tokenizer.unk_token_id in ids for ids in found):
+        raise ValueError(f"tokens of {tokenizer.name_or_path} do not have all characters of the sequences")
+    return found
+
+
 def mean_length(tokenizer: PreTrainedTokenizerFast, sequences: Iterable[str]) -> float:
     """Characters a token, special ones not counted: by how much sequences become shorter."""
     characters = tokens = 0
     for sequence in sequences:
         characters += len(sequence)
-        tokens += len(tokenizer(sequence, add_special_tokens=False, verbose=False)["input_ids"])
+        read = written_for(tokenizer, sequence)
+        tokens += len(tokenizer(read, add_special_tokens=False, verbose=False)["input_ids"])
     return characters / tokens
 
 

@@ -133,7 +133,8 @@ def trace(build: Callable[[], nn.Module], shape: tuple[int, ...], *, training: b
         module = build().train(training)
         x = torch.empty(shape)
         # What the module holds is no part of the peak; gradients are dropped within a step, and are.
-        with _Watch() as watch, torch.inference_mode(not training):
+        # Not in inference_mode: there eager attention arrives whole, and what it holds within itself is not seen.
+        with _Watch() as watch, torch.set_grad_enabled(training):
             out = module(x).sum()
             if training:
                 out.backward()

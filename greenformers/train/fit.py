@@ -79,6 +79,8 @@ class Schedule:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be in 0..{2**32 - 1}, got {self.seed}")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate must divide the batch, {self.batch_size}, got {self.accumulate}")
         if not self.learning_rate > 0:

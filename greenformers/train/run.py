@@ -27,6 +27,18 @@ T = TypeVar("T", bound=Training)
 SETTINGS, METRICS, SCORES, CHECKPOINTS = "run.json", "metrics.jsonl", "scores.json", "checkpoints"
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal ended a run early.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended.
@@ -80,7 +92,7 @@ def ensure(folder: Path, settings: Training, console: Console) -> dict[str, floa
 
     Raises:
         ValueError: the folder holds a run with other settings.
-        KeyboardInterrupt: a signal ended the run early; call again to go on.
+        Stopped: a signal ended the run early; call again to go on.
     """
     if not (folder / SETTINGS).exists():
         outcome = start(folder, settings, console)
@@ -91,7 +103,7 @@ def ensure(folder: Path, settings: Training, console: Console) -> dict[str, floa
     else:
         outcome = resume(folder, console, type(settings))
     if outcome.history.stopped is not None:
-        raise KeyboardInterrupt
+        raise Stopped(outcome.history.stopped)
     return outcome.scores
 
 

@@ -1,5 +1,6 @@
 """The 66 pairs, both alphabets, and haplotypes against plain lists of symbols."""
 
+import itertools
 import re
 import unicodedata
 
@@ -171,6 +172,21 @@ def test_any_two_haplotypes(both):
     for haplotype, rows, between in both:
         parts = [between.get(place, "") + (rows[place] if place < length else "") for place in range(length + 1)]
         assert haplotype.sequence() == "".join(parts).replace("DEL", "")
+
+
+@settings(max_examples=50)
+@given(two(), st.data())
+def test_parts_make_the_whole(both, data):
+    """A diplotype of parts is a part of the diplotype."""
+    haplotypes = [one for one, _, _ in both]
+    length = len(haplotypes[0].bases)
+    cuts = data.draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True)) if length > 1 else []
+    parts = [
+        [one.part(start, end) for one in haplotypes] for start, end in itertools.pairwise([0, *sorted(cuts), length])
+    ]
+    for number, whole in enumerate(haplotypes):
+        assert "".join(part[number].sequence() for part in parts) == whole.sequence()
+    assert "".join(text(diplotype(*part)) for part in parts) == text(diplotype(*haplotypes))
 
 
 def test_bases():

@@ -14,10 +14,11 @@ from greenformers.genome import baselines, explain
 from greenformers.genome.diplotype import Haplotype, diplotype, encoded, text
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
-from greenformers.genome.judge import records, table
+from greenformers.genome.judge import difference, features, records, summary, table
 from greenformers.genome.people import People
-from greenformers.genome.risk import best_threshold, finetune, prepare, scores, summary
+from greenformers.genome.risk import Chances, best_threshold, finetune, prepare, scores
 from greenformers.genome.settings import Finetuning, Pretraining
+from greenformers.genome.tokenizer import kmer_tokens
 from greenformers.train import run
 
 pytest.importorskip("sentencepiece", reason="the genome extra is not installed")
@@ -68,12 +69,13 @@ def settings(folder: Path, **more) -> Finetuning:
 
 
 @pytest.fixture(scope="module")
-def tuned(folder) -> list[dict[str, float]]:
+def tuned(folder) -> list[Chances]:
     return finetune(settings(folder), folder / "runs", 2, QUIET)
 
 
 def test_the_network_is_as_good_as_the_right_baseline(folder, tuned):
-    made = records(settings(folder), tuned, [PLANTED])
+    people = People.load(folder / "people.tsv")
+    made = records(settings(folder), tuned, features(people, [PLANTED]), people)
     auc = {record.variant: record.value for record in made if record.metric == "auc"}
     known = auc["logistic regression, known variants"]
     assert known > 65
@@ -84,7 +86,8 @@ def test_the_network_is_as_good_as_the_right_baseline(folder, tuned):
 
 def test_what_is_done_is_not_done_again(folder, tuned):
     before = {path: path.stat().st_mtime for path in (folder / "runs").rglob("*") if path.is_file()}
-    assert finetune(settings(folder), folder / "runs", 2, QUIET) == tuned
+    again = finetune(settings(folder), folder / "runs", 2, QUIET)
+    assert [one.scores() for one in again] == [one.scores() for one in tuned]
     assert {path: path.stat().st_mtime for path in (folder / "runs").rglob("*") if path.is_file()} == before
     draws = [run.settings_of(folder / "runs" / f"split{number}", Finetuning) for number in range(2)]
     assert [(one.split, one.seed) for one in draws] == [(0, 0), (1, 1)]
@@ -117,7 +120,7 @@ def test_attributions_add_up_to_the_logit(folder):
 def test_no_effect_is_not_found(folder, tmp_path):
     path = cohort(tmp_path, 300, 0.0)
     found = finetune(settings(folder, sequences=str(path), epochs=2), tmp_path / "runs", 2, QUIET)
-    mean, deviation = summary(found, "auc")
+    mean, deviation = summary([one.scores()["auc"] for one in found])
     assert abs(mean - 50) < 15
     assert deviation >= 0
 
@@ -156,5 +159,40 @@ def test_scores():
     found, wanted = np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])
     assert scores(found, wanted) == pytest.approx({"auc": 75.0, "f1": 200 / 3})
     assert scores(found, wanted, best_threshold(found, wanted))["f1"] == pytest.approx(80.0)
-    assert summary([{"auc": 1.0}, {"auc": 3.0}], "auc") == (2.0, pytest.approx(2**0.5))
-    assert summary([{"auc": 1.0}], "auc") == (1.0, 0.0)
+    assert summary([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert summary([1.0]) == (1.0, 0.0)
+
+
+def test_the_interval_of_a_difference():
+    """Against roc_auc_score of people drawn again one by one; with ties."""
+    source = np.random.default_rng(0)
+    labels = source.integers(0, 2, 300)
+    good, poor = (np.round(labels + source.normal(0, spread, 300), 1) for spread in (0.8, 1.6))
+    one, other = (Chances(said, labels, said, labels) for said in (good, poor))
+    drawn = [source.integers(0, 300, 300) for _ in range(1000)]
+    apart = [scores(good[some], labels[some])["auc"] - scores(poor[some], labels[some])["auc"] for some in drawn]
+    assert difference([one], [other]) == pytest.approx(np.quantile(apart, [0.025, 0.975]), abs=0.7)
+    assert difference([one], [one]) == (0.0, 0.0)
+    both = difference([one, one], [other, other])
+    assert both[1] - both[0] < difference([one], [other])[1] - difference([one], [other])[0]
+
+
+def test_draws_begin_with_the_split_and_the_seed_that_are_given(folder, tmp_path):
+    finetune(settings(folder, epochs=1, split=3, seed=5), tmp_path / "runs", 2, QUIET)
+    draws = [run.settings_of(tmp_path / "runs" / f"split{number}", Finetuning) for number in range(2)]
+    assert [(one.split, one.seed) for one in draws] == [(3, 5), (4, 6)]
+
+
+def test_kmers_are_tokens_too(folder, tmp_path):
+    people = People.load(folder / "people.tsv")
+    texts = [people.text(number) for number in range(len(people.names))]
+    kmer_tokens(texts, pattern="111", size=400, max_length=128).save_pretrained(tmp_path / "tokens")
+    given = settings(folder, tokens=str(tmp_path / "tokens"), length=128, epochs=1)
+    objective = given.task().objective
+    unknown = objective.tokenizer.unk_token_id
+    row = objective.rows("train")[0]
+    assert len(row) == len(people.region) - 2 + 2
+    assert unknown not in row
+    finetune(given, tmp_path / "runs", 1, QUIET)
+    with pytest.raises(ValueError, match=r"split0: its tokens are k-mers, which overlap; explain needs subwords$"):
+        explain.explained(tmp_path / "runs" / "split0", people=5, steps=2, progress=lambda _: None)

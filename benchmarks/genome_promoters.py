@@ -1,0 +1,76 @@
+"""Real labels: core promoters, Linformer from scratch beside logistic regression on k-mers.
+
+    python benchmarks/genome_promoters.py [--quick] [--out runs/promoters] [--json results/genome_promoters.jsonl]
+
+5,919 human sequences of 70 bases, core promoter or not (EPDnew, as published with DNABERT); drawn into train, valid and
+test five times. The network reads 6-mers with a stride of 1, as DNABERT does, without any pre-training; its judges are
+those of `greenformers genome finetune`. All variants: which base is at which place. Intervals are of the difference on
+the same test sequences. Work that was stopped goes on where it was, from the run folders in --out.
+"""
+
+import argparse
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from greenformers._terminal import quiet
+from greenformers.genome import judge
+from greenformers.genome.encode import Encoding
+from greenformers.genome.files import Region
+from greenformers.genome.people import People
+from greenformers.genome.risk import finetune
+from greenformers.genome.settings import Finetuning
+from greenformers.genome.tokenizer import kmer_tokens
+from greenformers.measure.record import append, context
+
+NAME = "dnabert_prom_core"
+NETWORK = Finetuning(
+    hidden=128, layers=2, heads=4, feed_forward=256, dropout=0.2, k=32, length=72, residual="pre", pooling="mean",
+    batch=32, epochs=12, patience=4, learning_rate=1e-3, decay=0.999,
+)  # fmt: skip
+
+
+def encoded(source: Path, out: Path, limit: int | None) -> None:
+    """Write the sequences as `genome encode` does, both haplotypes alike."""
+    with gzip.open(source, "rt") as file:
+        rows = [line.split() for line in file][1:][:limit]
+    about = Encoding(source, Region("core_promoter", 0, len(rows[0][0]))).settings()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{number}\t{label}\t{sequence}\n" for number, (sequence, label) in enumerate(rows, start=1)]
+    out.write_text(f"#{json.dumps(about)}\nperson\tphenotype\tsequence\n" + "".join(lines), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
+    parser.add_argument("--out", type=Path, default=Path("runs/promoters"), help="folder of the runs")
+    parser.add_argument("--quick", action="store_true", help="600 sequences, one epoch, two draws")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    given = parser.parse_args()
+    source = given.data / NAME / "prom_core_dev.tsv.gz"
+    if not source.is_file():
+        parser.exit(message=f"skipped: the sequences are not in {source}; name their folder with --data\n")
+    quiet()
+    console = Console(width=120)
+    out = given.out / ("quick" if given.quick else "full")
+    sequences, tokens = out / "sequences.tsv", out / "tokens"
+    if not tokens.exists():
+        encoded(source, sequences, 600 if given.quick else None)
+        people = People.load(sequences)
+        kmer_tokens((people.text(number) for number in range(len(people.names))), size=4101).save_pretrained(tokens)
+    settings = replace(NETWORK, sequences=str(sequences), tokens=str(tokens), epochs=1 if given.quick else 12)
+    found = finetune(settings, out / "risk", 2 if given.quick else 5, console)
+    people = People.load(sequences)
+    judged = judge.records(settings, found, judge.features(people), people)
+    records = [replace(record, benchmark="genome_promoters") for record in judged]
+    console.print(judge.table(records))
+    if given.json:
+        about = context("python benchmarks/genome_promoters.py" + " --quick" * given.quick, 0)
+        append(given.json, [replace(record, context=about) for record in records])
+
+
+if __name__ == "__main__":
+    main()

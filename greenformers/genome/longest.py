@@ -1,0 +1,208 @@
+"""The longest sequence a network can take within a memory budget. Thesis 5.4.3, table 5.3.
+
+The budget is what the dense transformer with eager attention needs for 1,024 nucleotides, one a token. All that is held
+is counted: weights, in training their gradients and AdamW's two moments, and the activations of a classifier of
+sequences. Counted from shapes, operation by operation, so that a small machine can answer for a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor, nn
+
+from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
+from greenformers.measure.trace import trace
+from greenformers.model import GreenformerConfig
+from greenformers.model.heads import GreenformerForSequenceClassification
+from greenformers.model.variant import slots
+
+MARKERS = 2
+"""[CLS] and [SEP]."""
+MOMENTS = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the network; the thesis' by default (5.3.1).
+
+    Attributes:
+        hidden: d.
+        layers: L.
+        heads: H, a divisor of d.
+        feed_forward: f.
+        k: projected length of linformer; of a sequence that is shorter, its length.
+        rank: of lrt.
+        dropout: after the embedding and each block.
+        batch: sequences at once.
+    """
+
+    hidden: int = 768
+    layers: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    k: int = 256
+    rank: int = 64
+    dropout: float = 0.1
+    batch: int = 16
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        variant: see `greenformers.model.variant`, or `EAGER`.
+        mode: "inference" or "training".
+        recompute: in training, activations within a layer are not kept.
+        vocabulary: how many different tokens there are.
+    """
+
+    variant: str
+    mode: str
+    recompute: bool
+    vocabulary: int
+
+    @property
+    def name(self) -> str:
+        """How people call it."""
+        return f"{self.variant}, recomputed" if self.recompute else self.variant
+
+
+class _Classifier(nn.Module):
+    """From a tensor that is only a shape to logits."""
+
+    def __init__(self, setting: Setting, size: Size, length: int) -> None:
+        super().__init__()
+        variant = BASELINE if setting.variant == EAGER else setting.variant
+        options = {"linformer": {"k": min(size.k, length)}}
+        config = GreenformerConfig(
+            vocab_size=setting.vocabulary,
+            max_position_embeddings=length,
+            hidden_size=size.hidden,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=size.feed_forward,
+            hidden_dropout_prob=size.dropout,
+            **slots(variant, rank=size.rank, options=options),
+        )
+        self.model = GreenformerForSequenceClassification(config)
+        if setting.recompute:
+            self.model.activation_checkpointing_enable()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=torch.zeros(x.shape, dtype=torch.long, device=x.device)).logits
+
+
+@cache
+def needed(setting: Setting, size: Size, tokens: int, device: str = "cpu") -> float:
+    """Bytes for sequences of so many tokens.
+
+    Layers are alike: two and three are looked at. In training each further one adds what the third does; in inference
+    a layer's tensors are gone when the next one runs.
+
+    Raises:
+        ValueError: a size out of range, or a variant that cannot be.
+    """
+    training = setting.mode == "training"
+    peaks: list[float] = []
+    weights: list[int] = []
+    for layers in [2, 3] if size.layers > 2 else [size.layers]:
+        one = replace(size, layers=layers)
+        with torch.device("meta"):
+            module = _Classifier(setting, one, tokens)
+        weights.append(sum(each.numel() * each.element_size() for each in module.parameters()))
+        if training or len(peaks) == 0:
+            # Around the backward pass too: it may compute layers again.
+            with attention_by(setting.variant == EAGER):
+                found = trace(
+                    partial(_Classifier, setting, one, tokens), (size.batch, tokens), training=training, device=device
+                )
+            peaks.append(found.peak)
+    further = size.layers - 3
+    peak, held = (one[-1] + further * (one[-1] - one[0]) if len(one) > 1 else one[0] for one in (peaks, weights))
+    return peak + held * (1 + MOMENTS * training)
+
+
+def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") -> int:
+    """The most tokens whose sequences fit into so many bytes, to half a percent; 0 where a single one does not."""
+
+    def over(tokens: float) -> float:
+        return needed(setting, size, round(tokens), device) - budget
+
+    if over(MARKERS + 1) > 0:
+        return 0
+    low, high = MARKERS + 1, 1024
+    while over(high) <= 0:
+        low, high = high, 2 * high
+    step = max(1.0, low / 400)
+    found = brentq(over, low, high, xtol=step)
+    while over(found) > 0:
+        found -= step
+    return round(found)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row's answer.
+
+    Attributes:
+        setting: which row.
+        budget: bytes.
+        tokens: the most that fit, [CLS] and [SEP] too.
+        nucleotides: what these tokens stand for.
+    """
+
+    setting: Setting
+    budget: float
+    tokens: int
+    nucleotides: float
+
+
+def study(
+    variants: list[str],
+    modes: list[str],
+    size: Size,
+    vocabularies: dict[int, float],
+    *,
+    budget: float | None = None,
+    reference: int = 1024,
+    device: str = "cpu",
+    progress: Callable[[float], None] = lambda _: None,
+) -> Iterator[Found]:
+    """All rows: every variant in every mode, in training with and without recomputation, with each vocabulary.
+
+    Args:
+        variants: of `greenformers.model.variant`, and `EAGER`.
+        modes: "inference", "training".
+        size: of the networks.
+        vocabularies: number of tokens to the nucleotides one stands for on average; the first sets the budget.
+        budget: bytes; by default what eager attention needs for `reference` nucleotides.
+        reference: nucleotides.
+        device: on which it would run.
+        progress: told the share that is done.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
+    first = next(iter(vocabularies))
+    tokens = round(reference / vocabularies[first]) + MARKERS
+    rows = [
+        Setting(variant, mode, recompute, vocabulary)
+        for mode in modes
+        for recompute in ((False, True) if mode == "training" else (False,))
+        for variant in variants
+        for vocabulary in vocabularies
+    ]
+    for number, row in enumerate(rows):
+        progress(number / len(rows))
+        room = budget or needed(Setting(EAGER, row.mode, False, first), size, tokens, device)
+        most = longest(row, size, room, device)
+        yield Found(row, room, most, max(0, most - MARKERS) * vocabularies[row.vocabulary])
+    progress(1.0)
