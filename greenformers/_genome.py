@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from greenformers import _genome_study
 from greenformers import _terminal as terminal
 from greenformers._training import training
 from greenformers.genome.settings import Finetuning, Pretraining
@@ -20,6 +21,8 @@ app = typer.Typer(
     help="From reads and variants to diplotypes and their tokens (thesis, chapter 5).",
     no_args_is_help=True,
 )
+
+app.add_typer(_genome_study.app, name="study")
 
 FASTA = Annotated[Path, typer.Option("--reference", help="Reference genome, or a part of it: FASTA.")]
 Where = Annotated[

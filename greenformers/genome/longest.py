@@ -7,15 +7,17 @@ sequences. Counted from shapes, operation by operation, so that a small machine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
+from greenformers.measure.record import METRICS, Record
 from greenformers.measure.trace import trace
 from greenformers.model import GreenformerConfig
 from greenformers.model.heads import GreenformerForSequenceClassification
@@ -66,11 +68,6 @@ class Setting:
     mode: str
     recompute: bool
     vocabulary: int
-
-    @property
-    def name(self) -> str:
-        """How people call it."""
-        return f"{self.variant}, recomputed" if self.recompute else self.variant
 
 
 class _Classifier(nn.Module):
@@ -129,7 +126,7 @@ def needed(setting: Setting, size: Size, tokens: int, device: str = "cpu") -> fl
 
 
 def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") -> int:
-    """The most tokens whose sequences fit into so many bytes, to half a percent; 0 where a single one does not."""
+    """The most tokens whose sequences fit into so many bytes, or one less; 0 where no sequence does."""
 
     def over(tokens: float) -> float:
         return needed(setting, size, round(tokens), device) - budget
@@ -139,11 +136,10 @@ def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") ->
     low, high = MARKERS + 1, 1024
     while over(high) <= 0:
         low, high = high, 2 * high
-    step = max(1.0, low / 400)
-    found = brentq(over, low, high, xtol=step)
+    found = round(brentq(over, low, high, xtol=0.5))
     while over(found) > 0:
-        found -= step
-    return round(found)
+        found -= 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -189,6 +185,11 @@ def study(
     Raises:
         ValueError: a value out of range.
     """
+    for name in ("batch", "k", "rank"):
+        if getattr(size, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(size, name)}")
+    if budget is not None and not budget > 0:
+        raise ValueError(f"memory must be above 0 GiB, got {budget / 2**30:g}")
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
     first = next(iter(vocabularies))
@@ -206,3 +207,32 @@ def study(
         most = longest(row, size, room, device)
         yield Found(row, room, most, max(0, most - MARKERS) * vocabularies[row.vocabulary])
     progress(1.0)
+
+
+def records(found: Sequence[Found], size: Size, names: Mapping[int, str], about: dict[str, Any]) -> list[Record]:
+    """A record a row, with its ratio to eager attention with the first kind of tokens, where that is a row.
+
+    Args:
+        found: of `study`.
+        size: of the networks.
+        names: of the vocabularies, "subwords".
+        about: context of the records.
+    """
+    unit = METRICS["longest_sequence"].unit
+    made = []
+    for one in found:
+        base = next((row for row in found if _reference(row, one, next(iter(names)))), None)
+        ratio = one.nucleotides / base.nucleotides if base and base.nucleotides else None
+        setting = {
+            "mode": one.setting.mode, "recompute": one.setting.recompute, "tokens": names[one.setting.vocabulary],
+            "token_count": one.tokens, "memory_gib": round(one.budget / 2**30, 2), **asdict(size),
+        }  # fmt: skip
+        made.append(
+            Record("genome_length", one.setting.variant, setting, "longest_sequence", one.nucleotides, unit,
+                   ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=about)
+        )  # fmt: skip
+    return made
+
+
+def _reference(row: Found, one: Found, vocabulary: int) -> bool:
+    return row.setting == Setting(EAGER, one.setting.mode, False, vocabulary)

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from greenformers.train import checkpoint, state
+from greenformers.train import checkpoint
 from greenformers.train.callbacks import better
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, fit, per_process
@@ -20,11 +20,14 @@ from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.save import check_new, save
 from greenformers.train.settings import Settings, Training, read
+from greenformers.train.state import put_weights, weights
 from greenformers.train.task import MODEL, Task
 
 T = TypeVar("T", bound=Training)
 
 SETTINGS, METRICS, SCORES, CHECKPOINTS = "run.json", "metrics.jsonl", "scores.json", "checkpoints"
+SNAPSHOTS = "at"
+"""Folder with a folder for each snapshot, in which the model is as in that of a run."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -142,7 +145,11 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
         name = task.objective.data.name
         raise ValueError(f"patience would choose by the test images: {name} has no validation split")
     model = task.network()
-    schedule.stream(task.objective)
+    steps, kept = schedule.stream(task.objective).steps, settings.snapshot_steps
+    if kept and settings.micro_batches is not None:
+        raise ValueError(f"snapshots are not made in a pipeline (micro_batches), got {settings.snapshots}")
+    if kept and not 1 <= kept[0] <= kept[-1] <= steps:
+        raise ValueError(f"snapshots must be in 1..{steps}, the steps of the run, got {settings.snapshots}")
     task.objective.size("valid")  # a run without a validation split would fail at its first evaluation
     return task, model
 
@@ -154,7 +161,7 @@ def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *
         "console": console,
         "folder": folder / CHECKPOINTS,
         "resume": resume,
-        "callbacks": (_Metrics(folder / METRICS),),
+        "callbacks": (_Metrics(folder / METRICS), _Snapshots(folder / SNAPSHOTS, task, model)),
     }
     if task.settings.micro_batches is None:
         history = fit(model, task.objective, schedule, **options)
@@ -164,7 +171,7 @@ def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *
     if history.stopped is not None:
         return Outcome({}, history, steps)
     scores = _scores_of(history, task.objective, best=schedule.patience is not None)
-    tensors = state.weights(model)  # of a sharded model all processes must give their part
+    tensors = weights(model)  # of a sharded model all processes must give their part
     if first_process():
         _finish(folder, task, tensors, scores)
     return Outcome(scores, history, steps)
@@ -181,16 +188,20 @@ def _scores_of(history: History, objective: Objective, *, best: bool) -> dict[st
 
 
 def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[str, float]) -> None:
+    _save_model(folder, task, tensors)
+    checkpoint.replace(folder / SCORES, json.dumps(scores, indent=1) + "\n")
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _save_model(folder: Path, task: Task, tensors: dict[str, Tensor]) -> None:
     model = task.fresh()
-    state.put_weights(tensors, model)
+    put_weights(tensors, model)
     # Of replaced token detection the discriminator is kept; and who uses a model wants scores of all positions.
     kept = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model
     kept.config.sparse_prediction = False
     # A run that was killed here before has a model already: the same one.
     shutil.rmtree(folder / MODEL, ignore_errors=True)
     save(kept, folder / MODEL, task.tokenizer)
-    checkpoint.replace(folder / SCORES, json.dumps(scores, indent=1) + "\n")
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
 class _Metrics(TrainerCallback):
@@ -203,6 +214,20 @@ class _Metrics(TrainerCallback):
         if state.is_world_process_zero:
             lines = [json.dumps(entry) + "\n" for entry in state.log_history if "train_runtime" not in entry]
             checkpoint.replace(self._path, "".join(lines))
+
+
+class _Snapshots(TrainerCallback):
+    """Keeps the model after some steps; a run that was stopped in between makes the same ones again."""
+
+    def __init__(self, folder: Path, task: Task, model: PreTrainedModel) -> None:
+        self._folder, self._task, self._model = folder, task, model
+        self._steps = set(task.settings.snapshot_steps)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step in self._steps:
+            tensors = weights(self._model)  # of a sharded model all processes must give their part
+            if state.is_world_process_zero:
+                _save_model(self._folder / str(state.global_step), self._task, tensors)
 
 
 def _alone() -> bool:

@@ -54,6 +54,9 @@ class Training:
     log_every: int | None = setting(None, "Steps between entries of the loss; by default an epoch.")
     save_every: int | None = setting(None, "Steps between checkpoints; by default an epoch.")
     keep: int = setting(2, "How many checkpoints stay.")
+    snapshots: str | None = setting(
+        None, "Steps after which the model is kept for good, in OUT/at/STEP, with commas between; --init takes each."
+    )
     patience: int | None = setting(None, "End after so many evaluations without a better score; keep the best.")
     micro_batches: int | None = setting(
         None, "Pipeline over the processes of torchrun: parts of a batch that are under way at once (GPipe)."
@@ -71,6 +74,18 @@ class Training:
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}
         return Schedule(batch_size=self.batch, **given)
+
+    @property
+    def snapshot_steps(self) -> list[int]:
+        """Steps after which the model is kept.
+
+        Raises:
+            ValueError: they are not whole numbers.
+        """
+        words = [word.strip() for word in (self.snapshots or "").split(",") if word.strip()]
+        if not all(word.isdecimal() for word in words):
+            raise ValueError(f"snapshots must be whole numbers with commas between, got {self.snapshots!r}")
+        return sorted(map(int, words))
 
     def write(self, path: Path) -> None:
         """Write all of them as JSON, which `read` reads."""

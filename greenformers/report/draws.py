@@ -1,0 +1,56 @@
+"""Means over draws of people against a quantity, with their standard deviations."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from greenformers.measure.record import METRICS, Record
+from greenformers.report.plot import grid, house, looks, new_figure, settle
+
+
+@house
+def draws(title: str, across: str, records: Sequence[Record], key: str, *, metrics: Sequence[str]) -> Figure:
+    """A panel a metric, a line a model; of a model with one point alone a level line.
+
+    Args:
+        title: of the picture.
+        across: what the quantity is.
+        records: means with standard deviations as spreads.
+        key: of the quantity, among the settings.
+        metrics: of the panels.
+    """
+    figure = new_figure(4.6 * len(metrics) + 2.6, 3.9, title)
+    names = list(dict.fromkeys(record.variant for record in records))
+    panels = grid(figure, 1, len(metrics), sharey=False)
+    # Points are as far from each other as they can be read, not as the quantity says.
+    values = sorted({record.setting[key] for record in records})
+    for axes, metric in zip(panels, metrics, strict=True):
+        for number, (name, look) in enumerate(looks(names).items()):
+            own = {r.setting[key]: r for r in records if (r.variant, r.metric) == (name, metric)}
+            means = [record.value for record in own.values()]
+            if len(own) == 1 < len(values):
+                axes.axhline(means[0], color=look.colour, linestyle="--", label=name)
+                continue
+            # Beside each other where they would hide each other.
+            places = [values.index(value) + 0.08 * (number - (len(names) - 1) / 2) for value in own]
+            spreads = [record.spread or 0.0 for record in own.values()]
+            axes.errorbar(
+                places, means, spreads, label=name, color=look.colour, linestyle=look.line, marker=look.marker,
+                markersize=5, capsize=3, linewidth=1.2,
+            )  # fmt: skip
+        axes.set_xticks(range(len(values)), [f"{value:,}" for value in values])
+        axes.set_xlabel(across)
+        axes.set_ylabel(f"{METRICS[metric].label} ({METRICS[metric].unit})")
+    if len(names) > 1:
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    settle(figure)
+    return figure
+
+
+def listed(records: Sequence[Record], key: str, metric: str) -> Mapping[str, Mapping[int, str]]:
+    """Of each model the means and standard deviations by the quantity, as texts."""
+    found: dict[str, dict[int, str]] = {}
+    for record in records:
+        if record.metric == metric:
+            found.setdefault(record.variant, {})[record.setting[key]] = f"{record.value:.1f} ({record.spread:.1f})"
+    return found

@@ -1,0 +1,75 @@
+"""The longest sequence within a memory budget, as bars and a table, beside the thesis' table 5.3."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from greenformers.measure.record import Record
+from greenformers.report.plot import COLOURS, grid, house, new_figure, settle
+
+PUBLISHED = {
+    ("transformer (eager)", "one a nucleotide"): "Transformer, one token a nucleotide",
+    ("linformer", "one a nucleotide"): "Linformer, one token a nucleotide",
+    ("transformer (eager)", "subwords"): "Transformer + subword tokens",
+    ("linformer", "subwords"): "Linformer + subword tokens",
+}
+"""What the thesis calls a row, by variant and tokens."""
+
+
+@house
+def lengths(title: str, records: Sequence[Record], published: Mapping[str, float]) -> Figure:
+    """Draw them, on a logarithmic scale.
+
+    Args:
+        title: of the picture.
+        records: of one mode, with the settings recompute and tokens.
+        published: the thesis' lengths by row; may be empty.
+    """
+    names = list(dict.fromkeys(row_of(record) for record in records))
+    figure = new_figure(8.0, 1.4 + 0.55 * len(names), title)
+    axes = grid(figure, 1, 1, sharey=False)[0]
+    kinds = list(dict.fromkeys(record.setting["tokens"] for record in records))
+    for record in records:
+        place, number = names.index(row_of(record)), kinds.index(record.setting["tokens"])
+        y = place + 0.4 * (number - (len(kinds) - 1) / 2)
+        axes.barh(y, record.value, 0.36, color=COLOURS[number], label=f"tokens: {kinds[number]}" if not place else None)
+        axes.annotate(f" {record.value:,.0f}", (record.value, y), va="center", fontsize="x-small")
+        if theirs := _theirs(record, published):
+            first = "thesis" not in axes.get_legend_handles_labels()[1]
+            axes.plot(theirs, y, "k|", markersize=11, markeredgewidth=2, label="thesis" if first else None)
+    axes.set_xscale("log")
+    axes.set_xlim(right=2.5 * max(record.value for record in records))
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("Longest sequence (nucleotides)")
+    axes.legend(loc="upper right")
+    settle(figure)
+    return figure
+
+
+def row_of(record: Record) -> str:
+    """Variant, and whether activations are computed again."""
+    return f"{record.variant}, recomputed" if record.setting["recompute"] else record.variant
+
+
+def table(title: str, records: Sequence[Record], published: Mapping[str, float]) -> Table:
+    """The same as text."""
+    shown = Table("network", "tokens", "tokens are", "nucleotides", "times", *["thesis"] * bool(published), title=title)
+    for record in records:
+        theirs = _theirs(record, published)
+        shown.add_row(
+            row_of(record),
+            f"{record.setting['token_count']:,}",
+            record.setting["tokens"],
+            f"{record.value:,.0f}",
+            "" if record.ratio is None else f"{record.ratio:.1f}",
+            *[f"{theirs:,.0f}" if theirs else ""] * bool(published),
+        )
+    return shown
+
+
+def _theirs(record: Record, published: Mapping[str, float]) -> float | None:
+    if record.setting["recompute"] or record.setting["mode"] != "training":
+        return None
+    return published.get(PUBLISHED.get((record.variant, record.setting["tokens"]), ""))
