@@ -188,7 +188,8 @@ def length(
         names = {letters: "one a nucleotide", len(tokenizer): "subwords"}
         made = longest.records(list(rows), size, names, context(terminal.command(), 0))
     theirs = {
-        row["setting"]: float(row["max_nucleotides"]) for row in published.rows(references, "thesis_table5_3_max_length.csv")
+        row["setting"]: float(row["max_nucleotides"])
+        for row in published.rows(references, "thesis_table5_3_max_length.csv")
     }
     out.mkdir(parents=True, exist_ok=True)
     for one in dict.fromkeys(modes):

@@ -33,6 +33,7 @@ METRICS: dict[str, Metric] = {
     "mean_length": Metric("Mean length", "characters", False),
     "token_length": Metric("Characters a token, in sequences", "characters", False),
     "vocabulary_length": Metric("Characters a token, in the vocabulary", "characters", False),
+    "odds_ratio": Metric("Odds ratio", "", False),
     "longest_sequence": Metric("Longest sequence", "nucleotides", False),
     "unknown": Metric("Tokens not in the vocabulary", "%"),
     "auc": Metric("Area under the ROC curve", "%", False),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from greenformers.measure.record import METRICS, Record
+from greenformers.report.names import broken
 from greenformers.report.plot import grid, house, looks, new_figure, settle
 
 
@@ -16,14 +17,16 @@ def draws(title: str, across: str, records: Sequence[Record], key: str, *, metri
         title: of the picture.
         across: what the quantity is.
         records: means with standard deviations as spreads.
-        key: of the quantity, among the settings.
+        key: of the quantity, among the settings; where its values are names, there are points and no lines.
         metrics: of the panels.
     """
     figure = new_figure(4.6 * len(metrics) + 2.6, 3.9, title)
     names = list(dict.fromkeys(record.variant for record in records))
     panels = grid(figure, 1, len(metrics), sharey=False)
     # Points are as far from each other as they can be read, not as the quantity says.
-    values = sorted({record.setting[key] for record in records})
+    values = list(dict.fromkeys(record.setting[key] for record in records))
+    measured = all(isinstance(value, int) for value in values)
+    values = sorted(values) if measured else values
     for axes, metric in zip(panels, metrics, strict=True):
         for number, (name, look) in enumerate(looks(names).items()):
             own = {r.setting[key]: r for r in records if (r.variant, r.metric) == (name, metric)}
@@ -35,10 +38,10 @@ def draws(title: str, across: str, records: Sequence[Record], key: str, *, metri
             places = [values.index(value) + 0.08 * (number - (len(names) - 1) / 2) for value in own]
             spreads = [record.spread or 0.0 for record in own.values()]
             axes.errorbar(
-                places, means, spreads, label=name, color=look.colour, linestyle=look.line, marker=look.marker,
-                markersize=5, capsize=3, linewidth=1.2,
+                places, means, spreads, label=name, color=look.colour, marker=look.marker,
+                linestyle=look.line if measured else "none", markersize=5, capsize=3, linewidth=1.2,
             )  # fmt: skip
-        axes.set_xticks(range(len(values)), [f"{value:,}" for value in values])
+        axes.set_xticks(range(len(values)), [f"{value:,}" if measured else broken(value) for value in values])
         axes.set_xlabel(across)
         axes.set_ylabel(f"{METRICS[metric].label} ({METRICS[metric].unit})")
     if len(names) > 1:

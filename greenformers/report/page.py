@@ -79,6 +79,7 @@ def write(
     *,
     drawn: Sequence[Picture] | None = None,
     lead: str | None = None,
+    tabulated: Sequence[Record] | None = None,
 ) -> Path:
     """Write `index.html`, with its pictures inside, and the same pictures beside it as PNG. Returns the page's path.
 
@@ -91,6 +92,7 @@ def write(
         title: of the page.
         drawn: pictures of these records; by default those of `greenformers.report.plot`, and a table of all records.
         lead: what the page begins with; by default what was found.
+        tabulated: records of the table, where pictures are given; by default there is none then.
 
     Raises:
         ValueError: there are no records, or a record's metric is not in `METRICS`.
@@ -100,8 +102,9 @@ def write(
     if not records:
         raise ValueError("no records to write a page of")
     images = [(picture, png(picture.figure)) for picture in (pictures(records) if drawn is None else drawn)]
-    tabulated = [section for section in sections(records) if section.cells] if drawn is None else []
-    page = _page(records, title, headline(records) if lead is None else lead, tabulated, images)
+    shown = records if drawn is None else tabulated or []
+    rows_of = [section for section in sections(shown) if section.cells]
+    page = _page(records, title, headline(records) if lead is None else lead, rows_of, images)
     folder = Path(folder)
     _put(folder, {**{f"{picture.name}.png": image for picture, image in images}, "index.html": page.encode()})
     return folder / "index.html"

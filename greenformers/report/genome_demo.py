@@ -1,0 +1,79 @@
+"""The page of `greenformers genome demo`: what was found of each part, the table, the pictures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from greenformers.genome.demo import APOE, Part
+from greenformers.genome.explain import Explained
+from greenformers.measure.record import METRICS, Record
+from greenformers.report import page
+from greenformers.report.draws import draws
+from greenformers.report.plot import Picture
+from greenformers.report.track import track
+
+LINFORMER, KNOWN, ALL = "linformer", "logistic regression, known variants", "logistic regression, all variants"
+
+
+def write(parts: Sequence[Part], folder: Path) -> Path:
+    """Write the page and its pictures.
+
+    Args:
+        parts: APOE, the two that interact, no effect, and the surroundings, in this order.
+        folder: for them.
+    """
+    apoe, pair, nothing, around = parts
+    compared = [
+        replace(record, setting={"study": part.title} | record.setting)
+        for part in (apoe, pair, nothing) for record in part.records
+    ]  # fmt: skip
+    assert apoe.explained is not None
+    pictures = [
+        Picture("models", draws("The network and logistic regression", "", compared, "study", metrics=("auc", "f1")),
+                "Means over the draws of people; lines: standard deviations.", said(parts)),
+        Picture("track", picture(apoe.explained), "Integrated gradients of the test people of a draw.", said(parts)),
+        Picture("surroundings", draws(around.title, "Positions more on each side", around.records, "margin",
+                metrics=("auc", "f1")), "One draw of people: no standard deviations.", said(parts)),
+    ]  # fmt: skip
+    odds = [
+        replace(apoe.records[0], variant=name, setting={"study": apoe.title}, metric="odds_ratio", value=one.ratio,
+                unit="", spread=None, interval=None, to=None)
+        for name, one in apoe.odds.items()
+    ]  # fmt: skip
+    records: list[Record] = [*compared, *odds, *around.records]
+    title = "From genomes to risk, a demonstration"
+    return page.write(records, folder, title, drawn=pictures, lead=said(parts), tabulated=compared)
+
+
+def picture(found: Explained, shown: int = 5) -> Figure:
+    """What the network looks at, with the names of the variants it uses most."""
+    names = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
+    title = f"What the network looks at, {found.region}"
+    return track(title, found.region.start + 1, found.values.tolist(), names)
+
+
+def said(parts: Sequence[Part]) -> str:
+    """What was found, in a few sentences."""
+    apoe, pair, nothing, around = parts
+    assert apoe.explained is not None
+    best = apoe.explained.ranked[0][0]
+    odds = ", ".join(
+        f"{name} {one.ratio:.2f} ({one.low:.2f} to {one.high:.2f}; planted {APOE[name].odds_ratio:g})"
+        for name, one in apoe.odds.items()
+    )
+    margins = [f"{record.value:.0f} % with {record.setting['margin']:,}" for record in around.records
+               if (record.variant, record.metric) == (LINFORMER, "auc")]  # fmt: skip
+    return (
+        f"All diseases here are made up. {apoe.title}: odds ratios of a copy {odds}; AUC {_auc(apoe, LINFORMER)} of "
+        f"Linformer, {_auc(apoe, KNOWN)} of logistic regression on the two variants; the explanation ranks "
+        f"{apoe.explained.names.get(best, str(best))} first. {pair.title}: {_auc(pair, LINFORMER)} against "
+        f"{_auc(pair, ALL)} of logistic regression on all variants. {nothing.title}: {_auc(nothing, LINFORMER)} and "
+        f"{_auc(nothing, ALL)}. {around.title}: Linformer's AUC is {', '.join(margins)} positions more on each side."
+    )
+
+
+def _auc(part: Part, variant: str) -> str:
+    record = next(one for one in part.records if (one.variant, one.metric) == (variant, "auc"))
+    return f"{record.value:.1f} {METRICS['auc'].unit} (s.d. {record.spread:.1f})"
