@@ -66,6 +66,9 @@ class Attention(nn.Module):
     rank_option: ClassVar[str | None] = None
     """The option that says how much of full attention is kept, a number of its own kind: a study's ranks go there."""
 
+    has_loss: ClassVar[bool] = False
+    """Whether `forward_with_loss` gives a loss that belongs to the training."""
+
     shared_parameters: tuple[str, ...] = ()
     """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
 
@@ -96,6 +99,18 @@ class Attention(nn.Module):
             One mixture of values a query (B, H, N, D).
         """
         raise NotImplementedError
+
+    def forward_with_loss(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
+        """`forward`, and a loss to be added to that of the task, already weighted; nothing is kept on the module."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
 
     @property
     def can_reduce(self) -> bool:
