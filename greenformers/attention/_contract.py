@@ -51,8 +51,11 @@ class Attention(nn.Module):
     lacks keep the answers given here.
     """
 
-    projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    """Which projections of its input the block owns for this mechanism."""
+    projections: tuple[str, ...] = ("q", "k", "v")
+    """Which projections of its input the block owns for this mechanism; of one that shares q and k, q and v."""
+
+    shares_qk: bool = False
+    """Whether queries are the keys too: the block then gives them as both, and a bare call reads q alone."""
 
     takes_global_mask: ClassVar[bool] = False
     """Whether `forward` takes `global_mask` (B, N), the positions that see all and are seen by all."""
@@ -68,6 +71,9 @@ class Attention(nn.Module):
 
     has_loss: ClassVar[bool] = False
     """Whether `forward_with_loss` gives a loss that belongs to the training."""
+
+    chooses: ClassVar[bool] = False
+    """Whether it chooses keys by a step that rounding can change: `choose` does, and `forward` takes `choice`."""
 
     shared_parameters: tuple[str, ...] = ()
     """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
@@ -111,6 +117,18 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
         """`forward`, and a loss to be added to that of the task, already weighted; nothing is kept on the module."""
         raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
+
+    def choose(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Tensor:
+        """What `forward` would choose: to be given to it as `choice`, for inputs that are the same but for rounding."""
+        raise NotImplementedError(f"{type(self).__name__} chooses nothing")
 
     @property
     def can_reduce(self) -> bool:

@@ -17,19 +17,24 @@ class Full(Attention):
         shape: heads, width and length.
         dropout: probability of dropping an attention weight in training. On the CPU torch then builds
             the whole N x M matrix.
+        shared_qk: keys are the queries, with no projection of their own. Kitaev 2020, arXiv:2001.04451, section 2.
 
     Raises:
-        ValueError: `dropout` is not in [0, 1).
+        ValueError: `dropout` is not in [0, 1), or queries and keys are shared across two sequences.
     """
 
     queries_apart = True
     only_masks = True
 
-    def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Shape, *, dropout: float = 0.0, shared_qk: bool = False) -> None:
         super().__init__(shape)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if shared_qk and shape.cross:
+            raise ValueError("shared_qk must be False where queries and keys come from different sequences")
         self.dropout = dropout
+        if shared_qk:
+            self.projections, self.shares_qk = ("q", "v"), True
 
     def forward(  # noqa: D102
         self,
@@ -41,5 +46,7 @@ class Full(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
+        if self.shares_qk and q.shape == k.shape:  # with a cache of earlier ones there are more keys than queries
+            k = q
         dropout = self.dropout if self.training else 0.0
         return dense_attention(q, k, v, key_mask, causal=self.shape.causal, dropout=dropout)

@@ -100,7 +100,7 @@ class Demo:
         out: folder of the folders.
         console: where progress is shown.
         splits: draws of people, but for the study of surroundings, which has one.
-        people: synthetic ones; a third of them in the study of surroundings.
+        people: synthetic ones; a fifth of them in the study of surroundings.
     """
 
     files: Files
@@ -118,7 +118,7 @@ class Demo:
         given = self._cohort(
             folder, self.files.apoe, reference, region, dict(zip(found.people, odds, strict=True)), 200
         )
-        settings = replace(given, epochs=10)
+        settings = replace(given, epochs=8)
         same = ("hidden", "layers", "heads", "feed_forward", "dropout", "k", "length", "residual", "pooling", "tokens")
         before = Pretraining(
             **{name: getattr(settings, name) for name in same}, sequences=settings.sequences,
@@ -149,7 +149,7 @@ class Demo:
             one, other = (any(side[at] != there[at] for side in both) for at in (0, 1))
             odds[name] = math.log(9) * (1 if one != other else -1) * effect
         settings = self._cohort(folder, genotypes, reference, region, odds, 200)
-        settings = replace(settings, epochs=15 if effect else 5, patience=8)
+        settings = replace(settings, epochs=18 if effect else 5, patience=18)
         title = "Two sites that interact, synthetic people" if effect else "No effect, synthetic people"
         return Part(title, self._judged(settings, folder, []), {})
 
@@ -158,12 +158,12 @@ class Demo:
         reference, folder = Reference(self.files.sequence), self.out / "surroundings"
         contig, most = reference.regions[0].contig, max(studies.MARGINS)
         gene, region = (Region(contig, GENE.start - more, GENE.end + more) for more in (0, most))
-        genotypes = self._people(folder, reference, region, self.people * 3 // 10)
+        genotypes = self._people(folder, reference, region, self.people // 5)
         found = variants.read(genotypes, reference, region)
         causes = self._causes(reference, region)
         odds = dict(zip(found.people, simulate.log_odds(found, region, causes), strict=True))
-        settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
-        settings = replace(settings, region=str(gene), length=4096, epochs=8, patience=4)
+        settings = self._cohort(folder, genotypes, reference, region, odds, 8000)
+        settings = replace(settings, region=str(gene), length=8192, epochs=8, patience=4)
         made = studies.surroundings(settings, studies.MARGINS, 1, folder / "risk", self.console)
         return Part("A gene and what is around it, synthetic people", made, {})
 

@@ -1,9 +1,10 @@
-"""LRFF, the low-rank feed-forward block's inner part. Thesis 3.1.1: act(x E1 D1) E2 D2.
+"""The feed-forward block in slices of positions: low-rank, thesis 3.1.1, act(x E1 D1) E2 D2; or dense, act(x W1) W2.
 
-Its cost is not arithmetic: the activation (tokens x f) is the largest tensor of the layer, and with low-rank
-factors, writing it to memory and reading it back takes longer than computing it. So it is only ever made for a
-slice of tokens that stays in the cache, and the backward pass makes it again from the rank-r code, for
-r f multiply-adds a token. Kept for the backward pass: r numbers a token instead of 2 f.
+Low-rank, its cost is not arithmetic: the activation (tokens x f) is the largest tensor of the layer, and writing it to
+memory and reading it back takes longer than computing it. So it is only ever made for a slice of tokens that stays in
+the cache, and the backward pass makes it again from the rank-r code, for r f multiply-adds a token. Kept for the
+backward pass: r numbers a token instead of 2 f. Dense (Kitaev 2020, arXiv:2001.04451, section 3, "chunking") the same
+keeps d numbers a token, those of the input, and costs d f multiply-adds a token more: it saves memory, not time.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from greenformers.lowrank.linear import LED
+from greenformers.lowrank.linear import LED, LinearMap
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -26,58 +27,72 @@ def slice_length(width: int) -> int:
     return max(1, WIDE // width)
 
 
-def low_rank_feed_forward(x: Tensor, up: LED, down: LED, activation: Activation) -> Tensor:
+def sliced_feed_forward(
+    x: Tensor, up: LinearMap, down: LinearMap, activation: Activation, length: int | None = None
+) -> Tensor:
     """down(activation(up(x))) with the inner activation made in slices, in both passes.
 
     Args:
         x: (..., d).
-        up: LED d -> f.
-        down: LED f -> d.
+        up: d -> f.
+        down: f -> d.
         activation: elementwise.
+        length: tokens of a slice; by default as many as stay in a CPU's cache, and all of them elsewhere.
 
     Returns:
         (..., d), the same numbers as the plain form.
     """
-    code = F.linear(x, up.encoder)
-    inner: Tensor = _SlicedInner.apply(code, up.decoder, up.bias, down.encoder, activation)
-    return F.linear(inner, down.decoder, down.bias)
+    code, D = (F.linear(x, up.encoder), up.decoder) if isinstance(up, LED) else (x, up.weight)
+    E = down.encoder if isinstance(down, LED) else down.weight
+    inner: Tensor = _SlicedInner.apply(code, D, up.bias, E, activation, length)
+    if isinstance(down, LED):
+        return F.linear(inner, down.decoder, down.bias)
+    return inner if down.bias is None else inner + down.bias
 
 
 class _SlicedInner(torch.autograd.Function):
-    """Rank code to rank code through the wide activation: activation(c D1 + b) E2."""
+    """Rank code, or input, to rank code, or output, through the wide activation: activation(c D1 + b) E2."""
 
     @staticmethod
-    def forward(ctx: Any, code: Tensor, D: Tensor, b: Tensor | None, E: Tensor, activation: Activation) -> Tensor:
+    def forward(
+        ctx: Any, code: Tensor, D: Tensor, b: Tensor | None, E: Tensor, activation: Activation, length: int | None
+    ) -> Tensor:
+        code = code.contiguous()
         out = code.new_empty(*code.shape[:-1], E.shape[0])
-        length = slice_length(len(D))
-        for c, o in zip(_slices(code, length), _slices(out, length), strict=True):
+        for c, o in zip(_slices(code, len(D), length), _slices(out, len(D), length), strict=True):
             torch.mm(activation(F.linear(c, D, b)), E.mT, out=o)
         ctx.save_for_backward(code, D, b, E)
-        ctx.activation = activation
+        ctx.activation, ctx.length = activation, length
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         code, D, b, E = ctx.saved_tensors
-        grad_code, grad_D, grad_E = torch.empty_like(code), torch.zeros_like(D), torch.zeros_like(E)
-        grad_b = None if b is None else torch.zeros_like(b)
-        slices = (_slices(x, slice_length(len(D))) for x in (code, grad_code, grad_out.contiguous()))
+        # Of a frozen map there is none.
+        sums = (torch.zeros_like(x) if x is not None and needed else None
+                for x, needed in zip((D, b, E), ctx.needs_input_grad[1:4], strict=True))  # fmt: skip
+        (grad_D, grad_b, grad_E), grad_code = sums, torch.empty_like(code)
+        slices = (_slices(x, len(D), ctx.length) for x in (code, grad_code, grad_out.contiguous()))
         for c, g_c, g in zip(*slices, strict=True):
             wide = F.linear(c, D, b).requires_grad_()  # (slice, f)
             with torch.enable_grad():
                 active = ctx.activation(wide)
             # out= and not addmm_, which torch's FLOP counter does not see.
-            torch.addmm(grad_E, g.mT, active.detach(), out=grad_E)
+            if grad_E is not None:
+                torch.addmm(grad_E, g.mT, active.detach(), out=grad_E)
             (g_wide,) = torch.autograd.grad(active, wide, g @ E)
-            torch.addmm(grad_D, g_wide.mT, c, out=grad_D)
+            if grad_D is not None:
+                torch.addmm(grad_D, g_wide.mT, c, out=grad_D)
             if grad_b is not None:
                 grad_b += g_wide.sum(0)
             torch.mm(g_wide, D, out=g_c)
-        return grad_code, grad_D, grad_b, grad_E, None
+        return grad_code, grad_D, grad_b, grad_E, None, None
 
 
-def _slices(x: Tensor, length: int) -> tuple[Tensor, ...]:
+def _slices(x: Tensor, width: int, length: int | None) -> tuple[Tensor, ...]:
     flat = x.view(-1, x.shape[-1])
+    if length is not None:
+        return flat.split(length)
     # An accelerator hides memory traffic by running wide: there, only what is kept for backward matters.
-    return flat.split(length) if x.device.type == "cpu" else (flat,)
+    return flat.split(slice_length(width)) if x.device.type == "cpu" else (flat,)

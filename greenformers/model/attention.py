@@ -66,7 +66,8 @@ class SelfAttention(Projected):
         key_mask: Bool[Tensor, "B M"] | None,
         cache: Cache | None = None,
         global_mask: Bool[Tensor, "B N"] | None = None,
-    ) -> Float[Tensor, "B N d"]:
+        choice: dict[str, Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
         Args:
@@ -74,6 +75,11 @@ class SelfAttention(Projected):
             key_mask: True = keep (B, M); M = N without a cache.
             cache: keys and values of earlier positions; those of `x` are added to it.
             global_mask: True = a position that all see and that sees all, for mechanisms that take it.
+            choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
+                sequence; filled where it is empty.
+
+        Returns:
+            The mixtures, and in training the loss of a mechanism that has one.
 
         Raises:
             ValueError: a global mask for a mechanism that takes none.
@@ -85,11 +91,15 @@ class SelfAttention(Projected):
         if self.mechanism.can_reduce and cache is None:
             k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
             out = self.mechanism.attend(self._projected("q", codes["q"]), k, v)
+            loss = None
         else:
             projected = {name: self._projected(name, code) for name, code in codes.items()}
+            if self.mechanism.shares_qk:
+                projected["k"] = projected["q"]
             # What a mechanism has no projection for it does not read, except for its length.
             given = {"q": projected["v"], "k": projected["v"]} | projected
             held = None if cache is None else cache.layers[layer] if len(cache.layers) > layer else None
+            loss = None
             if isinstance(held, BeamLayer):
                 out = held.attend(**projected)
             elif cache is not None and self.mechanism.can_step:
@@ -98,8 +108,15 @@ class SelfAttention(Projected):
                 if cache is not None:
                     given |= self._earlier(projected, cache)
                 further = {} if global_mask is None else {"global_mask": global_mask}
-                out = self.mechanism(**given, key_mask=key_mask, **further)
-        return out.transpose(1, 2).flatten(2)
+                if choice is not None and self.mechanism.chooses:
+                    if not choice:
+                        choice["choice"] = self.mechanism.choose(**given, key_mask=key_mask)
+                    further |= choice
+                if self.training and self.mechanism.has_loss:
+                    out, loss = self.mechanism.forward_with_loss(**given, key_mask=key_mask, **further)
+                else:
+                    out = self.mechanism(**given, key_mask=key_mask, **further)
+        return out.transpose(1, 2).flatten(2), loss
 
     def _step(self, given: dict[str, Tensor], key_mask: Tensor | None, cache: Cache) -> Tensor:
         """On top of the state that the cache holds of the earlier positions."""

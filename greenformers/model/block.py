@@ -5,12 +5,13 @@ from itertools import repeat
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from greenformers.lowrank.feed_forward import low_rank_feed_forward, slice_length
-from greenformers.lowrank.linear import LED, linear_map
+from greenformers.lowrank.feed_forward import slice_length, sliced_feed_forward
+from greenformers.lowrank.linear import LED, LinearMap, linear_map
 from greenformers.model.attention import SelfAttention
 from greenformers.model.config import GreenformerConfig
 
@@ -26,20 +27,35 @@ class FeedForward(nn.Module):
         self.down = linear_map(f, d, config.rank_of(layer, "down"))
         # A recomputation gives no gradient to what an activation itself learns (prelu, xielu).
         self.recomputable = not list(self.activation.parameters())
+        self.chunked, self.chunk = config.feed_forward == "chunked", config.feed_forward_chunk
+        if self.chunked and not self.recomputable:
+            raise ValueError(
+                f"hidden_act must have no parameters where feed_forward is chunked, got {config.hidden_act!r}"
+            )
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Position by position (..., d)."""
         sliced = self.recomputable and not _otherwise_handled(x)
-        if sliced and isinstance(self.up, LED) and isinstance(self.down, LED):
+        low_rank = isinstance(self.up, LED) and isinstance(self.down, LED)
+        known = isinstance(self.up, LinearMap) and isinstance(self.down, LinearMap)
+        if sliced and known and (low_rank or self.chunked):
             # The activation's forward, not the module: hooks on it cannot follow a recomputation.
-            return low_rank_feed_forward(x, self.up, self.down, self.activation.forward)
+            return sliced_feed_forward(x, self.up, self.down, self.activation.forward, self.chunk)
+        if self.chunked and not torch.compiler.is_compiling():
+            length = self.chunk or slice_length(self.up.out_features)
+            pieces = x.flatten(0, -2).split(length)
+            again = [checkpoint(self._whole, piece, use_reentrant=False) for piece in pieces]
+            return torch.cat(again).view(*x.shape[:-1], -1)
+        return self._whole(x)
+
+    def _whole(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x)))
 
 
 class EncoderLayer(GradientCheckpointingLayer):
     """Attention and feed-forward with residual and layer norm, after ("post") or before ("pre") each block.
 
-    With `causal` it is also the layer of a decoder without an encoder.
+    With `causal` it is also the layer of a decoder without an encoder. A "reversible" one is run by `stack.run`.
     """
 
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
@@ -50,6 +66,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.pre_norm = config.residual == "pre"
+        self.reversible = config.residual == "reversible"
 
     def forward(
         self,
@@ -58,13 +75,20 @@ class EncoderLayer(GradientCheckpointingLayer):
         *,
         past_key_values: Cache | None = None,
         global_mask: Bool[Tensor, "B N"] | None = None,
-    ) -> Float[Tensor, "B N d"]:
-        """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache."""
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
+        """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
+
+        In training, of a mechanism that has a loss of its own, that loss too.
+        """
+        if self.reversible:
+            raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
         whole = torch.is_grad_enabled() or x.device.type != "cpu" or past_key_values is not None
         if whole or _otherwise_handled(x):
-            return self._after(x, self.attention.mix(self._before(x), key_mask, past_key_values, global_mask))
+            mixed, loss = self.attention.mix(self._before(x), key_mask, past_key_values, global_mask)
+            out = self._after(x, mixed)
+            return out if loss is None else (out, loss)
         tokens = slice_length(self.feed_forward.up.out_features)
         rows = max(1, tokens // x.shape[1])
         masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
@@ -73,7 +97,7 @@ class EncoderLayer(GradientCheckpointingLayer):
 
     def _in_slices(self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
-        mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask).contiguous()
+        mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask)[0].contiguous()
         for x_slice, slice_ in zip(*(y.flatten(0, 1).split(tokens) for y in (x, mixed)), strict=True):
             slice_.copy_(self._after(x_slice, slice_))
         return mixed

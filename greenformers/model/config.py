@@ -9,14 +9,21 @@ from transformers.activations import ACT2FN
 from greenformers.attention import names
 
 SLOTS: dict[str, tuple[str, ...]] = {
-    "feed_forward": ("dense",),
-    "residual": ("post", "pre"),
-    "depth": ("stacked",),
+    "feed_forward": ("dense", "chunked"),
+    "residual": ("post", "pre", "reversible"),
+    "depth": ("stacked", "shared"),
     "position": ("learned", "sinusoidal", "none"),
     "block": ("standard",),
     "pooling": ("cls", "mean"),
 }
 """What each slot takes, its default first. `attention` takes any of `greenformers.names()`, `rank` any LED rank."""
+
+SHARED = {
+    "all": ("attention", "cross_attention", "feed_forward"),
+    "attention": ("attention", "cross_attention"),
+    "feed_forward": ("feed_forward",),
+}
+"""Which blocks of a layer share their parameters, each with its layer norm."""
 
 PROJECTIONS = (
     "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "down",
@@ -55,9 +62,12 @@ class GreenformerConfig(PreTrainedConfig):
         cross_attention_options: options of that mechanism.
         rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
             (those not named stay dense), or a list of these, one per layer, the encoder's first.
-        feed_forward: slot; "dense".
-        residual: slot; "post" or "pre" norm.
-        depth: slot; "stacked".
+        feed_forward: slot; "dense", or "chunked": computed in slices of positions, again in the backward pass.
+        feed_forward_chunk: positions of a slice of "chunked"; by default what suits the device.
+        residual: slot; "post" or "pre" norm, or "reversible": pre-norm, activations are computed back from the output,
+            so that their memory does not grow with the layers; for a single stack.
+        depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, arXiv:1909.11942, 3.1.
+        shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
         position: slot; "learned", "sinusoidal" or "none".
         block: slot; "standard".
         pooling: slot; "cls" or "mean".
@@ -92,8 +102,10 @@ class GreenformerConfig(PreTrainedConfig):
     cross_attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     rank: Rank | list[Rank] = None
     feed_forward: str = "dense"
+    feed_forward_chunk: int | None = None
     residual: str = "post"
     depth: str = "stacked"
+    shared: str = "all"
     position: str = "learned"
     block: str = "standard"
     pooling: str = "cls"
@@ -125,6 +137,7 @@ class GreenformerConfig(PreTrainedConfig):
             "intermediate_size",
             "vocab_size",
             "input_features",
+            "feed_forward_chunk",
         ):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -145,6 +158,10 @@ class GreenformerConfig(PreTrainedConfig):
         for slot, values in SLOTS.items():
             if getattr(self, slot) not in values:
                 raise ValueError(f"{slot} must be one of {', '.join(values)}; got {getattr(self, slot)!r}")
+        if self.shared not in SHARED:
+            raise ValueError(f"shared must be one of {', '.join(SHARED)}; got {self.shared!r}")
+        if self.residual == "reversible" and self.decoder_layers is not None:
+            raise ValueError("residual reversible is for a single stack, without decoder_layers")
         for slot in ("attention", "decoder_attention", "cross_attention"):
             for name in self.per_layer(slot):
                 if name not in names():

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.model.attention import CrossAttention, SelfAttention
@@ -16,6 +15,8 @@ from greenformers.model.block import EncoderLayer, FeedForward
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
+from greenformers.model.outputs import DecoderOutput
+from greenformers.model.stack import run
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -24,6 +25,9 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: GreenformerConfig, layer: int) -> None:
         super().__init__()
         self.attention = SelfAttention(config, layer, causal=True, decoder=True)
+        if self.attention.mechanism.has_loss:
+            name = config.per_layer("decoder_attention")[layer]
+            raise ValueError(f"decoder_attention must have no loss of its own beside an encoder, {name} has one")
         self.cross_attention = CrossAttention(config, layer)
         self.feed_forward = FeedForward(config, layer + config.num_hidden_layers)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -44,7 +48,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         """One layer (B, N, d) over the last N of P positions."""
         own = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
-        x = self._residual(x, self.attention_norm, lambda y: attention.output(attention.mix(y, key_mask, own)))
+        x = self._residual(x, self.attention_norm, lambda y: attention.output(attention.mix(y, key_mask, own)[0]))
         x = self._residual(
             x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
         )
@@ -71,9 +75,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             self.layers = nn.ModuleList(stack)
         else:
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
-        pre_norm = config.residual == "pre"
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if pre_norm else nn.Identity()
-        self._shared = self._tied_weights_keys = share(self.layers)
+        post_norm = config.residual == "post"
+        self.final_norm = nn.Identity() if post_norm else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -96,7 +100,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         *,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    ) -> DecoderOutput:
         """Decode the last N of P positions; the P - N before them are in the cache.
 
         Args:
@@ -112,7 +116,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             output_attentions: not available: most mechanisms never make the matrix of weights.
 
         Returns:
-            last_hidden_state (B, N, d) and past_key_values.
+            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss, of mechanisms that have one.
 
         Raises:
             ValueError: input, masks and network do not fit each other, or attention weights are asked for.
@@ -128,18 +132,25 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         key_mask, positions = self._places(attention_mask, input_ids, past)
         memory_mask = self._memory_mask(encoder_attention_mask, encoder_hidden_states)
         x = self.embedding(input_ids, positions=positions)
-        for layer in self.layers:
-            if crossed:
+        if output_hidden_states and self.config.residual == "reversible":
+            raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
+        loss: Tensor | None = None
+        if crossed:
+            for layer in self.layers:
                 x = layer(x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values)
-            else:
-                x = layer(x, key_mask, past_key_values=past_key_values)
-        return self.finish(x, past_key_values=past_key_values if use_cache else None)
+        else:
+            x, loss = run(self.layers, x, key_mask, past_key_values=past_key_values)
+        return self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
 
     def finish(
-        self, x: Tensor, key_mask: Tensor | None = None, past_key_values: Cache | None = None
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        loss: Tensor | None = None,
+    ) -> DecoderOutput:
         """What follows the layers: the last norm. The mask, which an encoder's pooling needs, changes nothing."""
-        return BaseModelOutputWithPastAndCrossAttentions(self.final_norm(x), past_key_values)
+        return DecoderOutput(self.final_norm(x), past_key_values, auxiliary_loss=loss)
 
     def _memory_mask(self, mask: Tensor | None, memory: Tensor | None) -> Tensor | None:
         if mask is None or memory is None:

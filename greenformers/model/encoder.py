@@ -7,18 +7,44 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.attention import Attention
 from greenformers.lowrank.linear import LED
 from greenformers.model.block import EncoderLayer
-from greenformers.model.config import GreenformerConfig
+from greenformers.model.config import SHARED, GreenformerConfig
 from greenformers.model.embedding import Embedding
+from greenformers.model.outputs import EncoderOutput
+from greenformers.model.stack import run
 
 
-def share(layers: nn.ModuleList) -> dict[str, str]:
-    """Let mechanisms that share parameters over layers take layer 0's; returns what is tied to what in a checkpoint."""
+def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
+    """Let layers take from layer 0 what they share with it; returns what is tied to what in a checkpoint.
+
+    Mechanisms may share parameters of their own over layers; with depth "shared" whole blocks do.
+
+    Raises:
+        ValueError: layers that are to share have parameters of different names or sizes.
+    """
+    tied = _tied_mechanisms(layers)
+    for block in SHARED[config.shared] if config.depth == "shared" else ():
+        for part in (block, f"{block}_norm"):
+            if not hasattr(layers[0], part):
+                continue
+            first = dict(layers[0].get_submodule(part).named_parameters(remove_duplicate=False))
+            for index, layer in enumerate(layers):
+                own = dict(layer.get_submodule(part).named_parameters(remove_duplicate=False))
+                sizes = [{name: tuple(one.shape) for name, one in each.items()} for each in (first, own)]
+                if sizes[0] != sizes[1]:
+                    raise ValueError(f"depth shared needs layers alike, {part} of layer {index} is not as layer 0's")
+                for name, parameter in first.items() if index else ():
+                    owner, _, leaf = name.rpartition(".")
+                    setattr(layer.get_submodule(f"{part}.{owner}" if owner else part), leaf, parameter)
+                    tied[f"layers.{index}.{part}.{name}"] = f"layers.0.{part}.{name}"
+    return tied
+
+
+def _tied_mechanisms(layers: nn.ModuleList) -> dict[str, str]:
     tied = {}
     for place in ("attention.mechanism", "cross_attention.mechanism"):
         if not hasattr(layers[0], place.partition(".")[0]):
@@ -77,9 +103,9 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.final_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.residual == "pre" else nn.Identity()
+            nn.Identity() if config.residual == "post" else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
-        self._shared = self._tied_weights_keys = share(self.layers)
+        self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
     def embed(self, config: GreenformerConfig) -> Any:
@@ -107,7 +133,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         global_attention_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
-    ) -> BaseModelOutputWithPooling:
+    ) -> EncoderOutput:
         """Encode a batch.
 
         Args:
@@ -120,7 +146,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
             output_attentions: not available: most mechanisms never make the matrix of weights.
 
         Returns:
-            last_hidden_state (B, N, d) and pooler_output (B, d).
+            last_hidden_state (B, N, d) and pooler_output (B, d); in training auxiliary_loss, of mechanisms with one.
 
         Raises:
             ValueError: the input or the mask does not fit the network, or attention weights are asked for.
@@ -130,14 +156,15 @@ class GreenformerModel(GreenformerPreTrainedModel):
         x = self.embedding(input_ids, input_values)
         key_mask = self.key_mask(attention_mask, x, has_cls=input_values is not None)
         global_mask = self.key_mask(global_attention_mask, x, input_values is not None, "global_attention_mask")
-        for layer in self.layers:
-            x = layer(x, key_mask, global_mask=global_mask)
-        return self.finish(x, key_mask)
+        if output_hidden_states and self.config.residual == "reversible":
+            raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
+        x, loss = run(self.layers, x, key_mask, global_mask=global_mask)
+        return self.finish(x, key_mask, loss)
 
-    def finish(self, x: Tensor, key_mask: Tensor | None) -> BaseModelOutputWithPooling:
+    def finish(self, x: Tensor, key_mask: Tensor | None, loss: Tensor | None = None) -> EncoderOutput:
         """What follows the layers: the last norm, and the vector that stands for each sequence."""
         x = self.final_norm(x)
-        return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=self._pool(x, key_mask))
+        return EncoderOutput(last_hidden_state=x, pooler_output=self._pool(x, key_mask), auxiliary_loss=loss)
 
     def key_mask(
         self, mask: Tensor | None, x: Tensor, has_cls: bool, name: str = "attention_mask"

@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
-from greenformers.model.loss import Scoring, asked_for, narrow, token_loss
+from greenformers.model.loss import Scoring, asked_for, narrow, token_loss, with_auxiliary
 
 
 class GreenformerForMaskedLM(GreenformerPreTrainedModel):
@@ -83,6 +83,7 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
         x, labels = asked_for(cast(Tensor, out.last_hidden_state), labels, self.config)
         logits = self.decoder(self.norm(self.activation(self.transform(x))))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
@@ -151,6 +152,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         x, following = asked_for(x, following, self.config)
         logits = self.score(self.narrow(x))
         loss = None if following is None else token_loss(logits, following, num_items_in_batch)
+        loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), following, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )
@@ -201,6 +203,7 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         """What follows the encoder; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.last_hidden_state))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
@@ -253,6 +256,7 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         """What follows the encoder; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.pooler_output))
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
+        loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:

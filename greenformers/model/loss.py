@@ -50,6 +50,23 @@ def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Te
     return total / ((labels != IGNORED).sum().clamp(min=1) if items is None else items)
 
 
+def with_auxiliary(
+    loss: Tensor | None, auxiliary: Tensor | None, labels: Tensor | None, items: Tensor | int | None
+) -> Tensor | None:
+    """The loss of a task, and that of its mechanisms; of a part of a batch its share by labels: the parts add up.
+
+    Args:
+        loss: of the task; None where there are no labels.
+        auxiliary: of the mechanisms; None where there is none.
+        labels: of the task, -100 where none is asked for.
+        items: labels of the whole batch, where this is a part of it.
+    """
+    if loss is None or auxiliary is None or labels is None:
+        return loss
+    share = 1.0 if items is None else (labels != IGNORED).sum() / items
+    return loss + share * auxiliary.to(loss.dtype)
+
+
 def narrow(config: GreenformerConfig) -> nn.Module:
     """From d to the width of the embeddings, which score the tokens."""
     if config.embedding_size in (None, config.hidden_size):

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
-from greenformers.model.loss import IGNORED, Scoring, asked_for, narrow, token_loss
+from greenformers.model.loss import IGNORED, Scoring, asked_for, narrow, token_loss, with_auxiliary
 
 
 class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
@@ -66,8 +66,9 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
         out = self.decoder(decoder_input_ids, decoder_attention_mask, memory, memory_mask, return_dict=True, **kwargs)
         x, labels = asked_for(out.last_hidden_state, labels, self.config)
         logits = self.score(self.narrow(x))
+        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
-            loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
+            loss=with_auxiliary(loss, getattr(encoder_outputs, "auxiliary_loss", None), labels, num_items_in_batch),
             logits=logits,
             past_key_values=out.past_key_values,
             decoder_hidden_states=out.hidden_states,

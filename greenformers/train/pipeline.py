@@ -15,6 +15,8 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
+from greenformers.attention import Attention
+from greenformers.model.stack import run
 from greenformers.train.fit import Schedule
 from greenformers.train.objective import Batch
 from greenformers.train.rates import learning_rates
@@ -44,6 +46,10 @@ class Stage(nn.Module):
             raise ValueError(f"a pipeline has at most a process a layer, {len(base.layers)}, got {stages}")
         if tied := [name for name in model.all_tied_weights_keys if ".layers." in name]:
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
+        if any(isinstance(one, Attention) and one.has_loss for one in base.modules()):
+            raise ValueError("a pipeline has no place for the loss of a mechanism, this network has one")
+        if base.layers[0].reversible:
+            raise ValueError("a pipeline passes one stream on, this network is reversible and has two")
         low, high = (len(base.layers) * place // stages for place in (index, index + 1))
         self.layers = nn.ModuleList(base.layers[low:high])
         self.first = nn.ModuleDict({"embedding": base.embedding} if index == 0 else {})
@@ -57,8 +63,7 @@ class Stage(nn.Module):
         model = cast(Any, self._whole[0])
         if self.first:
             x = model.base_model.embedding(**{"input_values" if x.is_floating_point() else "input_ids": x})
-        for layer in self.layers:
-            x = layer(x, key_mask)
+        x, _ = run(self.layers, x, key_mask)
         if not self.last:
             return x
         out = model.base_model.finish(x, key_mask)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from greenformers.lowrank import feed_forward
-from greenformers.lowrank.feed_forward import _SlicedInner, low_rank_feed_forward
+from greenformers.lowrank.feed_forward import _SlicedInner, sliced_feed_forward
 from greenformers.lowrank.linear import LED
 
 d, f = 13, 31
@@ -27,7 +27,7 @@ class Block(nn.Module):
                 nn.init.normal_(led.bias)
 
     def forward(self, x):
-        return low_rank_feed_forward(x, self.up, self.down, self.activation)
+        return sliced_feed_forward(x, self.up, self.down, self.activation)
 
     def plain(self, x):
         return self.down(self.activation(self.up(x)))
@@ -80,7 +80,7 @@ def test_non_contiguous_gradient_of_the_inner_function():
     code = torch.randn(3, 101, 5, dtype=torch.float64, requires_grad=True)
     weights = (block.up.decoder, block.up.bias, block.down.encoder)
     D, b, E = weights
-    found, expected = _SlicedInner.apply(code, *weights, F.gelu), F.gelu(code @ D.T + b) @ E.T
+    found, expected = _SlicedInner.apply(code, *weights, F.gelu, None), F.gelu(code @ D.T + b) @ E.T
     g = torch.randn(101, 3, 7, dtype=torch.float64).transpose(0, 1)
     leaves = [code, *weights]
     torch.testing.assert_close(

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 
-from greenformers.lowrank.feed_forward import low_rank_feed_forward
+from greenformers.lowrank.feed_forward import sliced_feed_forward
 from greenformers.lowrank.linear import LED
 from greenformers.measure.memory import peak_memory
 
@@ -13,7 +13,7 @@ UP, DOWN = LED(d, f, up_rank), LED(f, d, down_rank)
 
 
 def fast(x):
-    return low_rank_feed_forward(x, UP, DOWN, F.gelu)
+    return sliced_feed_forward(x, UP, DOWN, F.gelu)
 
 
 def plain(x):

@@ -39,9 +39,9 @@ def test_defaults_are_those_of_bert_base():
         ),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"vocab_size": None, "input_features": 0}, "input_features must be at least 1, got 0"),
-        ({"residual": "reversible"}, "residual must be one of post, pre; got 'reversible'"),
-        ({"feed_forward": "switch"}, "feed_forward must be one of dense; got 'switch'"),
-        ({"depth": "universal"}, "depth must be one of stacked; got 'universal'"),
+        ({"residual": "backwards"}, "residual must be one of post, pre, reversible; got 'backwards'"),
+        ({"feed_forward": "switch"}, "feed_forward must be one of dense, chunked; got 'switch'"),
+        ({"depth": "universal"}, "depth must be one of stacked, shared; got 'universal'"),
         ({"position": "rotary"}, "position must be one of learned, sinusoidal, none; got 'rotary'"),
         ({"block": "star"}, "block must be one of standard; got 'star'"),
         ({"pooling": "max"}, "pooling must be one of cls, mean; got 'max'"),
@@ -152,7 +152,7 @@ def test_a_bad_value_in_a_file_is_an_error(tmp_path):
     config().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace('"post"', '"past"'))
-    with pytest.raises(ValueError, match="residual must be one of post, pre; got 'past'"):
+    with pytest.raises(ValueError, match="residual must be one of post, pre, reversible; got 'past'"):
         GreenformerConfig.from_pretrained(tmp_path)
 
 
