@@ -280,7 +280,8 @@ def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known
     records = judge.records(settings, found, features, people)
     console.print(judge.table(records))
     if results is not None:
-        append(results, [replace(record, context=context(terminal.command(), 0)) for record in records])
+        about = context(terminal.command(), 0)
+        append(results, [replace(record, context=about) for record in records])
 
 
 app.command("finetune")(

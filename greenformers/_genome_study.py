@@ -91,7 +91,8 @@ def _study(
     save(draws(across, across, found, key, metrics=("auc", "f1")), picture)
     print(f"picture: {picture}")
     if results is not None:
-        append(results, [replace(record, context=context(terminal.command(), 0)) for record in found])
+        about = context(terminal.command(), 0)
+        append(results, [replace(record, context=about) for record in found])
 
 
 app.command("region")(
@@ -178,15 +179,17 @@ def length(
     mean = mean_length(tokenizer, [row[column] for row in islice(encode.load(sequences), 100)])
     size = longest.Size(hidden, layers, heads, feed_forward, k, rank, dropout, batch)
     chosen, modes = ([word.strip() for word in text.split(",") if word.strip()] for text in (variants, mode))
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is not a folder")
+    budget = None if memory is None else memory * 2**30
+    vocabularies = {letters: 1.0, len(tokenizer): mean}
+    rows = longest.rows(chosen, modes, size, vocabularies, budget)
     if results is not None:
         terminal.check_writable(results)
-    budget = None if memory is None else memory * 2**30
     with terminal.Steps(terminal.console(stderr=True)) as steps:
-        rows = longest.study(
-            chosen, modes, size, {letters: 1.0, len(tokenizer): mean}, budget=budget, progress=partial(steps, "rows")
-        )  # fmt: skip
+        found = longest.study(rows, size, vocabularies, budget=budget, progress=partial(steps, "rows"))
         names = {letters: "one a nucleotide", len(tokenizer): "subwords"}
-        made = longest.records(list(rows), size, names, context(terminal.command(), 0))
+        made = longest.records(list(found), size, names, context(terminal.command(), 0))
     theirs = {
         row["setting"]: float(row["max_nucleotides"])
         for row in published.rows(references, "thesis_table5_3_max_length.csv")

@@ -116,4 +116,5 @@ def evaluate(
         console.print(f"spoken:  {reference}\nwritten: {hypothesis}\n", markup=False, soft_wrap=True)
     console.print(table(records))
     if results is not None:
-        append(results, [replace(record, context=context(terminal.command(), 0)) for record in records])
+        about = context(terminal.command(), 0)
+        append(results, [replace(record, context=about) for record in records])

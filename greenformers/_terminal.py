@@ -1,5 +1,6 @@
 """What commands read from the terminal and show on it."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -63,8 +64,14 @@ def numbers(name: str, text: str) -> list[int]:
 
 def check_writable(results: Path) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    existed = results.exists()
+    existed, folder = results.exists(), results.parent
+    if not folder.exists():
+        # It is made when there is something to write; until then its first ancestor that exists says whether it can be.
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ValueError(f"{results} cannot be written: {folder} is no folder that can be written to")
+        return
     with results.open("ab"):
         pass
     if not existed:

@@ -236,7 +236,8 @@ def evaluate(
         console.print(f"{split} {name}: {value:.4g}")
     if results is not None:
         found = records(run_folder, split, scores)
-        append(results, [replace(record, context=context(terminal.command(), 0)) for record in found])
+        about = context(terminal.command(), 0)
+        append(results, [replace(record, context=about) for record in found])
 
 
 @app.command()

@@ -35,6 +35,7 @@ PAIR = (0.28, 0.33)
 COMMON = (0.3, 0.7)
 GENE = Region("", 500_000, 503_611)
 """As long as the thesis' gene; of the sequence of chr20, where synthetic people are made."""
+MARGINS = (0, 1000, 3000, 5000)
 CAUSES = ((0, 1.6), (-4_200, 3.0), (3_800, 3.0))
 """Of the study of surroundings: how far from the gene a common site is looked for, and what a copy does to the odds."""
 
@@ -100,7 +101,7 @@ class Demo:
         out: folder of the folders.
         console: where progress is shown.
         splits: draws of people, but for the study of surroundings, which has one.
-        people: synthetic ones; a fifth of them in the study of surroundings.
+        people: synthetic ones; half of them in the study of surroundings.
     """
 
     files: Files
@@ -156,15 +157,15 @@ class Demo:
     def surroundings(self) -> Part:
         """Synthetic people, causes in a gene and 4 kb from it: more and more of what is around it, one draw."""
         reference, folder = Reference(self.files.sequence), self.out / "surroundings"
-        contig, most = reference.regions[0].contig, max(studies.MARGINS)
+        contig, most = reference.regions[0].contig, max(MARGINS)
         gene, region = (Region(contig, GENE.start - more, GENE.end + more) for more in (0, most))
-        genotypes = self._people(folder, reference, region, self.people // 5)
+        genotypes = self._people(folder, reference, region, self.people // 2)
         found = variants.read(genotypes, reference, region)
         causes = self._causes(reference, region)
         odds = dict(zip(found.people, simulate.log_odds(found, region, causes), strict=True))
-        settings = self._cohort(folder, genotypes, reference, region, odds, 8000)
-        settings = replace(settings, region=str(gene), length=8192, epochs=8, patience=4)
-        made = studies.surroundings(settings, studies.MARGINS, 1, folder / "risk", self.console)
+        settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
+        settings = replace(settings, region=str(gene), length=4096, epochs=10, patience=5)
+        made = studies.surroundings(settings, MARGINS, 1, folder / "risk", self.console)
         return Part("A gene and what is around it, synthetic people", made, {})
 
     def _judged(self, settings: Finetuning, folder: Path, known: Sequence[int]) -> list[Record]:

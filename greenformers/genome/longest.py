@@ -7,6 +7,7 @@ sequences. Counted from shapes, operation by operation, so that a small machine 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -159,50 +160,70 @@ class Found:
     nucleotides: float
 
 
-def study(
-    variants: list[str],
-    modes: list[str],
-    size: Size,
-    vocabularies: dict[int, float],
-    *,
-    budget: float | None = None,
-    reference: int = 1024,
-    device: str = "cpu",
-    progress: Callable[[float], None] = lambda _: None,
-) -> Iterator[Found]:
+def rows(
+    variants: Sequence[str], modes: Sequence[str], size: Size, vocabularies: Mapping[int, float], budget: float | None
+) -> list[Setting]:
     """All rows: every variant in every mode, in training with and without recomputation, with each vocabulary.
 
     Args:
         variants: of `greenformers.model.variant`, and `EAGER`.
         modes: "inference", "training".
         size: of the networks.
-        vocabularies: number of tokens to the nucleotides one stands for on average; the first sets the budget.
-        budget: bytes; by default what eager attention needs for `reference` nucleotides.
-        reference: nucleotides.
-        device: on which it would run.
-        progress: told the share that is done.
+        vocabularies: number of tokens to the nucleotides one stands for on average.
+        budget: bytes; None: see `study`.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value out of range, or a variant that cannot be.
     """
-    for name in ("batch", "k", "rank"):
+    for name in ("batch", "k", "rank", "hidden", "layers", "heads", "feed_forward"):
         if getattr(size, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(size, name)}")
-    if budget is not None and not budget > 0:
-        raise ValueError(f"memory must be above 0 GiB, got {budget / 2**30:g}")
+    if not 0 <= size.dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {size.dropout}")
+    if budget is not None and not 0 < budget < math.inf:
+        raise ValueError(f"memory must be above 0 GiB, and finite; got {budget / 2**30:g}")
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
-    first = next(iter(vocabularies))
-    tokens = round(reference / vocabularies[first]) + MARKERS
-    rows = [
+    if not variants or not modes:
+        raise ValueError(f"there must be at least one of variants and mode, got {len(variants)} and {len(modes)}")
+    found = [
         Setting(variant, mode, recompute, vocabulary)
         for mode in modes
         for recompute in ((False, True) if mode == "training" else (False,))
         for variant in variants
         for vocabulary in vocabularies
     ]
-    for number, row in enumerate(rows):
-        progress(number / len(rows))
+    with torch.device("meta"):
+        for variant in variants:
+            _Classifier(Setting(variant, "training", False, 8), replace(size, layers=1), MARKERS + 1)
+    return found
+
+
+def study(
+    wanted: Sequence[Setting],
+    size: Size,
+    vocabularies: Mapping[int, float],
+    *,
+    budget: float | None = None,
+    reference: int = 1024,
+    device: str = "cpu",
+    progress: Callable[[float], None] = lambda _: None,
+) -> Iterator[Found]:
+    """Answer rows.
+
+    Args:
+        wanted: of `rows`.
+        size: of the networks.
+        vocabularies: as `rows`; the first sets the budget.
+        budget: bytes; by default what eager attention needs for `reference` nucleotides.
+        reference: nucleotides.
+        device: on which it would run.
+        progress: told the share that is done.
+    """
+    first = next(iter(vocabularies))
+    tokens = round(reference / vocabularies[first]) + MARKERS
+    for number, row in enumerate(wanted):
+        progress(number / len(wanted))
         room = budget or needed(Setting(EAGER, row.mode, False, first), size, tokens, device)
         most = longest(row, size, room, device)
         yield Found(row, room, most, max(0, most - MARKERS) * vocabularies[row.vocabulary])

@@ -52,11 +52,7 @@ class People:
         about = encode.settings_of(path)
         if about["mode"] != "diplotype":
             raise GenomeError(f"{path}: must hold diplotypes, holds {about['mode']}s")
-        alphabet, whole = str(about["alphabet"]), Region.parse(str(about["region"]))
-        part = whole if region is None else Region.parse(region)
-        same = matched(part.contig, [whole.contig]) is not None
-        if not same or not whole.start <= part.start < part.end <= whole.end:
-            raise GenomeError(f"{path}: has {whole}; {part} is not within")
+        alphabet, (whole, part) = str(about["alphabet"]), part_of(path, region)
         names, pairs, phenotypes = [], [], []
         for number, row in enumerate(encode.load(path), start=3):
             if "phenotype" not in row:
@@ -112,6 +108,20 @@ class People:
         varied[np.arange(length), total.argmax(axis=1)] = False
         where = np.argwhere(varied)
         return found[:, varied], [(self.region.start + int(place) + 1, kinds[kind]) for place, kind in where]
+
+
+def part_of(path: Path, region: str | None) -> tuple[Region, Region]:
+    """The region of an encoded file, and a part of it; None: all of it.
+
+    Raises:
+        GenomeError: it is no such file, or the part is not within.
+    """
+    whole = Region.parse(str(encode.settings_of(path)["region"]))
+    part = whole if region is None else Region.parse(region)
+    same = matched(part.contig, [whole.contig]) is not None
+    if not same or not whole.start <= part.start < part.end <= whole.end:
+        raise GenomeError(f"{path}: has {whole}; {part} is not within")
+    return whole, part
 
 
 def _second(names: list[str]) -> int:

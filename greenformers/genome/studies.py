@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from greenformers.genome import encode, judge
+from greenformers.genome import judge
 from greenformers.genome.files import Region
-from greenformers.genome.people import People
+from greenformers.genome.people import People, part_of
 from greenformers.genome.risk import finetune, sequences_of
 from greenformers.genome.settings import Finetuning
 from greenformers.measure.record import Record
@@ -42,11 +42,12 @@ def surroundings(
 
     Raises:
         ValueError: no region, no margins, or a margin for which the file of people has no room.
+        GenomeError: the region is not one of the file.
     """
     if settings.region is None:
         raise ValueError("region must be the gene, such as 19:45409039-45412650, got none")
-    path, gene = sequences_of(settings), Region.parse(settings.region)
-    whole = Region.parse(str(encode.settings_of(path)["region"]))
+    path = sequences_of(settings)
+    whole, gene = part_of(path, settings.region)
     room = min(gene.start - whole.start, whole.end - gene.end)
     if not margins or min(margins) < 0 or max(margins) > room:
         given = ", ".join(map(str, margins)) or "none"
@@ -89,12 +90,15 @@ def pretraining(
         raise ValueError("init must be a run of `genome pretrain`, got none")
     folder = Path(settings.init)
     starts = {0: replace(settings, init=None, tokens=settings.tokens or str(folder / MODEL))}
-    for step in sorted(int(one.name) for one in (folder / run.SNAPSHOTS).glob("*")):
+    for step in sorted(int(one.name) for one in (folder / run.SNAPSHOTS).glob("*") if one.name.isdecimal()):
         starts[step] = replace(settings, init=str(folder / run.SNAPSHOTS / str(step)))
     last = max(int(entry["step"]) for entry in run.metrics_of(folder))
     starts[last] = settings
     people = People.load(sequences_of(settings), settings.region)
     features = judge.features(people, known)
+    # A network that is not that of the run is found before any of them is trained.
+    for one in starts.values():
+        one.task().network()
     made = []
     for steps, one in starts.items():
         found = finetune(one, out / f"after{steps}", splits, console)

@@ -66,7 +66,7 @@ class GreenformerConfig(PreTrainedConfig):
         feed_forward_chunk: positions of a slice of "chunked"; by default what suits the device.
         residual: slot; "post" or "pre" norm, or "reversible": pre-norm, activations are computed back from the output,
             so that their memory does not grow with the layers; for a single stack.
-        depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, arXiv:1909.11942, 3.1.
+        depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
         shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
         position: slot; "learned", "sinusoidal" or "none".
         block: slot; "standard".

@@ -38,8 +38,9 @@ def lengths(title: str, records: Sequence[Record], published: Mapping[str, float
         if theirs := _theirs(record, published):
             first = "thesis" not in axes.get_legend_handles_labels()[1]
             axes.plot(theirs, y, "k|", markersize=11, markeredgewidth=2, label="thesis" if first else None)
-    axes.set_xscale("log")
-    axes.set_xlim(right=2.5 * max(record.value for record in records))
+    if all(record.value > 0 for record in records):
+        axes.set_xscale("log")
+        axes.set_xlim(right=2.5 * max(record.value for record in records))
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("Longest sequence (nucleotides)")

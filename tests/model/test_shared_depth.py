@@ -70,7 +70,7 @@ def test_what_is_shared(shared, blocks, attention, given, tmp_path):
     assert (
         again.layers[2].attention.output.weight.data_ptr()
         == again.layers[0 if "attention" in blocks else 2].attention.output.weight.data_ptr()
-    )  # noqa: E501
+    )
     assert torch.equal(again(*given).last_hidden_state, model(*given).last_hidden_state)
 
 
