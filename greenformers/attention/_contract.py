@@ -60,7 +60,7 @@ class Attention(nn.Module):
     takes_global_mask: ClassVar[bool] = False
     """Whether `forward` takes `global_mask` (B, N), the positions that see all and are seen by all."""
 
-    queries_apart: ClassVar[bool] = False
+    queries_apart: bool = False
     """Whether in cross-attention what a query gets depends on no other query: beams can share a memory then."""
 
     only_masks: ClassVar[bool] = False

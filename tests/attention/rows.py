@@ -5,12 +5,15 @@ To add a mechanism, write its oracle, a slow plain reading of its formula, and a
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import oracles_kernel
+import oracles_learned
 import oracles_low_rank
 import oracles_pattern
+import oracles_sort
+import oracles_span
 import oracles_synthesizer
 import torch
 from torch import Tensor
@@ -157,6 +160,14 @@ def patterns(name: str, *options: Mapping[str, Any], causal: bool = False, **cla
     return rows + [Row(name, oracle, other, causal=causal, cross=False) for other in others]
 
 
+def sinkhorn(*options: Mapping[str, Any], causal: bool = False) -> list[Row]:
+    """One row for each setting, without noise; memory is measured with the first one's, in blocks of 64."""
+    quiet = [{**one, "noise": False} for one in options]
+    large = {**quiet[0], "block": 64}
+    rows = [Row("sinkhorn", oracles_sort.sinkhorn, one, causal=causal, cross=False) for one in quiet]
+    return [replace(rows[0], memory=1.0, large=large), *rows[1:]]
+
+
 LINEAR: Mapping[str, Any] = {"time": 1.0, "memory": 1.0}
 
 # Of N sqrt(N) pairs.
@@ -197,6 +208,43 @@ ROWS = (
     # Feature maps, of the past in chunks of 4.
     *kernelized("linear_transformer", oracles_kernel.linear_transformer, "feature_map", ("elu", "exp")),
     *kernelized("performer", oracles_kernel.performer, "kernel", ("softmax", "hyperbolic", "relu")),
+    # Chunks of 3 and 2 positions by hash, and of 5 in their order.
+    Row(
+        "reformer",
+        oracles_learned.reformer,
+        {"chunk": 3, "n_buckets": 4},
+        cross=False,
+        large={"n_buckets": 64},
+        **LINEAR,
+    ),
+    Row("reformer", oracles_learned.reformer, {"chunk": 2, "n_buckets": 6, "rounds": 3}, cross=False),
+    Row("reformer", oracles_learned.reformer, {"chunk": 5, "n_buckets": 1}, cross=False),
+    Row("reformer", oracles_learned.reformer, {"chunk": 2, "n_buckets": 8, "rounds": 1, "scale": 2.0}, cross=False),
+    # Clusters, blocks that are sorted, spans, and keys read until it is enough.
+    Row("routing", oracles_sort.routing, {"clusters": 3}, cross=False, large={}, time=1.5, memory=1.5),
+    Row("routing", oracles_sort.routing, {"clusters": 4, "window": 5}, cross=False),
+    *sinkhorn({"block": 4}, {"block": 5, "iterations": 2}, causal=True),
+    *sinkhorn({"block": 4, "cut": 2}),
+    Row(
+        "adaptive_span",
+        oracles_span.adaptive_span,
+        {"span": 7, "ramp": 3, "init": 0.3},
+        causal=True,
+        cross=False,
+        large={"span": 64},
+        compiles=False,
+        **LINEAR,
+    ),
+    Row(
+        "adaptive_span",
+        oracles_span.adaptive_span,
+        {"ramp": 5, "dynamic": True},
+        causal=True,
+        cross=False,
+        compiles=False,
+    ),
+    Row("dacs", oracles_span.dacs, causal=True),
+    Row("dacs", oracles_span.dacs, {"look_ahead": 3}, causal=True),
     # Patterns.
     *patterns(
         "sliding_window",

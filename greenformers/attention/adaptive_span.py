@@ -1,0 +1,193 @@
+"""Adaptive span. Sukhbaatar 2019, arXiv:1905.07799, eq. 4-5 and 3.2: each head learns how far back it looks.
+
+A weight at distance x is multiplied by m(x) = clamp((z S + R - x) / R, 0, 1) after the softmax, and the row divided by
+its sum: the same as softmax of the scores plus log m. z is a number of the head, or of each of its queries. Nothing is
+computed beyond the farthest key with m > 0. Time O(N r D), memory O(N r), with r = min(z S + R, S) of the widest head.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+
+BLOCK = 128
+"""Queries that share a stretch of keys."""
+
+
+class AdaptiveSpan(Attention):
+    """Softmax attention within a learned distance; bidirectional, to both sides.
+
+    Args:
+        shape: heads, width and length.
+        span: S, the longest span; keys this far away and farther are never seen. By default `max_len`.
+        ramp: R, over how many positions a weight goes from 1 to 0.
+        init: z of all heads at the start, in 0..1. The paper's 0 looks R - 1 positions back.
+        dynamic: z = sigmoid(v q + b) of each query (3.2), b = -4 at the start; causal computation is trimmed to S alone
+            then, as the widest span of a sequence would tell of its future.
+        penalty: c of the loss c S mean(z), which `forward_with_loss` gives.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, or an option out of range.
+    """
+
+    rank_option = "span"
+    has_loss = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        span: int | None = None,
+        ramp: int = 32,
+        init: float = 0.0,
+        dynamic: bool = False,
+        penalty: float = 2e-6,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(shape)
+        span = shape.max_len if span is None else span
+        if shape.cross:
+            raise ValueError("adaptive_span has no distances between two sequences")
+        for name, value in (("span", span), ("ramp", ramp)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= init <= 1:
+            raise ValueError(f"init must be in 0..1, got {init}")
+        if not penalty >= 0:
+            raise ValueError(f"penalty must be at least 0, got {penalty}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.span, self.ramp, self.init, self.dynamic = span, ramp, init, dynamic
+        self.penalty, self.dropout = penalty, dropout
+        if dynamic:
+            self.v = nn.Parameter(torch.empty(shape.heads, shape.head_dim))
+            self.b = nn.Parameter(torch.empty(shape.heads))
+        else:
+            self.z = nn.Parameter(torch.empty(shape.heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Spans as `init` says; dynamic: small ones, whatever the query."""
+        if self.dynamic:
+            nn.init.normal_(self.v, std=self.shape.head_dim**-0.5)
+            nn.init.constant_(self.b, -4.0)
+        else:
+            nn.init.constant_(self.z, self.init)
+
+    @torch.no_grad()
+    def update_(self) -> None:
+        """Take z back into 0..1, where the last step led out of it."""
+        if not self.dynamic:
+            self.z.clamp_(0, 1)
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        return self._mixed(q, k, v, key_mask, query_mask)[0]
+
+    def forward_with_loss(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
+        out, z, kept = self._mixed(q, k, v, key_mask, query_mask)
+        if self.dynamic and kept is not None:
+            z = (z * kept[:, None]).sum() / (self.shape.heads * kept.sum().clamp(min=1))
+        return out, self.penalty * self.span * z.mean()
+
+    def _mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The mixtures, z (1, H, 1) or (B, H, N), and which queries are kept."""
+        check_lengths(q, k, v, key_mask, self.shape)
+        if not self.shape.causal and q.shape[2] != k.shape[2]:
+            raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+        kept = key_mask if query_mask is None and q.shape[2] == k.shape[2] else query_mask
+        z = self._z(q)
+        back = self._reach(z, kept) - 1
+        ahead = 0 if self.shape.causal else back
+        if BLOCK + back + ahead >= k.shape[2] or q.shape[2] <= BLOCK:
+            out = self._at_once(q, k, v, key_mask, z, back)
+        else:
+            out = self._in_blocks(q, k, v, key_mask, z, back, ahead)
+        return out, z, kept
+
+    def _z(self, q: Tensor) -> Tensor:
+        if not self.dynamic:
+            return exact(self.z).clamp(0, 1)[None, :, None]
+        found = torch.einsum("bhnd,hd->bhn", q, self.v.to(q.dtype)) + self.b.to(q.dtype)[:, None]
+        return torch.sigmoid(exact(found))
+
+    def _reach(self, z: Tensor, kept: Tensor | None) -> int:
+        """One more than the farthest distance that any head sees."""
+        unknown = z.is_meta or isinstance(z, FakeTensor)
+        if unknown or (self.dynamic and self.shape.causal):
+            return self.span
+        if self.dynamic and kept is not None:
+            z = z.detach().masked_fill(~kept[:, None], 0.0)
+        return min(self.span, math.ceil(float(z.detach().amax()) * self.span + self.ramp))
+
+    def _log_mask(self, distance: Tensor, z: Tensor) -> Tensor:
+        """The logarithm of m, -inf where it is 0; distances (b, w) and z (..., b or 1) to (..., b, w)."""
+        far = distance.abs()
+        m = ((z[..., None] * self.span + self.ramp - far) / self.ramp).clamp(0, 1)
+        seen = (m > 0) & (far < self.span)
+        if self.shape.causal:
+            seen = seen & (distance >= 0)
+        # The logarithm is not taken of 0, whose derivative is none.
+        return torch.where(seen, m, 1.0).log().masked_fill(~seen, -torch.inf)
+
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        none = (bias == -torch.inf).all(-1, keepdim=True)
+        # A row without keys would be 0 / 0: let it see all, then set it to 0.
+        bias = bias.masked_fill(none, 0.0).to(q.dtype)
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout).masked_fill(none, 0.0)
+
+    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, z: Tensor, back: int) -> Tensor:
+        """All queries over the keys that any of them sees."""
+        past = k.shape[2] - q.shape[2]
+        first = max(0, past - back)
+        i = torch.arange(past, k.shape[2], device=q.device)
+        j = torch.arange(first, k.shape[2], device=q.device)
+        bias = self._log_mask(i[:, None] - j, z)
+        if key_mask is not None:
+            bias = bias.masked_fill(~key_mask[:, None, None, first:], -torch.inf)
+        return self._softmax(q, k[:, :, first:], v[:, :, first:], bias)
+
+    def _in_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, z: Tensor, back: int, ahead: int
+    ) -> Tensor:
+        """Queries in blocks, each over the stretch of keys around it."""
+        B, H, N, D = q.shape
+        past, short = k.shape[2] - N, -N % BLOCK
+        first = max(0, past - back)
+        before, width = back - (past - first), BLOCK + back + ahead
+        valid = q.new_ones(1, k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+        valid = F.pad(valid[:, first:], (before, short + ahead)).unfold(1, width, BLOCK)  # (B or 1, blocks, w)
+        keys, values = (
+            F.pad(x[:, :, first:], (0, 0, before, short + ahead)).unfold(2, width, BLOCK).mT.flatten(1, 2)
+            for x in (k, v)
+        )
+        blocks = valid.shape[1]
+        distance = torch.arange(BLOCK, device=q.device)[:, None] - torch.arange(-back, BLOCK + ahead, device=q.device)
+        z = F.pad(z, (0, short)).unflatten(2, (blocks, BLOCK)) if self.dynamic else z[:, :, :, None]
+        bias = self._log_mask(distance, z).masked_fill(~valid[:, None, :, None], -torch.inf).flatten(1, 2)
+        queries = F.pad(q, (0, 0, 0, short)).view(B, H * blocks, BLOCK, D)
+        return self._softmax(queries, keys, values, bias).view(B, H, -1, D)[:, :, :N]

@@ -1,0 +1,76 @@
+"""DACS. Li 2020, arXiv:2011.13834, eq. 5-8: attention that reads its keys in order and stops when it has had enough.
+
+a_ij = sigmoid(s q_i k_j), s = 1 / sqrt(D); n_i is the first n with a_i1 + ... + a_in >= 1, or the last key;
+out_i = a_i1 v_1 + ... + a_in v_n. What comes after n_i is not needed: a decoder can start before its input ends.
+Time O(N M D), memory O(N M).
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from greenformers.attention._contract import Attention, Shape, accurate, check_lengths
+
+
+class Dacs(Attention):
+    """Weights that are not normalised: their sum is between 0 and 2. For cross-attention of a decoder; causal too.
+
+    Args:
+        shape: heads, width and length.
+        look_ahead: a query stops at most so many keys after where the query before it stopped (the first: so many
+            keys from the beginning); None: there is no such limit.
+        dropout: probability of dropping a weight in training.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    def __init__(self, shape: Shape, *, look_ahead: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__(shape)
+        if look_ahead is not None and look_ahead < 1:
+            raise ValueError(f"look_ahead must be at least 1, got {look_ahead}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.look_ahead, self.dropout = look_ahead, dropout
+        # With a limit a query depends on those before it.
+        self.queries_apart = look_ahead is None
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        check_lengths(q, k, v, key_mask, self.shape)
+        N, M = q.shape[2], k.shape[2]
+        a = torch.sigmoid((q @ k.mT).to(accurate(q)) * q.shape[3] ** -0.5)
+        if key_mask is not None:
+            a = a.masked_fill(~key_mask[:, None, None], 0.0)
+        if self.shape.causal:
+            a = a.tril(M - N)
+        # What the keys before have had: the key with which the sum reaches 1 is read too.
+        before = a.detach().cumsum(-1).roll(1, -1)
+        before[..., 0] = 0
+        read = before < 1
+        if self.look_ahead is not None:
+            kept = query_mask
+            if kept is None and N == M and not self.shape.cross:
+                kept = key_mask
+            read = read & self._within(read, kept)
+        weights = (a * read).to(q.dtype)
+        weights = F.dropout(weights, self.dropout, self.training)
+        return weights @ v
+
+    def _within(self, read: Tensor, kept: Tensor | None) -> Tensor:
+        """Which keys the limit allows, (B, H, N, M): n_i <= min of n_h + (i - h) L over h <= i."""
+        assert self.look_ahead is not None
+        stop = read.sum(-1)  # (B, H, N)
+        if kept is not None:  # a masked query stops nowhere by itself
+            stop = stop.masked_fill(~kept[:, None], read.shape[3])
+        steps = self.look_ahead * torch.arange(read.shape[2], device=read.device)
+        limit = (stop - steps).cummin(-1).values.clamp(max=self.look_ahead) + steps
+        return torch.arange(read.shape[3], device=read.device) < limit[..., None]

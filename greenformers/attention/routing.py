@@ -1,0 +1,215 @@
+"""Routing Transformer. Roy 2020, arXiv:2003.05997, algorithm 1: attention within clusters of queries and keys.
+
+q and k by layer norm without scale and bias; of each cluster the w queries and the w keys with the largest product with
+its centroid; softmax attention of these; where clusters overlap the mean; positions that no cluster took get 0.
+Time O(N c D + c w^2 D), memory O(N c + c w (w + D)), with c clusters; O(N^1.5 D) with c = w = sqrt(N).
+
+No causal form: whether a position is among the w of its cluster depends on all positions, later ones too.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+
+
+class Routing(Attention):
+    """Softmax attention within clusters, whose centroids follow what is assigned to them.
+
+    Args:
+        shape: heads, width and length.
+        clusters: c; by default the root of `max_len`.
+        window: w; by default as many as the clusters share out, N / c, rounded up.
+        decay: of the centroids' moving average, in [0, 1]; they move in `update_`.
+        commitment: weight of the loss, mean squared distance of queries and keys to their centroids.
+        dropout: probability of dropping an attention weight in training.
+
+    Attributes:
+        centroids: (H, c, D), in the checkpoint.
+
+    Raises:
+        ValueError: causal or cross-attention, or an option out of range.
+    """
+
+    has_loss = True
+    chooses = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        clusters: int | None = None,
+        window: int | None = None,
+        decay: float = 0.999,
+        commitment: float = 1e-4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(shape)
+        if shape.causal:
+            raise ValueError("routing has no causal form: whom a cluster takes depends on later positions")
+        if shape.cross:
+            raise ValueError("routing takes as many queries as keys into a cluster, of one sequence")
+        clusters = max(1, round(math.sqrt(shape.max_len))) if clusters is None else clusters
+        for name, value in (("clusters", clusters), ("window", 1 if window is None else window)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must be in 0..1, got {decay}")
+        if not commitment >= 0:
+            raise ValueError(f"commitment must be at least 0, got {commitment}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.clusters, self.window, self.decay = clusters, window, decay
+        self.commitment, self.dropout = commitment, dropout
+        self.register_buffer("centroids", torch.empty(shape.heads, clusters, shape.head_dim))
+        # Of the step under way: sums of what is assigned, and how many.
+        self.register_buffer("sums", torch.zeros(shape.heads, clusters, shape.head_dim), persistent=False)
+        self.register_buffer("counts", torch.zeros(shape.heads, clusters), persistent=False)
+        self.centroids: Tensor
+        self.sums: Tensor
+        self.counts: Tensor
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Centroids at random, as long as what they stand for."""
+        if not self.centroids.is_meta:
+            self.centroids.normal_()
+            self.centroids.copy_(_normal(self.centroids))
+            self.sums.zero_()
+            self.counts.zero_()
+
+    @torch.no_grad()
+    def update_(self) -> None:
+        """Move each centroid towards the mean of what was assigned to it; one without anything stays."""
+        means = self.sums / self.counts.clamp(min=1)[..., None]
+        moved = self.decay * self.centroids + (1 - self.decay) * means.to(self.centroids.dtype)
+        self.centroids.copy_(torch.where(self.counts[..., None] > 0, moved, self.centroids))
+        self.sums.zero_()
+        self.counts.zero_()
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+        choice: Int[Tensor, "2 B H c w"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        self._check(q, k, v, key_mask)
+        query_mask = key_mask if query_mask is None else query_mask
+        return self._mixed(_normal(q), _normal(k), v, query_mask, key_mask, choice)
+
+    def forward_with_loss(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+        choice: Int[Tensor, "2 B H c w"] | None = None,
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
+        self._check(q, k, v, key_mask)
+        query_mask = key_mask if query_mask is None else query_mask
+        q, k = _normal(q), _normal(k)
+        out = self._mixed(q, k, v, query_mask, key_mask, choice)
+        losses = [self._commitment(x, mask) for x, mask in ((q, query_mask), (k, key_mask))]
+        return out, self.commitment * (losses[0] + losses[1]) / 2
+
+    @torch.no_grad()
+    def choose(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Int[Tensor, "2 B H c w"]:
+        self._check(q, k, v, key_mask)
+        return self._chosen(_normal(q), _normal(k), key_mask if query_mask is None else query_mask, key_mask)
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+        check_lengths(q, k, v, key_mask, self.shape)
+        if q.shape[2] != k.shape[2]:
+            raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+
+    def _near(self, x: Tensor) -> Float[Tensor, "B H c N"]:
+        """Products with the centroids."""
+        return self.centroids.to(x.dtype) @ x.mT
+
+    @torch.no_grad()
+    def _chosen(self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
+        """Places of the w queries, and of the w keys, of each cluster; the kept ones first."""
+        N = q.shape[2]
+        window = min(N, -(-N // self.clusters) if self.window is None else self.window)
+        found = []
+        for x, mask in ((q, query_mask), (k, key_mask)):
+            near = self._near(x)
+            if mask is not None:
+                near = near.masked_fill(~mask[:, None, None], -torch.inf)
+            # In their order: what is gathered lies closer together.
+            found.append(near.topk(window, dim=-1).indices.sort(-1).values)
+        return torch.stack(found)
+
+    def _mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, choice: Tensor | None
+    ) -> Tensor:
+        if choice is None:
+            choice = self._chosen(q, k, query_mask, key_mask)
+        B, H, N, D = q.shape
+        asked, read = choice.flatten(3)  # (B, H, c w) each
+        queries = q.gather(2, asked[..., None].expand(-1, -1, -1, D)).unflatten(2, (self.clusters, -1))
+        keys, values = (
+            x.gather(2, read[..., None].expand(-1, -1, -1, D)).unflatten(2, (self.clusters, -1)) for x in (k, v)
+        )
+        mask = None
+        if key_mask is not None:
+            mask = key_mask[:, None].expand(-1, H, -1).gather(2, read).unflatten(2, (self.clusters, 1, -1))
+            none = ~mask.any(-1, keepdim=True)
+            mask = mask | none
+        dropout = self.dropout if self.training else 0.0
+        # Four dimensions, for torch's fast kernel.
+        queries, keys, values = (x.flatten(1, 2) for x in (queries, keys, values))
+        mask = None if mask is None else mask.flatten(1, 2)
+        found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+        found = found.unflatten(1, (H, -1))
+        if key_mask is not None:
+            found = found.masked_fill(none, 0.0)
+        found = found.flatten(2, 3)
+        total = found.new_zeros(q.shape).scatter_add(2, asked[..., None].expand(-1, -1, -1, D), found)
+        times = found.new_zeros(B, H, N).scatter_add(2, asked, torch.ones_like(asked, dtype=found.dtype))
+        if self.training:
+            self._gather(q, query_mask)
+            self._gather(k, key_mask)
+        return total / times.clamp(min=1)[..., None]
+
+    @torch.no_grad()
+    def _gather(self, x: Tensor, mask: Tensor | None) -> None:
+        """Add up what is nearest to each centroid."""
+        nearest = self._near(x).argmax(2)  # (B, H, N)
+        one = F.one_hot(nearest, self.clusters).to(self.sums.dtype)
+        if mask is not None:
+            one = one * mask[:, None, :, None]
+        self.sums += torch.einsum("bhnc,bhnd->hcd", one, x.to(self.sums.dtype))
+        self.counts += one.sum((0, 2))
+
+    def _commitment(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Mean squared distance to the nearest centroid."""
+        nearest = self._near(x.detach()).argmax(2)
+        own = self.centroids.to(x.dtype)[torch.arange(self.shape.heads, device=x.device)[:, None], nearest]
+        far = exact(x - own).square().mean(-1)
+        if mask is None:
+            return far.mean()
+        return (far * mask[:, None]).sum() / (self.shape.heads * mask.sum().clamp(min=1))
+
+
+def _normal(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:])

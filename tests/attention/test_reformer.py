@@ -1,0 +1,391 @@
+"""What is Reformer's own: its hashes, its rounds, its padding, what it can learn; and the peer."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import draw, holes, kept
+from torch import nn
+
+from greenformers.attention import Shape, build, reformer
+
+SHAPE = Shape(heads=3, head_dim=5, max_len=64)
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+SMALL = {"chunk": 4, "n_buckets": 6}
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return build("reformer", SHAPE, **SMALL | options)
+
+
+# A pair counts once; the own token only where nothing else is seen.
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize("n_buckets", [1, 6])
+def test_in_one_chunk_it_is_softmax_over_the_others(masked, scale, n_buckets):
+    q, k, v = draw(11, 11)
+    mask = holes(11) if masked else None
+    scores = (5**-0.5 if scale is None else scale) * q @ F.normalize(q, dim=-1).mT
+    scores = scores.masked_fill(torch.eye(11, dtype=torch.bool), -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+    out = make(n_buckets=n_buckets, chunk=11, scale=scale).double()(q, k, v, mask)
+    torch.testing.assert_close(kept(out, mask), kept(scores.softmax(-1) @ v, mask), **EXACT)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_weights_sum_to_one(masked, rounds):
+    q, k, v = draw(37, 37)
+    mask = holes(37) if masked else None
+    out = kept(make(rounds=rounds).double()(q, k, torch.ones_like(v), mask), mask)
+    torch.testing.assert_close(out, torch.ones_like(out), **EXACT)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_rounds_that_are_alike_are_one(masked):
+    tensors = draw(37, 37)
+    mask = holes(37) if masked else None
+    one, many = make(rounds=1).double(), make(rounds=3).double()
+    many.rotations.copy_(one.rotations.expand(3, -1, -1, -1))
+    torch.testing.assert_close(many(*tensors, mask), one(*tensors, mask), **EXACT)
+
+
+def test_more_rounds_see_more():
+    q, k, v = draw(37, 37)
+    seen = []
+    for rounds in (1, 2, 8):
+        values = v.clone().requires_grad_()
+        make(rounds=rounds).double()(q, k, values)[0, 0, 5].sum().backward()
+        seen.append(values.grad[0, 0].any(-1).sum().item())
+    assert 0 < seen[0] < seen[1] < seen[2] <= 36
+    assert seen[0] <= 7  # its chunk and the one before
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_own_token_is_seen_only_where_nothing_else_is(rounds):
+    q, k, v = draw(37, 37)
+    v.requires_grad_()
+    module = make(rounds=rounds).double()
+    for i in (0, 17, 36):
+        (grad,) = torch.autograd.grad(module(q, k, v)[:, :, i].sum(), v)
+        assert not grad[:, :, i].any()
+        assert grad.any()
+    alone = torch.arange(37).expand(2, -1) == 17
+    out = module(q, k, v, alone)
+    torch.testing.assert_close(out[:, :, 17], v[:, :, 17], **EXACT)
+    torch.testing.assert_close(module(q[:, :, :1], k[:, :, :1], v[:, :, :1]), v[:, :, :1], **EXACT)
+
+
+def test_keys_are_not_read():
+    module, (q, k, v) = make(), draw(37, 37, dtype=torch.float32)
+    assert module.projections == ("q", "v")
+    assert torch.equal(module(q, torch.full_like(k, torch.nan), v), module(q, k, v))
+
+
+# Padding: reformer-pytorch lets it take places in the chunks, and hashes that see the whole batch.
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 4, 7, 8, 13, 22])
+def test_padding_anywhere_changes_nothing(rounds, count):
+    """The kept positions of a row get what they get alone, in a shorter sequence."""
+    module = make(rounds=rounds).double()
+    q, k, v = draw(37, 37)
+    generator = torch.Generator().manual_seed(count)
+    mask = torch.rand(2, 37, generator=generator).argsort(1) < torch.tensor([[count], [37]])
+    out = module(q, k, v, mask)
+    some = mask[0]
+    alone = module(*(x[:1, :, some] for x in (q, k, v)))
+    torch.testing.assert_close(out[:1, :, some], alone, **EXACT)
+    torch.testing.assert_close(out[1:], module(*(x[1:] for x in (q, k, v))), **EXACT)
+
+
+@pytest.mark.parametrize("content", [torch.nan, torch.inf, 1e30])
+def test_padding_may_hold_anything(content):
+    module, (q, k, v) = make(), draw(37, 37, dtype=torch.float32)
+    mask = holes(37)
+    others = [x.masked_fill(~mask[:, None, :, None], content) for x in (q, k, v)]
+    assert torch.equal(module(*others, mask), module(q, k, v, mask))
+
+
+def test_a_position_takes_part_if_both_masks_keep_it():
+    module, tensors = make().double(), draw(37, 37)
+    queries, keys = holes(37), torch.arange(37).expand(2, -1) % 5 != 1
+    out = module(*tensors, keys, query_mask=queries)
+    torch.testing.assert_close(out, module(*tensors, keys & queries), **EXACT)
+    torch.testing.assert_close(module(*tensors, query_mask=queries), module(*tensors, queries), **EXACT)
+    assert not out.transpose(1, 2)[~(keys & queries)].any()
+
+
+# Hashes.
+
+
+def test_buckets_are_those_of_the_largest_projection():
+    module, (q, _, _) = make(rounds=2, n_buckets=12).double(), draw(37, 37)
+    found = module.buckets(q)
+    assert found.shape == (2, 3, 2, 37)
+    assert found.dtype == torch.long
+    for r in range(2):
+        x = q @ module.rotations[r]
+        assert torch.equal(found[:, :, r], torch.cat([x, -x], -1).argmax(-1))
+    assert torch.equal(module.buckets(3 * q), found)
+    assert torch.equal(module.buckets(-q), (found + 6) % 12)
+    assert torch.equal(module.buckets(q, holes(37)) == 12, ~holes(37)[:, None, None].expand_as(found))
+    assert not build("reformer", SHAPE, n_buckets=1).buckets(q).any()
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_a_layer_can_be_computed_again_with_its_buckets(masked):
+    module, (q, k, v) = make(redraw=1), draw(37, 37, dtype=torch.float32)
+    mask = holes(37) if masked else None
+    out, buckets = module(q, k, v, mask), module.buckets(q, mask)
+    module.update_()
+    assert not torch.equal(module(q, k, v, mask), out)
+    assert torch.equal(module(q, k, v, mask, choice=buckets), out)
+
+
+def test_rotations_are_drawn_again_after_so_many_steps_alike_in_all_processes():
+    module, never = make(redraw=3), make()
+    loaded = build("reformer", SHAPE, **SMALL, redraw=3)
+    loaded.load_state_dict(module.state_dict())
+    drawn = [module.rotations.clone()]
+    for _ in range(6):
+        torch.manual_seed(torch.seed())
+        for each in (module, loaded, never):
+            each.update_()
+        drawn.append(module.rotations.clone())
+        assert torch.equal(loaded.rotations, module.rotations)
+    changed = [not torch.equal(before, after) for before, after in pairwise(drawn)]
+    assert changed == [False, False, True, False, False, True]
+    assert torch.equal(never.rotations, drawn[0])
+
+
+def test_a_loaded_module_hashes_alike():
+    module, other = make(), build("reformer", SHAPE, **SMALL)
+    q, _, _ = draw(37, 37)
+    assert not torch.equal(other.buckets(q), module.buckets(q))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.buckets(q), module.buckets(q))
+
+
+def test_made_on_the_meta_device_it_is_filled_afterwards():
+    with torch.device("meta"):
+        module = build("reformer", SHAPE, **SMALL)
+    assert module(*(x.to("meta") for x in draw(37, 37)), holes(37).to("meta")).shape == (2, 3, 37, 5)
+    module.to_empty(device="cpu")
+    module.reset_parameters()
+    assert module.rotations.std().item() == pytest.approx(1, rel=0.3)
+    assert module.steps == 0
+    assert module(*draw(37, 37)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("max_len", "chunk", "n_buckets"),
+    [(1, 64, 2), (64, 64, 2), (200, 64, 6), (1024, 64, 32), (1024, 16, 128), (2**16, 64, 128)],
+)
+def test_there_are_two_buckets_a_chunk_up_to_a_limit(max_len, chunk, n_buckets):
+    assert build("reformer", Shape(1, 2, max_len), chunk=chunk).n_buckets == n_buckets
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_buckets": 0}, "n_buckets must be 1 or even, got 0"),
+        ({"n_buckets": 3}, "n_buckets must be 1 or even, got 3"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"redraw": 0}, "redraw must be at least 1 step, got 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build("reformer", SHAPE, **options)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="reformer needs as many keys as queries, got 11 and 7"):
+        make()(*draw(7, 11))
+    with pytest.raises(ValueError, match=r"choice must be \(2, 3, 2, 11\), got \(2, 3, 1, 11\)"):
+        make()(*draw(11, 11), choice=torch.zeros(2, 3, 1, 11, dtype=torch.long))
+
+
+# What the formula's oracle does not reach.
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_nothing_depends_on_how_many_tiles_are_taken_at_a_time(masked, monkeypatch):
+    module, tensors = make(rounds=3).double(), [x.requires_grad_() for x in draw(37, 37)]
+    mask = holes(37) if masked else None
+    results = []
+    for scores in (2**20, 100, 1):
+        monkeypatch.setattr(reformer, "SLICE", scores)
+        out = module(*tensors, mask)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (tensors[0], tensors[2]))))
+    for each in results[1:]:
+        torch.testing.assert_close(each, results[0], **EXACT)
+
+
+def test_with_dropout_the_backward_pass_drops_the_same_weights(monkeypatch):
+    monkeypatch.setattr(reformer, "SLICE", 100)
+    module, (q, k, v) = make(dropout=0.3).double(), draw(17, 17)
+
+    def outputs(q, v):
+        torch.manual_seed(0)
+        return module(q, k, v)
+
+    assert not torch.equal(outputs(q, v), module(q, k, v))
+    assert torch.autograd.gradcheck(outputs, [x.requires_grad_() for x in (q, v)], fast_mode=True)
+
+
+def test_many_chunks_do_not_overflow():
+    module = build("reformer", Shape(1, 2, 20011), chunk=2).eval()
+    q, k, v = (torch.randn(1, 1, 20011, 2) for _ in range(3))
+    out = module(q, k, torch.ones_like(v))
+    torch.testing.assert_close(out, torch.ones_like(out))
+
+
+# The peer.
+
+
+def peer_and_ours(rounds, n_buckets=6, chunk=4):
+    """The attention of transformers, and ours with its scale between its projections."""
+    from transformers import ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+    torch.manual_seed(0)
+    config = ReformerConfig(
+        hidden_size=15,
+        num_attention_heads=3,
+        attention_head_size=5,
+        num_hashes=rounds,
+        num_buckets=n_buckets,
+        lsh_attn_chunk_length=chunk,
+        lsh_num_chunks_before=1,
+        lsh_num_chunks_after=0,
+        lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=False,
+    )
+    peer = LSHSelfAttention(config).eval()
+    for projection in (peer.query_key, peer.value):
+        nn.init.normal_(projection.weight, std=0.5)
+    module = make(rounds=rounds, n_buckets=n_buckets, chunk=chunk, scale=1.0)
+
+    def ours(x, mask=None, buckets=None):
+        q, v = (each(x).unflatten(2, (3, 5)).transpose(1, 2) for each in (peer.query_key, peer.value))
+        return module(q, q, v, mask, choice=buckets).transpose(1, 2).flatten(2), module.buckets(q)
+
+    return peer, ours, module
+
+
+def with_rotations(monkeypatch, module):
+    """What the peer draws is (H, D, rounds, n_buckets / 2)."""
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: module.rotations.permute(1, 2, 0, 3))
+
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("length", [4, 24])
+def test_equals_the_one_of_transformers_with_its_rotations(masked, length, monkeypatch):
+    peer, ours, module = peer_and_ours(rounds=1)
+    x = torch.randn(2, length, 15)
+    # Whole chunks of padding would be looked back to there by the first chunk.
+    mask = torch.arange(length).expand(2, -1) % 11 != 3 if masked else None
+    with_rotations(monkeypatch, module)
+    expected = peer(x, attention_mask=mask)
+    out, buckets = ours(x, mask)
+    torch.testing.assert_close(*(y if mask is None else y[mask] for y in (out, expected.hidden_states)), **CLOSE)
+    if length > 4 and not masked:
+        assert torch.equal(buckets, expected.buckets)
+
+
+def buckets_where_no_pair_meets_twice():
+    """Of 64 positions in two rounds: chunks of 2 neighbours, and of 2 that are 7 apart."""
+    place = torch.arange(64) * 9 % 64
+    return torch.stack([torch.arange(64) // 2, place // 2]).expand(2, 3, -1, -1)
+
+
+def test_equals_the_one_of_transformers_in_several_rounds():
+    peer, ours, _ = peer_and_ours(rounds=2, n_buckets=32, chunk=2)
+    x = torch.randn(2, 64, 15)
+    buckets = buckets_where_no_pair_meets_twice()
+    of_rounds = buckets + torch.tensor([[0], [32]])
+    # There the first chunk of a round looks back to the last one of the round before, and not of its own.
+    inner = (buckets[0, 0] > 0).all(0)
+    assert inner.sum() >= 60
+    out, expected = ours(x, buckets=buckets)[0], peer(x, buckets=of_rounds).hidden_states
+    torch.testing.assert_close(out[:, inner], expected[:, inner], **CLOSE)
+
+
+def test_the_one_of_transformers_counts_a_pair_as_often_as_it_meets(monkeypatch):
+    """Which the paper does not (appendix A)."""
+    peer, ours, module = peer_and_ours(rounds=4)
+    x = torch.randn(2, 24, 15)
+    with_rotations(monkeypatch, module)
+    assert (ours(x)[0] - peer(x).hidden_states).abs().max() > 1e-2
+
+
+# Learning.
+
+
+class Copier(nn.Module):
+    """One layer between tokens and their logits."""
+
+    def __init__(self, length, symbols, **options):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(symbols + 2, 32), nn.Embedding(length, 32)
+        self.q, self.v, self.out = (nn.Linear(32, 32) for _ in range(3))
+        self.attention = build("reformer", Shape(2, 16, length), **options)
+        self.logits = nn.Linear(32, symbols + 2)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places.weight
+        q, v = (each(x).unflatten(2, (2, 16)).transpose(1, 2) for each in (self.q, self.v))
+        return self.logits(x + self.out(self.attention(q, q, v).transpose(1, 2).flatten(2)))
+
+
+def copied(length, steps, **options):
+    """The share of symbols copied after training, of a word between separators, and its copy hidden."""
+    torch.manual_seed(0)
+    symbols, width = 16, length // 2 - 1
+    model = Copier(length, symbols, **options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def batch(size):
+        words = torch.randint(2, symbols + 2, (size, width))
+        separators = torch.zeros(size, 1, dtype=torch.long)
+        return torch.cat([separators, words, separators, torch.ones_like(words)], 1), words
+
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * (1 + math.cos(math.pi * step / steps)) / 2
+        given, words = batch(32)
+        loss = F.cross_entropy(model(given)[:, -width:].flatten(0, 1), words.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        given, words = batch(64)
+        return (model(given)[:, -width:].argmax(-1) == words).double().mean().item()
+
+
+def test_it_learns_to_copy():
+    assert copied(64, 250, chunk=8, rounds=4) > 0.95
+
+
+def test_it_does_not_without_its_hashes():
+    """What is copied is 32 positions away, and 15 are seen."""
+    assert copied(64, 250, chunk=8, n_buckets=1) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # 275 s on a busy core
+def test_it_learns_to_copy_from_far():
+    assert copied(256, 1000, chunk=32, rounds=4) > 0.95
