@@ -145,6 +145,10 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
         name = task.objective.data.name
         raise ValueError(f"patience would choose by the test images: {name} has no validation split")
     model = task.network()
+    if settings.residual == "reversible":
+        for name in ("recompute", "shard"):
+            if getattr(settings, name):
+                raise ValueError(f"{name} cannot be with residual reversible, which keeps nothing to compute again")
     steps, kept = schedule.stream(task.objective).steps, settings.snapshot_steps
     if kept and settings.micro_batches is not None:
         raise ValueError(f"snapshots are not made in a pipeline (micro_batches), got {settings.snapshots}")

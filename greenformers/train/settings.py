@@ -32,7 +32,11 @@ class Training:
     decoder_layers: int | None = setting(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")
     heads: int = setting(4, "Number of heads, a divisor of the width.")
     feed_forward: int = setting(256, "Width f of the feed-forward blocks.")
-    residual: str = setting("post", "Layer norm: post or pre.")
+    residual: str = setting(
+        "post", "post or pre: layer norm; reversible: activations are computed back, to save memory."
+    )
+    chunk: int | None = setting(None, "Positions the feed-forward block computes at once, to save memory.")
+    share: str | None = setting(None, "Parameters all layers share: all, attention or feed_forward.")
     position: str = setting("learned", "Positions: learned, sinusoidal or none.")
     pooling: str = setting("cls", "What stands for a whole sequence: cls or mean.")
     dropout: float = setting(0.0, "Dropout after the embedding and each block.")

@@ -163,6 +163,10 @@ def _sizes(settings: Training) -> dict[str, Any]:
         # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
         "initializer_range": settings.hidden**-0.5,
     }
+    if settings.chunk is not None:
+        sizes |= {"feed_forward": "chunked", "feed_forward_chunk": settings.chunk}
+    if settings.share is not None:
+        sizes |= {"depth": "shared", "shared": settings.share}
     if settings.decoder_layers is not None:
         sizes["decoder_layers"] = settings.decoder_layers
     return sizes | slots(settings.variant, rank=settings.rank, options={attention: options} if options else None)

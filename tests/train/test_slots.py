@@ -1,0 +1,36 @@
+"""Slots of the network as settings of a run: reversible, chunked, shared."""
+
+import pytest
+from rich.console import Console
+
+from greenformers.measure.parameters import parameters
+from greenformers.train import run
+from greenformers.train.settings import Settings
+
+QUIET = Console(quiet=True)
+SMALL = {"hidden": 16, "layers": 2, "heads": 2, "feed_forward": 32, "steps": 3, "limit": 100, "batch": 20}
+
+
+def test_a_run_with_all_of_them(tmp_path):
+    given = Settings(**SMALL, residual="reversible", chunk=7, share="all")
+    run.start(tmp_path / "run", given, QUIET)
+    model = run.trained(tmp_path / "run")
+    config = model.config
+    assert (config.residual, config.feed_forward, config.feed_forward_chunk) == ("reversible", "chunked", 7)
+    assert (config.depth, config.shared) == ("shared", "all")
+    assert parameters(model) < parameters(Settings(**SMALL).task().network())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"residual": "reversible", "recompute": True}, "recompute cannot be with residual reversible, .*"),
+        ({"chunk": 0}, "feed_forward_chunk must be at least 1, got 0"),
+        ({"share": "none"}, "shared must be one of all, attention, feed_forward; got 'none'"),
+        ({"residual": "back"}, "residual must be one of post, pre, reversible; got 'back'"),
+    ],
+)
+def test_what_cannot_be(tmp_path, given, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        run.start(tmp_path / "run", Settings(**SMALL | given), QUIET)
+    assert not (tmp_path / "run").exists()
