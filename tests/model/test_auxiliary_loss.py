@@ -58,7 +58,8 @@ def test_of_a_sequence_and_of_an_encoder_before_a_decoder():
     with pytest.raises(
         ValueError, match=r"^decoder_attention must have no loss of its own beside an encoder, adaptive"
     ):
-        made(GreenformerForSeq2SeqLM, decoder_layers=1, pad_token_id=0, decoder_attention="adaptive_span")
+        made(GreenformerForSeq2SeqLM, decoder_layers=1, pad_token_id=0, decoder_start_token_id=1,
+             decoder_attention="adaptive_span")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", HEADS)
