@@ -77,9 +77,15 @@ def features(people: People, known: Sequence[int] = ()) -> dict[str, Any]:
     return found
 
 
-def summary(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over the draws, and standard deviation; 0 of one draw."""
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def summary(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean over the draws, and standard deviation; None of one draw."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def shown(record: Record, digits: int = 2) -> str:
+    """Mean and standard deviation as text."""
+    deviation = "" if record.spread is None else f" (s.d. {record.spread:.{digits}f})"
+    return f"{record.value:.{digits}f}{deviation}"
 
 
 def difference(one: Sequence[Chances], other: Sequence[Chances], *, times: int = 1000) -> tuple[float, float]:
@@ -117,13 +123,13 @@ def table(made: Sequence[Record]) -> Table:
     """A row a model."""
     base = made[0].variant
     title = ", ".join(f"{key} {value}" for key, value in made[0].setting.items())
-    shown = Table("", "AUC (%)", "F1 (%)", f"AUC minus {base}'s (95 %)", title=title)
+    made_of = Table("", "AUC (%)", "F1 (%)", f"AUC minus {base}'s (95 %)", title=title)
     for name in dict.fromkeys(record.variant for record in made):
         own = {record.metric: record for record in made if record.variant == name}
         apart = own["auc"].interval
-        shown.add_row(
+        made_of.add_row(
             name,
-            *(f"{own[one].value:.2f} (s.d. {own[one].spread:.2f})" for one in ("auc", "f1")),
+            *(shown(own[one]) for one in ("auc", "f1")),
             "" if apart is None else f"{apart[0]:+.1f} to {apart[1]:+.1f}",
         )
-    return shown
+    return made_of

@@ -1,11 +1,11 @@
 """Means over draws of people against a quantity, with their standard deviations."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 from matplotlib.figure import Figure
 
 from greenformers.measure.record import METRICS, Record
-from greenformers.report.names import broken
 from greenformers.report.plot import grid, house, looks, new_figure, settle
 
 
@@ -31,17 +31,18 @@ def draws(title: str, across: str, records: Sequence[Record], key: str, *, metri
         for number, (name, look) in enumerate(looks(names).items()):
             own = {r.setting[key]: r for r in records if (r.variant, r.metric) == (name, metric)}
             means = [record.value for record in own.values()]
-            if len(own) == 1 < len(values):
+            if len(own) == 1 < len(values) and measured:
                 axes.axhline(means[0], color=look.colour, linestyle="--", label=name)
                 continue
             # Beside each other where they would hide each other.
             places = [values.index(value) + 0.08 * (number - (len(names) - 1) / 2) for value in own]
             spreads = [record.spread or 0.0 for record in own.values()]
+            bars = spreads if any(spreads) else None
             axes.errorbar(
-                places, means, spreads, label=name, color=look.colour, marker=look.marker,
+                places, means, bars, label=name, color=look.colour, marker=look.marker,
                 linestyle=look.line if measured else "none", markersize=5, capsize=3, linewidth=1.2,
             )  # fmt: skip
-        axes.set_xticks(range(len(values)), [f"{value:,}" if measured else broken(value) for value in values])
+        axes.set_xticks(range(len(values)), [f"{value:,}" if measured else fill(value, 18) for value in values])
         axes.set_xlabel(across)
         axes.set_ylabel(f"{METRICS[metric].label} ({METRICS[metric].unit})")
     if len(names) > 1:
@@ -55,5 +56,6 @@ def listed(records: Sequence[Record], key: str, metric: str) -> Mapping[str, Map
     found: dict[str, dict[int, str]] = {}
     for record in records:
         if record.metric == metric:
-            found.setdefault(record.variant, {})[record.setting[key]] = f"{record.value:.1f} ({record.spread:.1f})"
+            deviation = "" if record.spread is None else f" ({record.spread:.1f})"
+            found.setdefault(record.variant, {})[record.setting[key]] = f"{record.value:.1f}{deviation}"
     return found

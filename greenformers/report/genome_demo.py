@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from greenformers.genome.demo import APOE, Part
 from greenformers.genome.explain import Explained
-from greenformers.measure.record import METRICS, Record
+from greenformers.genome.judge import shown
+from greenformers.measure.record import Record
 from greenformers.report import page
 from greenformers.report.draws import draws
 from greenformers.report.plot import Picture
@@ -76,4 +77,4 @@ def said(parts: Sequence[Part]) -> str:
 
 def _auc(part: Part, variant: str) -> str:
     record = next(one for one in part.records if (one.variant, one.metric) == (variant, "auc"))
-    return f"{record.value:.1f} {METRICS['auc'].unit} (s.d. {record.spread:.1f})"
+    return f"{shown(record, 1)} %"

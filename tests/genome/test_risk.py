@@ -160,7 +160,7 @@ def test_scores():
     assert scores(found, wanted) == pytest.approx({"auc": 75.0, "f1": 200 / 3})
     assert scores(found, wanted, best_threshold(found, wanted))["f1"] == pytest.approx(80.0)
     assert summary([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
-    assert summary([1.0]) == (1.0, 0.0)
+    assert summary([1.0]) == (1.0, None)
 
 
 def test_the_interval_of_a_difference():
