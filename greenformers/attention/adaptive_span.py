@@ -189,5 +189,5 @@ class AdaptiveSpan(Attention):
         distance = torch.arange(BLOCK, device=q.device)[:, None] - torch.arange(-back, BLOCK + ahead, device=q.device)
         z = F.pad(z, (0, short)).unflatten(2, (blocks, BLOCK)) if self.dynamic else z[:, :, :, None]
         bias = self._log_mask(distance, z).masked_fill(~valid[:, None, :, None], -torch.inf).flatten(1, 2)
-        queries = F.pad(q, (0, 0, 0, short)).view(B, H * blocks, BLOCK, D)
-        return self._softmax(queries, keys, values, bias).view(B, H, -1, D)[:, :, :N]
+        queries = F.pad(q, (0, 0, 0, short)).reshape(B, H * blocks, BLOCK, D)
+        return self._softmax(queries, keys, values, bias).reshape(B, H, -1, D)[:, :, :N]

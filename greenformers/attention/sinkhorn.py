@@ -99,11 +99,11 @@ class Sinkhorn(Attention):
         # The queries are the last of the positions: with those of a cache before them, only their blocks are read.
         first = (M - N) // self.block
         lead = M - N - first * self.block
-        queries = F.pad(q, (0, 0, lead, short)).view(B, H, -1, self.block, D)
+        queries = F.pad(q, (0, 0, lead, short)).reshape(B, H, -1, self.block, D)
         both = [torch.cat([own, other], 3)[:, :, first:] for own, other in ((k, keys), (v, values))]
         bias = self._bias(P, share, keep)[:, :, first:]
         out = self._softmax(queries.flatten(1, 2), both[0].flatten(1, 2), both[1].flatten(1, 2), bias.flatten(1, 2))
-        return out.view(B, H, -1, D)[:, :, lead : lead + N]
+        return out.reshape(B, H, -1, D)[:, :, lead : lead + N]
 
     def _scaled(self, one: Tensor, other: Tensor, counts: Tensor, others: Tensor) -> Tensor:
         """R of sums (B, H, n, D) of so many vectors (B or 1, n)."""

@@ -1,0 +1,277 @@
+"""What is particular to Routing, Sinkhorn, adaptive span and DACS, and faults of their peers that they do not have."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import draw, holes
+from rows import DIM, HEADS, MAX_LEN
+from torch import Tensor
+
+from greenformers.attention import Attention, Shape, build
+from greenformers.measure.flops import flops
+from greenformers.model import GreenformerConfig
+from greenformers.model.heads import GreenformerForCausalLM
+
+N = 13
+
+
+def made(name: str, causal: bool = False, **options) -> Attention:
+    torch.manual_seed(0)
+    return build(name, Shape(HEADS, DIM, MAX_LEN, causal=causal), **options).double()
+
+
+# Sinkhorn.
+
+
+@pytest.mark.parametrize("options", [{}, {"cut": 2}])
+def test_sinkhorn_mixes_values_and_not_keys(options):
+    """sinkhorn-transformer gives its keys as values without SortCut."""
+    module = made("sinkhorn", block=4, **options).eval()
+    q, k, v = draw(N, N)
+    torch.testing.assert_close(module(q, k, 3 * v), 3 * module(q, k, v))
+    assert not module(q, k, torch.zeros_like(v)).any()
+
+
+def permutation(module: Attention, q: Tensor, k: Tensor) -> Tensor:
+    blocks = [x.unflatten(2, (-1, module.block)) for x in (q, k)]
+    keep = torch.ones(1, blocks[0].shape[2], module.block, dtype=torch.bool)
+    return module._permutation(*blocks, keep, keep)
+
+
+def test_sinkhorn_finds_the_blocks_that_belong_together():
+    """Block i's queries are the keys of block order[i]: rows and columns sum to 1, and its match takes nearly all."""
+    torch.manual_seed(0)
+    module = build("sinkhorn", Shape(2, 16, 20), block=4, noise=False, temperature=0.05, iterations=30).double().eval()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    k = torch.randn(1, 2, 5, 1, 16, dtype=torch.float64).expand(-1, -1, -1, 4, -1)
+    P = permutation(module, k[:, :, order].flatten(2, 3), k.flatten(2, 3))
+    torch.testing.assert_close(P.sum(2), torch.ones(1, 2, 5, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(P.sum(3), torch.ones(1, 2, 5, dtype=torch.float64), atol=1e-2, rtol=0)
+    assert P.argmax(3).tolist() == [[order.tolist()] * 2]
+    assert P.amax(3).min() > 0.9
+
+
+def test_sinkhorn_draws_noise_in_training_alone():
+    module = made("sinkhorn", block=4)
+    q, k, v = draw(N, N)
+    assert not torch.equal(module(q, k, v), module(q, k, v))
+    module.eval()
+    assert torch.equal(module(q, k, v), module(q, k, v))
+
+
+def test_sinkhorn_does_not_see_how_long_the_padding_is():
+    """Blocks of nothing but padding take no part in the sorting (sinkhorn-transformer: 0.15 off)."""
+    module = made("sinkhorn", block=4, noise=False)
+    q, k, v = draw(N, N)
+    mask = torch.arange(N).expand(2, -1) < 8
+    short = module(q[:, :, :8], k[:, :, :8], v[:, :, :8])
+    torch.testing.assert_close(module(q, k, v, mask)[:, :, :8], short)
+
+
+# Routing.
+
+
+def normal(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (DIM,))
+
+
+def test_centroids_follow_what_is_assigned_to_them():
+    """Roy 2020, 4.1: mu = decay mu + (1 - decay) mean of queries and keys, without padding, and in training alone."""
+    module = made("routing", clusters=3, decay=0.9)
+    q, k, v = draw(N, N)
+    mask, before = holes(N), module.centroids.clone()
+    module.eval()(q, k, v, mask)
+    module.update_()
+    assert torch.equal(module.centroids, before)
+    module.train()(q, k, v, mask)
+    assert torch.equal(module.centroids, before)  # statistics change in update_ alone
+    module.update_()
+    for head in range(HEADS):
+        rows = torch.cat([normal(x)[:, head][mask] for x in (q, k)])
+        nearest = (rows @ before[head].T).argmax(1)
+        for cluster in range(3):
+            own = rows[nearest == cluster]
+            expected = before[head, cluster] if not len(own) else 0.9 * before[head, cluster] + 0.1 * own.mean(0)
+            torch.testing.assert_close(module.centroids[head, cluster], expected)
+    assert "centroids" in module.state_dict()
+
+
+def test_two_passes_of_a_step_count_once():
+    """As of a layer that is computed again for its backward pass: the mean is the same."""
+    moved = []
+    for times in (1, 2):
+        module = made("routing", clusters=3, decay=0.5)
+        for _ in range(times):
+            module(*draw(N, N))
+        module.update_()
+        moved.append(module.centroids)
+    torch.testing.assert_close(*moved)
+
+
+def test_the_commitment_loss():
+    module = made("routing", clusters=3, commitment=0.25)
+    q, k, v = draw(N, N)
+    mask = holes(N)
+    total = torch.zeros(())
+    for x in (q, k):
+        far = [
+            (row - module.centroids[head][(module.centroids[head] @ row).argmax()]).square().mean()
+            for head in range(HEADS) for row in normal(x)[:, head][mask]
+        ]  # fmt: skip
+        total = total + torch.stack(far).mean() / 2
+    out, loss = module.forward_with_loss(q, k, v, mask)
+    torch.testing.assert_close(loss, 0.25 * total)
+    torch.testing.assert_close(out, module(q, k, v, mask))
+
+
+def test_one_cluster_of_all_is_full_attention_of_normal_vectors():
+    q, k, v = draw(N, N)
+    expected = F.scaled_dot_product_attention(normal(q), normal(k), v)
+    torch.testing.assert_close(made("routing", clusters=1)(q, k, v), expected)
+
+
+@pytest.mark.parametrize("name", ["routing", "reformer"])
+def test_what_was_chosen_can_be_given(name):
+    """With the choice of other inputs the output is another one; with its own the same."""
+    module = made(name, **({"clusters": 3} if name == "routing" else {"chunk": 2, "n_buckets": 6}))
+    one, other = draw(N, N), draw(N, N, seed=5)
+    assert torch.equal(module(*one, choice=module.choose(*one)), module(*one))
+    assert not torch.equal(module(*one, choice=module.choose(*other)), module(*one))
+
+
+# Adaptive span.
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_full_span_is_full_attention(causal):
+    module, full = made("adaptive_span", causal, init=1.0), made("full", causal)
+    given = draw(N, N)
+    torch.testing.assert_close(module(*given), full(*given))
+    torch.testing.assert_close(module(*given, holes(N)), full(*given, holes(N)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_blocks_of_queries_are_the_whole(causal, dynamic, masked):
+    """Long enough for blocks, beside all at once."""
+    torch.manual_seed(0)
+    module = build("adaptive_span", Shape(2, 8, 700, causal=causal), span=90, ramp=7, dynamic=dynamic).double()
+    with torch.no_grad():
+        (module.b if dynamic else module.z).copy_(torch.tensor([-1.0, 0.5] if dynamic else [0.2, 0.9]))
+    q, k, v = torch.randn(3, 2, 2, 700, 8, dtype=torch.float64)
+    mask = None
+    if masked:
+        mask = torch.rand(2, 700, generator=torch.Generator().manual_seed(1)) > 0.2
+    out = module(q, k, v, mask)
+    z = module._z(q)
+    expected = module._at_once(q, k, v, mask, z, module._reach(z, mask) - 1)
+    assert module._reach(z, mask) < 700
+    kept = torch.ones(2, 700, dtype=torch.bool) if mask is None else mask
+    torch.testing.assert_close(out.transpose(1, 2)[kept], expected.transpose(1, 2)[kept])
+
+
+def test_short_spans_cost_less():
+    costs = {}
+    for init in (0.0, 0.25, 1.0):
+        module = build("adaptive_span", Shape(2, 16, 2048, causal=True), init=init)
+        given = torch.randn(3, 1, 2, 2048, 16)
+        costs[init] = flops(lambda module=module, given=given: module(*given).sum())
+    assert costs[0.0] < 0.6 * costs[0.25] < 0.4 * costs[1.0]
+
+
+def test_the_loss_of_spans_and_their_bounds():
+    module = made("adaptive_span", init=0.5, penalty=0.25, span=8)
+    out, loss = module.forward_with_loss(*draw(N, N))
+    assert loss.item() == pytest.approx(0.25 * 8 * 0.5)
+    torch.testing.assert_close(out, module(*draw(N, N)))
+    with torch.no_grad():
+        module.z.copy_(torch.tensor([-0.5, 0.5, 1.5]))
+    module.update_()
+    assert module.z.tolist() == [0.0, 0.5, 1.0]
+    module = made("adaptive_span", dynamic=True, penalty=0.25, span=8)
+    (q, k, v), mask = draw(N, N), holes(N)
+    z = torch.sigmoid(torch.einsum("bhnd,hd->bnh", q, module.v) + module.b)
+    torch.testing.assert_close(module.forward_with_loss(q, k, v, mask)[1], 0.25 * 8 * z[mask].mean())
+
+
+def test_a_span_becomes_short_where_little_is_needed():
+    """The token three back is to be told: heads that began with all of 256 look less far, and cost less, afterwards."""
+    torch.manual_seed(0)
+    options = {"init": 1.0, "penalty": 2e-3, "ramp": 8}
+    config = GreenformerConfig(
+        vocab_size=16, hidden_size=32, num_attention_heads=2, intermediate_size=32, num_hidden_layers=1,
+        max_position_embeddings=256, attention="adaptive_span", attention_options=options, hidden_dropout_prob=0.0,
+        initializer_range=0.2, residual="pre",
+    )  # fmt: skip
+    model = GreenformerForCausalLM(config).train()
+    mechanism = model.decoder.layers[0].attention.mechanism
+    spans = [parameter for name, parameter in model.named_parameters() if name.endswith(".z")]
+    others = [parameter for name, parameter in model.named_parameters() if not name.endswith(".z")]
+    optimiser = torch.optim.AdamW([{"params": others, "lr": 1e-2}, {"params": spans, "lr": 3e-2}])
+    before = flops(lambda: model(torch.zeros(1, 256, dtype=torch.long)).logits)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        ids = torch.randint(16, (4, 256), generator=generator)
+        logits = model(ids).logits
+        loss = F.cross_entropy(logits[:, 3:].flatten(0, 1), ids[:, :-3].flatten())
+        (loss + model.decoder(ids).auxiliary_loss).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        mechanism.update_()
+    assert loss.item() < 0.3
+    assert mechanism.z.max() < 0.4
+    assert flops(lambda: model(torch.zeros(1, 256, dtype=torch.long)).logits) < before
+
+
+# DACS.
+
+
+def test_dacs_reads_until_it_has_enough():
+    module = made("dacs")
+    q, k, _ = draw(N, N)
+    weights = module(q, k, torch.eye(N, dtype=torch.float64)[:, :DIM].expand(2, HEADS, -1, -1))
+    a = torch.sigmoid(q @ k.mT / DIM**0.5)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
+        stop = next((n for n in range(1, N + 1) if a[b, h, i, :n].sum() >= 1), N)
+        expected = torch.cat([a[b, h, i, :stop], torch.zeros(N - stop)])[:DIM]
+        torch.testing.assert_close(weights[b, h, i], expected)
+
+
+def test_dacs_needs_nothing_of_what_comes_later():
+    """With a limit of 2 the first query knows no more than 2 keys, the second 4."""
+    module = build("dacs", Shape(HEADS, DIM, 40, cross=True), look_ahead=2).double()
+    q, k, v = draw(5, 40)
+    k = k - 100 * q.mean(2, keepdim=True)  # nobody has enough by itself
+    out = module(q, k, v)
+    for i in range(5):
+        known = 2 * (i + 1)
+        torch.testing.assert_close(module(q, k[:, :, :known], v[:, :, :known])[:, :, i], out[:, :, i])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sinkhorn", {"block": 0}, "block must be at least 1, got 0"),
+        ("sinkhorn", {"cut": 0}, "cut must be at least 1, got 0"),
+        ("sinkhorn", {"temperature": 0}, "temperature must be above 0, got 0"),
+        ("routing", {"clusters": 0}, "clusters must be at least 1, got 0"),
+        ("routing", {"decay": 1.5}, r"decay must be in 0\.\.1, got 1\.5"),
+        ("routing", {"commitment": -1}, "commitment must be at least 0, got -1"),
+        ("adaptive_span", {"init": 2}, r"init must be in 0\.\.1, got 2"),
+        ("adaptive_span", {"ramp": 0}, "ramp must be at least 1, got 0"),
+        ("adaptive_span", {"penalty": -1}, "penalty must be at least 0, got -1"),
+        ("dacs", {"look_ahead": 0}, "look_ahead must be at least 1, got 0"),
+        *((name, {"dropout": 1}, r"dropout must be in \[0, 1\), got 1") for name in ("sinkhorn", "routing", "dacs")),
+    ],
+)
+def test_options_out_of_range(name, options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        made(name, **options)
+
+
+def test_what_has_no_causal_form():
+    with pytest.raises(ValueError, match="cut has no causal form"):
+        made("sinkhorn", causal=True, cut=2)
+    with pytest.raises(ValueError, match="routing has no causal form"):
+        made("routing", causal=True)
