@@ -194,12 +194,17 @@ class Routing(Attention):
     @torch.no_grad()
     def _gather(self, x: Tensor, mask: Tensor | None) -> None:
         """Add up what is nearest to each centroid."""
+        heads, width = self.shape.heads, x.shape[3]
+        # Padding is added to a row of its own, which is left out.
         nearest = self._near(x).argmax(2)  # (B, H, N)
-        one = F.one_hot(nearest, self.clusters).to(self.sums.dtype)
         if mask is not None:
-            one = one * mask[:, None, :, None]
-        self.sums += torch.einsum("bhnc,bhnd->hcd", one, x.to(self.sums.dtype))
-        self.counts += one.sum((0, 2))
+            nearest = nearest.masked_fill(~mask[:, None], self.clusters)
+        place = (nearest + torch.arange(heads, device=x.device)[:, None] * (self.clusters + 1)).flatten()
+        sums = self.sums.new_zeros(heads * (self.clusters + 1), width)
+        sums.index_add_(0, place, x.reshape(-1, width).to(sums.dtype))
+        counts = torch.bincount(place, minlength=len(sums)).view(heads, -1)
+        self.sums += sums.view(heads, -1, width)[:, :-1]
+        self.counts += counts[:, :-1]
 
     def _commitment(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Mean squared distance to the nearest centroid."""

@@ -101,8 +101,10 @@ class Sinkhorn(Attention):
         lead = M - N - first * self.block
         queries = F.pad(q, (0, 0, lead, short)).reshape(B, H, -1, self.block, D)
         both = [torch.cat([own, other], 3)[:, :, first:] for own, other in ((k, keys), (v, values))]
-        bias = self._bias(P, share, keep)[:, :, first:]
-        out = self._softmax(queries.flatten(1, 2), both[0].flatten(1, 2), both[1].flatten(1, 2), bias.flatten(1, 2))
+        # Without padding, and in both directions, all is seen.
+        whole = share is None and not self.shape.causal
+        bias = None if whole else self._bias(P, share, keep)[:, :, first:].flatten(1, 2)
+        out = self._softmax(queries.flatten(1, 2), both[0].flatten(1, 2), both[1].flatten(1, 2), bias)
         return out.reshape(B, H, -1, D)[:, :, lead : lead + N]
 
     def _scaled(self, one: Tensor, other: Tensor, counts: Tensor, others: Tensor) -> Tensor:
