@@ -123,7 +123,7 @@ class Demo:
         given = self._cohort(
             folder, self.files.apoe, reference, region, dict(zip(found.people, odds, strict=True)), 200
         )
-        settings = replace(given, epochs=8)
+        settings = replace(given, epochs=5)
         same = ("hidden", "layers", "heads", "feed_forward", "dropout", "k", "length", "residual", "pooling", "tokens")
         before = Pretraining(
             **{name: getattr(settings, name) for name in same}, sequences=settings.sequences,
@@ -154,7 +154,7 @@ class Demo:
             one, other = (any(side[at] != there[at] for side in both) for at in (0, 1))
             odds[name] = math.log(9) * (1 if one != other else -1) * effect
         settings = self._cohort(folder, genotypes, reference, region, odds, 200)
-        settings = replace(settings, epochs=18 if effect else 5, patience=18)
+        settings = replace(settings, epochs=15 if effect else 3, patience=15)
         title = "Two sites that interact, synthetic people" if effect else "No effect, synthetic people"
         return Part(title, self._judged(settings, folder, []), {})
 
@@ -168,7 +168,7 @@ class Demo:
         causes = self._causes(reference, region)
         odds = dict(zip(found.people, simulate.log_odds(found, region, causes), strict=True))
         settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
-        settings = replace(settings, region=str(gene), length=4096, epochs=10, patience=5)
+        settings = replace(settings, region=str(gene), length=4096, epochs=8, patience=5)
         made = studies.surroundings(settings, MARGINS, 1, folder / "risk", self.console)
         return Part("A gene and what is around it, synthetic people", made, {})
 
