@@ -318,8 +318,8 @@ def demo(
     """
     from greenformers.genome import judge
     from greenformers.genome.demo import Demo, Files
+    from greenformers.genome.demo_page import said, write
     from greenformers.measure.record import append, context
-    from greenformers.report.genome_demo import said, write
 
     terminal.quiet()
     if splits < 1 or people < 200:

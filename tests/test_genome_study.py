@@ -278,6 +278,7 @@ def test_records_of_length_are_for_the_report(monkeypatch, capsys, there, eager)
     assert all(word in out for word in ("transformer (eager)", "subwords", "nucleotides"))
 
 
+@pytest.mark.slow
 def test_more_memory_is_a_longer_sequence_in_both_modes(there):
     words = f"{LENGTH} --variants linformer --out both"
     out = shown(there, f"{words} --mode training,inference --memory 0.0005")

@@ -17,6 +17,7 @@ from greenformers.measure.quality import correct, paired_difference, predict
 from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.model.block import EncoderLayer
+from greenformers.model.stack import run
 from greenformers.model.variant import slots
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, Schedule, fit
@@ -193,7 +194,7 @@ def _at_full_size(
     x = torch.randn(batch, length, FULL_SIZE["hidden_size"], device=device)
 
     def forward(layer: EncoderLayer) -> Callable[[], Tensor]:
-        return lambda: layer(x).sum()
+        return lambda: run([layer], x)[0].sum()
 
     subjects = {}
     for name in variants:

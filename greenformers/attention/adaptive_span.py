@@ -53,7 +53,7 @@ class AdaptiveSpan(Attention):
         super().__init__(shape)
         span = shape.max_len if span is None else span
         if shape.cross:
-            raise ValueError("adaptive_span has no distances between two sequences")
+            raise ValueError("adaptive_span has no cross-attention: there are no distances between two sequences")
         for name, value in (("span", span), ("ramp", ramp)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

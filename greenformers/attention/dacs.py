@@ -26,6 +26,8 @@ class Dacs(Attention):
         ValueError: an option out of range.
     """
 
+    queries_apart = True
+
     def __init__(self, shape: Shape, *, look_ahead: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(shape)
         if look_ahead is not None and look_ahead < 1:
@@ -33,8 +35,8 @@ class Dacs(Attention):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.look_ahead, self.dropout = look_ahead, dropout
-        # With a limit a query depends on those before it.
-        self.queries_apart = look_ahead is None
+        if look_ahead is not None:  # a query depends on those before it
+            self.queries_apart = False
 
     def forward(  # noqa: D102
         self,

@@ -52,7 +52,7 @@ class Routing(Attention):
         if shape.causal:
             raise ValueError("routing has no causal form: whom a cluster takes depends on later positions")
         if shape.cross:
-            raise ValueError("routing takes as many queries as keys into a cluster, of one sequence")
+            raise ValueError("routing has no cross-attention: queries and keys of a cluster are of one sequence")
         clusters = max(1, round(math.sqrt(shape.max_len))) if clusters is None else clusters
         for name, value in (("clusters", clusters), ("window", 1 if window is None else window)):
             if value < 1:
@@ -202,9 +202,9 @@ class Routing(Attention):
         place = (nearest + torch.arange(heads, device=x.device)[:, None] * (self.clusters + 1)).flatten()
         sums = self.sums.new_zeros(heads * (self.clusters + 1), width)
         sums.index_add_(0, place, x.reshape(-1, width).to(sums.dtype))
-        counts = torch.bincount(place, minlength=len(sums)).view(heads, -1)
+        counts = self.counts.new_zeros(len(sums)).index_add_(0, place, torch.ones_like(place, dtype=sums.dtype))
         self.sums += sums.view(heads, -1, width)[:, :-1]
-        self.counts += counts[:, :-1]
+        self.counts += counts.view(heads, -1)[:, :-1]
 
     def _commitment(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Mean squared distance to the nearest centroid."""

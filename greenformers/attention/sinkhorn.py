@@ -49,9 +49,9 @@ class Sinkhorn(Attention):
     ) -> None:
         super().__init__(shape)
         if shape.cross:
-            raise ValueError("sinkhorn has no own block in another sequence")
+            raise ValueError("sinkhorn has no cross-attention: a query has no own block in another sequence")
         if cut is not None and shape.causal:
-            raise ValueError("cut has no causal form: all queries see the same blocks")
+            raise ValueError("sinkhorn has no causal form with cut: all queries see the same blocks")
         for name, value in (("block", block), ("iterations", iterations), ("cut", 1 if cut is None else cut)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -109,7 +109,9 @@ def pieces(
     """
     if min(length, starts, shortest, count) < 1 or first < 0 or shortest > longest:
         given = f"{length}, {starts}, {first}, {shortest}..{longest}, {count}"
-        raise ValueError(f"length, starts, first (0), shortest and count must be from 1 on, in order; got {given}")
+        raise ValueError(
+            f"length, starts, first, shortest and count must be from 1 on (first: 0), in order; got {given}"
+        )
     found = []
     for _ in range(starts):
         begin = int(source.integers(0, min(first, length - 1) + 1))

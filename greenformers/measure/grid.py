@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from greenformers.attention import attention_class, names
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import EncoderLayer
+from greenformers.model.stack import run
 from greenformers.model.variant import slots
 
 BASELINE, EAGER = "transformer", "transformer (eager)"
@@ -89,9 +90,7 @@ class Stack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, d) to (B, N, d)."""
         with attention_by(self.eager):
-            for layer in self.layers:
-                x = layer(x)
-        return x
+            return run(self.layers, x)[0]
 
 
 @contextmanager

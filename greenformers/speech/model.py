@@ -17,6 +17,7 @@ from greenformers.model import GreenformerConfig, GreenformerModel, GreenformerP
 from greenformers.model.embedding import Placed
 from greenformers.model.loss import IGNORED
 from greenformers.model.seq2seq import EncoderDecoder
+from greenformers.model.stack import run
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.front_end import VGG, shortened
 
@@ -99,9 +100,8 @@ class SpeechEncoder(Scaled, GreenformerModel):
         mask = None if attention_mask is None else attention_mask.bool()
         x = self.embedding(input_features, mask)
         key_mask = None if mask is None else shortened(mask)
-        for layer in self.layers:
-            x = layer(x, key_mask)
-        return self.finish(x, key_mask)
+        x, loss = run(self.layers, x, key_mask)
+        return self.finish(x, key_mask, loss)
 
 
 class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):

@@ -271,7 +271,7 @@ def test_options_out_of_range(name, options, message):
 
 
 def test_what_has_no_causal_form():
-    with pytest.raises(ValueError, match="cut has no causal form"):
+    with pytest.raises(ValueError, match="sinkhorn has no causal form with cut"):
         made("sinkhorn", causal=True, cut=2)
     with pytest.raises(ValueError, match="routing has no causal form"):
         made("routing", causal=True)

@@ -376,10 +376,12 @@ def copied(length, steps, **options):
         return (model(given)[:, -width:].argmax(-1) == words).double().mean().item()
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy():
     assert copied(64, 250, chunk=8, rounds=4) > 0.95
 
 
+@pytest.mark.slow
 def test_it_does_not_without_its_hashes():
     """What is copied is 32 positions away, and 15 are seen."""
     assert copied(64, 250, chunk=8, n_buckets=1) < 0.5

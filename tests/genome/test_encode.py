@@ -305,7 +305,9 @@ def test_damaged_files_are_not_loaded(tmp_path, reference, apart):
     whole = out.read_text()
     for content in (whole[:-1], whole[:-50], whole + "x\n", whole + "\n", whole.replace("p3\t", "p3 ")):
         out.write_text(content)
-        with pytest.raises(GenomeError, match=r"out\.tsv: line \d+ must have 2 columns, has [12]$"):
+        with pytest.raises(
+            GenomeError, match=r"out\.tsv: line \d+ (has no end: the file was cut|must have 2 columns, has [12])$"
+        ):
             list(load(out))
     for content in ("\n", TABLE, "{}\n", "##fileformat=VCFv4.3\n#CHROM\n", "#{}\nsequence\tperson\n"):
         out.write_text(content)

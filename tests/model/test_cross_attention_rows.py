@@ -61,7 +61,7 @@ def repeated(x):
 
 
 def test_mechanisms_of_both_kinds():
-    assert set(CROSS) == {"full", "linear_transformer", "linformer", "nystromformer", "performer"}
+    assert set(CROSS) == {"dacs", "full", "linear_transformer", "linformer", "nystromformer", "performer"}
     assert set(CROSS) - set(APART) == {"nystromformer"}
 
 

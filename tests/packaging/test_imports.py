@@ -20,6 +20,7 @@ ORDER = [
     {"speech", "genome"},
     {"_terminal"},
     {"_training"},
+    {"_genome_study"},
     {"_study", "_speech", "_genome"},
     {"cli"},
 ]

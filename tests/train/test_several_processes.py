@@ -39,6 +39,7 @@ def test_the_curve_is_that_of_one_process(single: Path, data: str, tmp_path: Pat
         assert abs(a - b) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_checkpoint_does_not_depend_on_the_number_of_processes(data: str, tmp_path: Path) -> None:
     """Begun in two sharded processes and killed, ended in one."""
     longer = SETTINGS | {"steps": 60, "save_every": 2, "evaluate_every": 20}
