@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from networks import VOCABULARY, config, stir
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForSequenceClassification, logging
 
 from greenformers.model import GreenformerForMaskedLM, GreenformerForSequenceClassification, GreenformerModel
 
@@ -79,6 +79,7 @@ def test_what_a_checkpoint_lacks_is_reported_and_drawn_anew(name, lacking, std, 
 
 
 def test_what_a_checkpoint_lacks_is_logged(tmp_path, caplog):
+    logging.set_verbosity_warning()  # our own commands silence it, for the whole process
     made(GreenformerModel).save_pretrained(tmp_path)
     GreenformerForSequenceClassification.from_pretrained(tmp_path)
     assert "classifier.weight" in caplog.text
