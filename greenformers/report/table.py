@@ -155,10 +155,14 @@ def legend(found: Sequence[Section]) -> list[str]:
     changes = [cell.change for section in found for row in rows(section, variants(found)) for cell in row.cells]
     notes = []
     if baselines := list(dict.fromkeys(section.baseline for section in found if section.baseline)):
-        notes.append(f"(4.2x): 4.2 times better than {' or '.join(baselines)}; below 1x: worse.")
+        if any(record.ratio is not None for record in records):
+            notes.append(f"(4.2x): 4.2 times better than {' or '.join(baselines)}; below 1x: worse.")
         if any(METRICS[record.metric].unit == "%" for record in records):
             notes.append("Accuracy: difference in points.")
-    if any(record.spread is not None for record in records):
+    spread = [record for record in records if record.spread is not None]
+    if any("draws" in record.setting for record in spread):
+        notes.append("±: standard deviation over the draws.")
+    if any("draws" not in record.setting for record in spread):
         notes.append("±: interquartile range of the repeats.")
     if any(change.startswith("~") for change in changes):
         notes.append("~: within noise, by the range of the repeats or the 95 % interval of the difference.")
