@@ -310,7 +310,7 @@ def demo(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
     results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
 ) -> None:
-    """Go through it all at small size: a made-up disease of real people, and of synthetic ones. About 15 minutes.
+    """Go through it all at small size: a made-up disease of real people, and of synthetic ones. Below 20 minutes.
 
     Genotypes of 2,504 people of 1000 Genomes at APOE, with a disease
     that two variants make likelier; synthetic people of chr20, of whom

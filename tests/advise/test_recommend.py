@@ -53,6 +53,7 @@ def test_all_candidates_the_fastest_first() -> None:
         assert row.seconds == ALL["inference"].time(amounts(NETWORK, row.cell, 2, "inference")[0])
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_fit_are_left_out_and_names_are_all_by_default() -> None:
     assert set(by_name(advised(ranks=(4, 33, 65)))) == {BASELINE, *(f"{name} 4" for name in NAMES)}
     assert {row.cell.variant for row in recommend(NEED, ALL, ranks=(4,))} >= {BASELINE, *NAMES}

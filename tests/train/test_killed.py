@@ -56,6 +56,7 @@ def kill_often(times: int, out: Path, data: str, steps: int) -> list[int]:
     return reached
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(whole: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     reached = kill_often(2, out, data, STEPS)
