@@ -364,7 +364,6 @@ def explain(
 
     from greenformers.genome import explain as module
     from greenformers.report.plot import save
-    from greenformers.report.track import track
 
     terminal.quiet()
     for name, value, least in (("people", people, 2), ("steps", steps, 1), ("shown", shown, 1)):
@@ -378,12 +377,8 @@ def explain(
         table.add_row(f"{position:,}", found.names.get(position, ""), f"{score:.4f}")
     console = terminal.console()
     console.print(table)
-    best = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
     picture = out / "track.png"
-    save(
-        track(f"What the network looks at, {found.region}", found.region.start + 1, found.values.tolist(), best),
-        picture,
-    )
+    save(module.picture(found, shown), picture)
     lines = [f"{position}\t{found.names.get(position, '')}\t{score:.6g}\n" for position, score in found.ranked]
     (out / "variants.tsv").write_text("position\tname\timportance\n" + "".join(lines))
     print(f"picture: {picture}\ntable:   {out / 'variants.tsv'}")

@@ -26,8 +26,7 @@ MOST_BUCKETS = 128
 """At most as many by default: hashing to more costs more than the attention."""
 
 HIDDEN = 1e18
-"""Minus this is the score of what is not seen. In this file it is `minimum` that hides, many times faster than boolean
-masks are on the CPU."""
+"""Minus this is the score of what is not seen, put there by `minimum`: boolean masks are slow on the CPU."""
 
 SLICE = 2**17
 """Scores at a time, which fit a cache."""

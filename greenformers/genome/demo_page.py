@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from greenformers.genome.demo import APOE, Part
-from greenformers.genome.explain import Explained
+from greenformers.genome.explain import picture
 from greenformers.genome.judge import shown
 from greenformers.measure.record import Record
 from greenformers.report import page
 from greenformers.report.draws import draws
 from greenformers.report.plot import Picture
-from greenformers.report.track import track
 
 LINFORMER, KNOWN, ALL = "linformer", "logistic regression, known variants", "logistic regression, all variants"
 
@@ -34,7 +31,7 @@ def write(parts: Sequence[Part], folder: Path) -> Path:
     pictures = [
         Picture("models", draws("The network and logistic regression", "", compared, "study", metrics=("auc", "f1")),
                 "Means over the draws of people; lines: standard deviations.", said(parts)),
-        Picture("track", picture(apoe.explained), "Integrated gradients of the test people of a draw.", said(parts)),
+        Picture("track", picture(apoe.explained, 5), "Integrated gradients of the test people of a draw.", said(parts)),
         Picture("surroundings", draws(around.title, "Positions more on each side", around.records, "margin",
                 metrics=("auc", "f1")), "One draw of people: no standard deviations.", said(parts)),
     ]  # fmt: skip
@@ -46,13 +43,6 @@ def write(parts: Sequence[Part], folder: Path) -> Path:
     records: list[Record] = [*compared, *odds, *around.records]
     title = "From genomes to risk, a demonstration"
     return page.write(records, folder, title, drawn=pictures, lead=said(parts), tabulated=compared)
-
-
-def picture(found: Explained, shown: int = 5) -> Figure:
-    """What the network looks at, with the names of the variants it uses most."""
-    names = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
-    title = f"What the network looks at, {found.region}"
-    return track(title, found.region.start + 1, found.values.tolist(), names)
 
 
 def said(parts: Sequence[Part]) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -26,6 +27,7 @@ from greenformers.genome.people import People
 from greenformers.genome.risk import sequences_of
 from greenformers.genome.settings import Finetuning
 from greenformers.measure.quality import evaluating
+from greenformers.report.track import track
 from greenformers.train import run
 
 if TYPE_CHECKING:
@@ -178,3 +180,10 @@ def explained(
     known = {} if names is None else variants.names(names, everybody.region)
     found = attributions(model, tokenizer, everybody, some, steps=steps, progress=progress)
     return Explained(everybody.region, len(some), importance(found), ranked(everybody, some, found), known)
+
+
+def picture(found: Explained, shown: int) -> Figure:
+    """A track along the region, with the names of so many of the most important variants."""
+    names = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
+    title = f"What the network looks at, {found.region}"
+    return track(title, found.region.start + 1, found.values.tolist(), names)
