@@ -80,7 +80,8 @@ def routing_transformer(length: int) -> Call:
 
 def sinkhorn_transformer(length: int) -> Call:
     package: Any = importlib.import_module("sinkhorn_transformer.sinkhorn_transformer")
-    module: Call = package.SinkhornAttention(SIZE, HEADS * DIM, DIM, HEADS, length, use_simple_sort_net=False)
+    # Without this it takes the one best block in place of Sinkhorn's mixture.
+    module: Call = package.SinkhornAttention(SIZE, HEADS * DIM, DIM, HEADS, length, non_permutative=False)
     return module
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
+from greenformers.attention._dropout import drop_, new_seed
 
 LN2 = math.log(2)
 
@@ -173,7 +174,7 @@ class Reformer(Attention):
             keys = x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny ** 0.5)
             order, count = self._order(x, kept, choice)
             dropout = self.dropout if self.training else 0.0
-            seed = int(torch.randint(2**31, ())) if dropout else 0
+            seed = new_seed(dropout)
             out: Tensor = _Chunked.apply(x, keys, values, order, count, self.chunk, self.scale, dropout, seed)
         if kept is not None:
             out = out.masked_fill(~kept[:, None, :, None], 0.0)
@@ -333,7 +334,7 @@ class _Chunked(torch.autograd.Function):
                 weights = tiles.scores
                 top = weights.amax(-1, keepdim=True)
                 total = _exp2_(weights.sub_(top)).sum(-1, keepdim=True)
-                seed = _drop_(weights, dropout, seed)
+                seed = drop_(weights, dropout, seed)
                 torch.bmm(weights, _rows(v, tiles.keys), out=mixed[some]).mul_(1 / total)
                 sums[some] = (top + total.log2())[..., 0]
             found, of_found = layout.positions(mixed), sums.view(-1)[layout.place]
@@ -367,10 +368,10 @@ class _Chunked(torch.autograd.Function):
                     weights = _exp2_(tiles.scores.sub_(sums[..., None]))
                     grad = _rows(dout, tiles.queries)
                     of_scores = grad @ _rows(v, tiles.keys).mT
-                    seed_after = _drop_(of_scores, dropout, seed)
+                    seed_after = drop_(of_scores, dropout, seed)
                     of_scores.sub_(delta[tiles.queries][..., None]).mul_(weights)
                     tiles.own(of_scores).zero_()  # a constant
-                    _drop_(weights, dropout, seed)
+                    drop_(weights, dropout, seed)
                     seed = seed_after
                     torch.bmm(of_scores, tiles.k, out=dq_[some])
                     for half, of_keys, of_values in zip(layout.halves, dk_, dv_, strict=True):
@@ -389,12 +390,3 @@ def _rows(x: Float[Tensor, "R D"], at: Int[Tensor, "t c"]) -> Float[Tensor, "t c
 def _exp2_(x: Tensor) -> Tensor:
     """2^x in place, for x of at most about 0; what is too small to count in a sum is 0, as subnormals are slow."""
     return torch.threshold_(x.exp2_(), 1e-30, 0.0)
-
-
-def _drop_(weights: Tensor, dropout: float, seed: int) -> int:
-    """Drop some weights, the same ones for the same seed; the seed of the next ones."""
-    if not dropout:
-        return seed
-    generator = torch.Generator(weights.device).manual_seed(seed)
-    weights.mul_(torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator)).div_(1 - dropout)
-    return seed + 1

@@ -156,7 +156,7 @@ class Routing(Attention):
             if mask is not None:
                 near = near.masked_fill(~mask[:, None, None], -torch.inf)
             # In their order: what is gathered lies closer together.
-            found.append(near.topk(window, dim=-1).indices.sort(-1).values)
+            found.append(near.topk(window, dim=-1, sorted=False).indices.sort(-1).values)
         return torch.stack(found)
 
     def _mixed(
@@ -165,31 +165,28 @@ class Routing(Attention):
         if choice is None:
             choice = self._chosen(q, k, query_mask, key_mask)
         B, H, N, D = q.shape
-        asked, read = choice.flatten(3)  # (B, H, c w) each
-        queries = q.gather(2, asked[..., None].expand(-1, -1, -1, D)).unflatten(2, (self.clusters, -1))
-        keys, values = (
-            x.gather(2, read[..., None].expand(-1, -1, -1, D)).unflatten(2, (self.clusters, -1)) for x in (k, v)
+        first = N * torch.arange(B * H, device=q.device).view(B, H, 1, 1)
+        asked, read = (choice + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
+        # Four dimensions, for torch's fast kernel.
+        queries, keys, values = (
+            _rows(x, at).view(B, -1, *at.shape[3:], D) for x, at in ((q, asked), (k, read), (v, read))
         )
         mask = None
         if key_mask is not None:
-            mask = key_mask[:, None].expand(-1, H, -1).gather(2, read).unflatten(2, (self.clusters, 1, -1))
+            mask = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read].view(B, -1, 1, read.shape[3])
             none = ~mask.any(-1, keepdim=True)
             mask = mask | none
         dropout = self.dropout if self.training else 0.0
-        # Four dimensions, for torch's fast kernel.
-        queries, keys, values = (x.flatten(1, 2) for x in (queries, keys, values))
-        mask = None if mask is None else mask.flatten(1, 2)
         found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
-        found = found.unflatten(1, (H, -1))
         if key_mask is not None:
             found = found.masked_fill(none, 0.0)
-        found = found.flatten(2, 3)
-        total = found.new_zeros(q.shape).scatter_add(2, asked[..., None].expand(-1, -1, -1, D), found)
-        times = found.new_zeros(B, H, N).scatter_add(2, asked, torch.ones_like(asked, dtype=found.dtype))
+        rows = asked.flatten()
+        total = found.new_zeros(B * H * N, D).index_add_(0, rows, found.reshape(-1, D))
+        times = found.new_zeros(B * H * N).index_add_(0, rows, found.new_ones(len(rows)))
         if self.training:
             self._gather(q, query_mask)
             self._gather(k, key_mask)
-        return total / times.clamp(min=1)[..., None]
+        return total.div_(times.clamp_(min=1)[:, None]).view(q.shape)
 
     @torch.no_grad()
     def _gather(self, x: Tensor, mask: Tensor | None) -> None:
@@ -218,3 +215,7 @@ class Routing(Attention):
 
 def _normal(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
+
+
+def _rows(x: Float[Tensor, "B H N D"], at: Int[Tensor, "B H c w"]) -> Float[Tensor, "R D"]:
+    return x.reshape(-1, x.shape[3]).index_select(0, at.flatten())

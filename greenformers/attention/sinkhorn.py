@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._sorted_blocks import attend_sorted
 
 LEAST = 1e-9
 """A place of a mixture that is padding but for this share is padding: its square is still a number in float32."""
@@ -72,40 +73,50 @@ class Sinkhorn(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
-        B, H, N, D = q.shape
-        M = k.shape[2]
+        B, N, M = q.shape[0], q.shape[2], k.shape[2]
         if N != M and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
         keep = q.new_ones(1, M, dtype=torch.bool) if key_mask is None else key_mask
         asks = keep if query_mask is None else query_mask
         short = -M % self.block
-        keep = F.pad(keep, (0, short)).unflatten(1, (-1, self.block))  # (B or 1, n, b)
-        k, v = (F.pad(x, (0, 0, 0, short)).unflatten(2, (-1, self.block)) for x in (k, v))  # (B, H, n, b, D)
-        here = keep[:, None, :, :, None]
+        keep = _blocks(keep[..., None], self.block)[..., 0]  # (B or 1, n, b)
+        k, v = (_blocks(x, self.block) for x in (k, v))  # (B, H, n, b, D)
         if key_mask is not None:
-            k, v = k.masked_fill(~here, 0.0), v.masked_fill(~here, 0.0)
+            there = keep[:, None, :, :, None]
+            k, v = k.masked_fill(~there, 0.0), v.masked_fill(~there, 0.0)
         if self.shape.causal:
             P = self._past(k, keep)
         else:
-            asks = F.pad(asks, (0, short)).unflatten(1, (-1, self.block))
-            queries = F.pad(q, (0, 0, 0, short)).unflatten(2, (-1, self.block))
-            P = self._permutation(queries.masked_fill(~asks[:, None, :, :, None], 0.0), k, asks, keep)
+            asks = _blocks(asks[..., None], self.block)[..., 0]
+            queries = _blocks(q, self.block)
+            whole = query_mask is None and key_mask is None
+            if not whole:
+                queries = queries.masked_fill(~asks[:, None, :, :, None], 0.0)
+            P = self._permutation(queries, k, asks, keep, whole)
+        padded = key_mask is not None or short > 0
         if self.cut is not None:
-            P = P[:, :, : self.cut]
-        keys, values, share = _sorted(P.to(k.dtype), k, v, None if key_mask is None and not short else keep)
-        if self.cut is not None:
-            bias = None if share is None else _log(share.flatten(2))[:, :, None]
-            return self._softmax(q, keys.flatten(2, 3), values.flatten(2, 3), bias)
+            return self._cut(q, k, v, P[:, :, : self.cut], keep if padded else None)
         # The queries are the last of the positions: with those of a cache before them, only their blocks are read.
         first = (M - N) // self.block
         lead = M - N - first * self.block
-        queries = F.pad(q, (0, 0, lead, short)).reshape(B, H, -1, self.block, D)
-        both = [torch.cat([own, other], 3)[:, :, first:] for own, other in ((k, keys), (v, values))]
-        # Without padding, and in both directions, all is seen.
-        whole = share is None and not self.shape.causal
-        bias = None if whole else self._bias(P, share, keep)[:, :, first:].flatten(1, 2)
-        out = self._softmax(queries.flatten(1, 2), both[0].flatten(1, 2), both[1].flatten(1, 2), bias)
-        return out.reshape(B, H, -1, D)[:, :, lead : lead + N]
+        P = P[:, :, first:]
+        out = attend_sorted(
+            F.pad(q, (0, 0, lead, short)).unflatten(2, (-1, self.block)) if lead or short else _blocks(q, self.block),
+            k,
+            v,
+            P,
+            self._share(P, keep if padded else None),
+            keep[:, first:].expand(B, -1, -1) if padded else None,
+            causal=self.shape.causal,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        return out.flatten(2, 3)[:, :, lead : lead + N]
+
+    def _share(self, P: Tensor, keep: Tensor | None) -> Float[Tensor, "B H m b"] | None:
+        """How much of each place of the mixtures is keys: of a first block, which nothing is before, nothing."""
+        if keep is not None:
+            return _kept(P, keep)
+        return (P > 0).any(-1, keepdim=True).to(P.dtype).expand(-1, -1, -1, self.block) if self.shape.causal else None
 
     def _scaled(self, one: Tensor, other: Tensor, counts: Tensor, others: Tensor) -> Tensor:
         """R of sums (B, H, n, D) of so many vectors (B or 1, n)."""
@@ -118,19 +129,19 @@ class Sinkhorn(Attention):
             R = R - torch.empty_like(R).exponential_().clamp(min=1e-20).log()
         return R / self.temperature
 
-    def _permutation(self, q: Tensor, k: Tensor, asks: Tensor, keep: Tensor) -> Float[Tensor, "B H n n"]:
+    def _permutation(
+        self, q: Tensor, k: Tensor, asks: Tensor, keep: Tensor, whole: bool = False
+    ) -> Float[Tensor, "B H n n"]:
         """Gumbel-Sinkhorn, in logarithms; blocks that hold nothing but padding are no part of it."""
         L = self._scaled(q.sum(3), k.sum(3), asks.sum(2), keep.sum(2))
-        rows, columns = asks.any(2)[:, None, :, None], keep.any(2)[:, None, None, :]
-        gone = ~(rows & columns)
+        gone = None if whole else ~(asks.any(2)[:, None, :, None] & keep.any(2)[:, None, None, :])
         # Finite: a row or column that is gone as a whole has no logarithm of a sum.
         least = torch.finfo(L.dtype).min / 4
         for _ in range(self.iterations):
             for dim in (3, 2):
-                L = L.masked_fill(gone, least)
-                L = L - L.logsumexp(dim, keepdim=True)
+                L = (L if gone is None else L.masked_fill(gone, least)).log_softmax(dim)
         # A block whose queries are all masked is read by nobody.
-        return L.exp().masked_fill(gone, 0.0)
+        return L.exp() if gone is None else L.exp().masked_fill(gone, 0.0)
 
     def _past(self, k: Tensor, keep: Tensor) -> Float[Tensor, "B H n n"]:
         """Row i: softmax over the blocks before i, by the keys before block i."""
@@ -145,46 +156,34 @@ class Sinkhorn(Attention):
         none = ~seen.any(-1, keepdim=True)
         return L.masked_fill(~(seen | none), -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
 
-    def _bias(self, P: Tensor, share: Tensor | None, keep: Tensor) -> Tensor:
-        """Added to the scores of the own block and of the sorted one, (B or 1, H or 1, n, b or 1, 2 b)."""
-        blocks = keep.shape[1]
-        own = keep[:, None, :, None, :].expand(-1, -1, -1, self.block if self.shape.causal else 1, -1)
-        if self.shape.causal:
-            own = own & torch.ones(self.block, self.block, dtype=torch.bool, device=keep.device).tril()
-        matched = (P > 0).any(-1)  # (B, H, n)
-        other = matched[..., None].expand(-1, -1, -1, self.block).to(P.dtype).log()
-        if share is not None:
-            other = torch.where(matched[..., None], _log(share), -torch.inf)
-        own = torch.zeros(own.shape, dtype=P.dtype, device=P.device).masked_fill(~own, -torch.inf)
-        shape = (*other.shape[:2], blocks, own.shape[3], self.block)
-        return torch.cat([own.expand(shape), other[:, :, :, None].expand(shape)], -1)
-
-    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def _cut(
+        self, q: Tensor, k: Tensor, v: Tensor, P: Float[Tensor, "B H c n"], keep: Bool[Tensor, "B n b"] | None
+    ) -> Float[Tensor, "B H N D"]:
+        """Attention to the mixtures alone, of all queries to the same ones."""
         dropout = self.dropout if self.training else 0.0
-        if bias is None:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        keys, values = ((P.to(x.dtype) @ x.flatten(3)).unflatten(3, x.shape[3:]) for x in (k, v))
+        if keep is None:
+            return F.scaled_dot_product_attention(q, keys.flatten(2, 3), values.flatten(2, 3), dropout_p=dropout)
+        share = _kept(P, keep)
+        there = share > 0
+        whole = torch.where(there, share, 1.0)
+        keys, values = ((exact(x) / whole[..., None]).to(x.dtype).flatten(2, 3) for x in (keys, values))
+        bias = whole.log().masked_fill(~there, -torch.inf).flatten(2)[:, :, None]
         none = (bias == -torch.inf).all(-1, keepdim=True)
         # A row without keys would be 0 / 0: let it see all, then set it to 0.
         bias = bias.masked_fill(none, 0.0).to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout).masked_fill(none, 0.0)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout)
+        return out.masked_fill(none, 0.0)
 
 
-def _log(share: Tensor) -> Tensor:
-    """The logarithm, of 0 without its derivative."""
-    return torch.where(share > 0, share, 1.0).log().masked_fill(share <= 0, -torch.inf)
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """(..., M, D) to (..., n, b, D), with zeros behind the last position."""
+    short = -x.shape[-2] % size
+    return (F.pad(x, (0, 0, 0, short)) if short else x).unflatten(-2, (-1, size))
 
 
-def _sorted(P: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Mixtures of blocks (B, H, n, b, D) by P (B, H, m, n), and which share of each place is not padding (B, H, m, b).
-
-    A mixture is that of the kept positions at its place, as large as without padding.
-    """
-    keys, values = ((P @ x.flatten(3)).unflatten(3, x.shape[3:]) for x in (k, v))
-    if keep is None:
-        return keys, values, None
+def _kept(P: Float[Tensor, "B H m n"], keep: Bool[Tensor, "B n b"]) -> Float[Tensor, "B H m b"]:
+    """Which share of each place of a mixture is kept: divided by it, the mixture is as large as without padding."""
     whole = exact(P)
     share = (whole @ exact(keep[:, None].to(P.dtype))) / whole.sum(-1, keepdim=True).clamp(min=LEAST)
-    share = share.masked_fill(share < LEAST, 0.0).clamp(max=1.0)
-    scale = torch.where(share > 0, share, 1.0)[..., None]
-    keys, values = ((exact(x) / scale).to(x.dtype) for x in (keys, values))
-    return keys, values, share
+    return share.masked_fill(share < LEAST, 0.0).clamp(max=1.0)

@@ -1,6 +1,5 @@
-"""What is Reformer's own: its hashes, its rounds, its padding, what it can learn; and the peer."""
+"""What is Reformer's own: its hashes, its rounds, its padding; and the peer."""
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -330,64 +329,3 @@ def test_the_one_of_transformers_counts_a_pair_as_often_as_it_meets(monkeypatch)
     x = torch.randn(2, 24, 15)
     with_rotations(monkeypatch, module)
     assert (ours(x)[0] - peer(x).hidden_states).abs().max() > 1e-2
-
-
-# Learning.
-
-
-class Copier(nn.Module):
-    """One layer between tokens and their logits."""
-
-    def __init__(self, length, symbols, **options):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(symbols + 2, 32), nn.Embedding(length, 32)
-        self.q, self.v, self.out = (nn.Linear(32, 32) for _ in range(3))
-        self.attention = build("reformer", Shape(2, 16, length), **options)
-        self.logits = nn.Linear(32, symbols + 2)
-
-    def forward(self, tokens):
-        x = self.tokens(tokens) + self.places.weight
-        q, v = (each(x).unflatten(2, (2, 16)).transpose(1, 2) for each in (self.q, self.v))
-        return self.logits(x + self.out(self.attention(q, q, v).transpose(1, 2).flatten(2)))
-
-
-def copied(length, steps, **options):
-    """The share of symbols copied after training, of a word between separators, and its copy hidden."""
-    torch.manual_seed(0)
-    symbols, width = 16, length // 2 - 1
-    model = Copier(length, symbols, **options)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def batch(size):
-        words = torch.randint(2, symbols + 2, (size, width))
-        separators = torch.zeros(size, 1, dtype=torch.long)
-        return torch.cat([separators, words, separators, torch.ones_like(words)], 1), words
-
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * (1 + math.cos(math.pi * step / steps)) / 2
-        given, words = batch(32)
-        loss = F.cross_entropy(model(given)[:, -width:].flatten(0, 1), words.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        given, words = batch(64)
-        return (model(given)[:, -width:].argmax(-1) == words).double().mean().item()
-
-
-@pytest.mark.slow
-def test_it_learns_to_copy():
-    assert copied(64, 250, chunk=8, rounds=4) > 0.95
-
-
-@pytest.mark.slow
-def test_it_does_not_without_its_hashes():
-    """What is copied is 32 positions away, and 15 are seen."""
-    assert copied(64, 250, chunk=8, n_buckets=1) < 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # 275 s on a busy core
-def test_it_learns_to_copy_from_far():
-    assert copied(256, 1000, chunk=32, rounds=4) > 0.95

@@ -1,0 +1,202 @@
+"""Softmax attention of blocks to their own keys and to a mixture of all blocks, some sequences and heads at a time.
+
+Mixtures of all heads, beside the own blocks, would be the most of the memory, and writing them to fresh memory the most
+of the time: they are made for a few heads at a time, and again for the backward pass.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from greenformers.attention._contract import exact, full_precision
+from greenformers.attention._dropout import drop_, new_seed
+
+TILES = 64
+"""Blocks at a time: enough for wide products, few enough for little memory."""
+
+HIDDEN = -1e18
+"""A score of what is not seen."""
+
+
+def attend_sorted(
+    q: Float[Tensor, "B H m b D"],
+    k: Float[Tensor, "B H n b D"],
+    v: Float[Tensor, "B H n b D"],
+    P: Float[Tensor, "B H m n"],
+    share: Float[Tensor, "B H m b"] | None,
+    keep: Bool[Tensor, "B m b"] | None,
+    *,
+    causal: bool,
+    dropout: float,
+) -> Float[Tensor, "B H m b D"]:
+    """Attention of block i of the last m to its own b keys and to the b of sum_j P_ij k_j.
+
+    Args:
+        q: queries.
+        k: keys, 0 where there are none; as v.
+        v: values.
+        P: of blocks.
+        share: of each place of a mixture, how much of it is keys and no padding. It is divided by that, and its weight
+            in the softmax multiplied by it; what is 0 is not seen. None: 1.
+        keep: which own keys are seen, given together with `share`. None: all.
+        causal: of own keys, those up to the query alone.
+        dropout: probability of dropping an attention weight.
+    """
+    with full_precision(q):
+        out: Tensor = _Sorted.apply(q, k, v, P, share, keep, causal, dropout, new_seed(dropout))
+        return out
+
+
+def _groups(P: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Some sequences and heads; all at once where they are compiled, or no cache is to be kept."""
+    whole = torch.compiler.is_compiling() or P.device.type != "cpu"
+    batch, heads, blocks, _ = P.shape
+    several = heads if whole else min(heads, max(1, TILES // blocks))
+    some = batch if whole else max(1, TILES // (blocks * heads))
+    for at in range(0, batch, some):
+        for head in range(0, heads, several):
+            yield slice(at, at + some), slice(head, head + several)
+
+
+class _Group:
+    """Some sequences and heads.
+
+    Args:
+        given: q, k, v, P and share.
+        some: which sequences, and which heads.
+    """
+
+    def __init__(self, given: tuple[Any, ...], some: tuple[slice, slice]) -> None:
+        q, k, v, P, share = given
+        self.P = exact(P[some])
+        self.first = P.shape[3] - P.shape[2]  # of the own blocks
+        self.scale = q.shape[4] ** -0.5
+        self.share = None if share is None else exact(share[some])
+        # What a mixture is multiplied by.
+        self.whole = None if self.share is None else 1 / torch.where(self.share > 0, self.share, 1.0)
+        self.q = exact(q[some]).flatten(0, 2)
+        self.k, self.v = (exact(x[some]) for x in (k, v))  # (B, H, n, b, D)
+
+    def both(self, x: Tensor) -> Float[Tensor, "BHm 2b D"]:
+        """Each own block, and under it the mixture that belongs to it."""
+        blocks, size = self.P.shape[2], x.shape[3]
+        both = x.new_empty(*x.shape[:2], blocks, 2, size, x.shape[4])
+        both[:, :, :, 0] = x[:, :, self.first :]
+        mixed = (self.P @ x.flatten(3)).view_as(both[:, :, :, 1])
+        both[:, :, :, 1] = mixed if self.whole is None else mixed.mul_(self.whole[..., None])
+        return both.view(-1, 2 * size, x.shape[4])
+
+    def weights(self, keep: Tensor | None, causal: bool) -> Float[Tensor, "B H m b 2b"]:
+        """Softmax over own keys, those that are kept and not to come, and the mixture."""
+        scores = _scaled(self.q, self.both(self.k).mT, self.scale)
+        scores = scores.view(*self.P.shape[:3], *scores.shape[1:])
+        hidden = self._hide_(scores, keep, causal)
+        weights = torch.softmax(scores, -1, out=scores)
+        return weights if hidden is None else weights.masked_fill_(hidden, 0.0)
+
+    def _hide_(self, scores: Tensor, keep: Tensor | None, causal: bool) -> Tensor | None:
+        """Take from scores (B, H, m, b, 2 b) what is not seen; the queries that see nothing."""
+        size = scores.shape[3]
+        own, mixed = scores[..., :size], scores[..., size:]
+        if causal:
+            own += torch.full((size, size), HIDDEN, dtype=scores.dtype, device=scores.device).triu_(1)
+        if keep is not None:
+            own += torch.zeros_like(keep, dtype=scores.dtype).masked_fill_(~keep, HIDDEN)[:, None, :, None]
+        if self.share is not None:
+            there = self.share > 0
+            bias = torch.where(there, self.share, 1.0).log_().masked_fill_(~there, HIDDEN)
+            mixed += bias[..., None, :]
+        if keep is None or self.share is None:
+            return None
+        seen = keep.cumsum(-1) > 0 if causal else keep.any(-1, keepdim=True)
+        return ~(seen[:, None] | there.any(-1, keepdim=True))[..., None]
+
+    def gradients(self, grad: Tensor, weights: Tensor, found: list[Tensor], dropout: float, seed: int) -> int:
+        """Write those of q, k, v, P and share, for that of the result (B, H, m, b, D); the next seed."""
+        weights, size = weights.flatten(0, 2), grad.shape[3]
+        grad = exact(grad).flatten(0, 2).contiguous()
+        of_q, of_k, of_v, of_P, *of_share = found
+        # Values first, then keys: half as much is there at a time.
+        both = self.both(self.v)
+        of_scores = torch.bmm(grad, both.mT)
+        after = drop_(of_scores, dropout, seed)
+        of_scores = torch._softmax_backward_data(of_scores, weights, -1, of_scores.dtype)
+        if dropout:
+            weights = weights.clone()
+            drop_(weights, dropout, seed)
+        share, product = self._side(torch.bmm(weights.mT, grad), both, self.v, of_v)
+        of_P.copy_(product)
+        both = self.both(self.k)
+        _product(of_scores, both, of_q, self.scale)
+        of_keys, product = self._side(_scaled(of_scores.mT, self.q, self.scale), both, self.k, of_k)
+        of_P.add_(product)
+        if share is not None and of_keys is not None and self.share is not None and self.whole is not None:
+            share = of_scores[..., size:].sum(1).view_as(share) - share - of_keys
+            of_share[0].copy_(share.mul_(self.whole).masked_fill_(self.share <= 0, 0.0))
+        return after
+
+    def _side(self, grad: Tensor, both: Tensor, x: Tensor, of_x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """From the gradient of `both` that of `x`, written; that of `whole`, over it, and that of P."""
+        shape = (*self.P.shape[:3], 2, *x.shape[3:])
+        own, mixed = grad.view(shape).unbind(3)
+        of_whole = None
+        if self.whole is not None:
+            of_whole = (mixed * both.view(shape)[:, :, :, 1]).sum(-1)
+            mixed = mixed * self.whole[..., None]
+        mixed = mixed.flatten(3).flatten(0, 1)
+        _product(self.P.flatten(0, 1).mT, mixed, of_x.flatten(3))
+        of_x[:, :, self.first :] += own
+        return of_whole, torch.bmm(mixed, x.reshape(len(mixed), x.shape[2], -1).mT).view_as(self.P)
+
+
+def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Scale a @ b."""
+    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
+    """Scale a @ b (R, r, c) into `out`, whose elements are in the same order."""
+    out = out.view(len(a), a.shape[1], b.shape[2])
+    into = out if out.dtype == a.dtype else a.new_empty(out.shape)
+    torch.baddbmm(into, a, b, beta=0, alpha=scale, out=into)
+    if into is not out:
+        out.copy_(into)
+
+
+class _Sorted(torch.autograd.Function):
+    """Weights are kept for the backward pass, and keys and values made again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, P: Tensor, share: Tensor | None, keep: Tensor | None,
+        causal: bool, dropout: float, seed: int,
+    ) -> Tensor:  # fmt: skip
+        given, kept = (q, k, v, P, share), []
+        ctx.options = dropout, seed
+        out = v.new_empty(q.shape)
+        for some in _groups(P):
+            group = _Group(given, some)
+            weights = group.weights(None if keep is None else keep[some[0]], causal)
+            if any(ctx.needs_input_grad):
+                kept.append(weights)
+            if dropout:
+                weights = weights.clone()
+                seed = drop_(weights, dropout, seed)
+            _product(weights.flatten(0, 2), group.both(group.v), out[some])
+        ctx.save_for_backward(*given, *kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        given, kept, (dropout, seed) = ctx.saved_tensors[:5], ctx.saved_tensors[5:], ctx.options
+        found = [None if x is None else x.new_empty(x.shape) for x in given]
+        with full_precision(dout):
+            for some, weights in zip(_groups(given[3]), kept, strict=True):
+                grads = [x[some] for x in found if x is not None]
+                seed = _Group(given, some).gradients(dout[some], weights, grads, dropout, seed)
+        return (*found, None, None, None, None)
