@@ -16,7 +16,7 @@ from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.quality import correct, paired_difference, predict
 from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
-from greenformers.model.block import EncoderLayer
+from greenformers.model.block import layer_of
 from greenformers.model.stack import run
 from greenformers.model.variant import slots
 from greenformers.train.classification import ImageClassification
@@ -193,14 +193,14 @@ def _at_full_size(
     set_seed(seed)
     x = torch.randn(batch, length, FULL_SIZE["hidden_size"], device=device)
 
-    def forward(layer: EncoderLayer) -> Callable[[], Tensor]:
+    def forward(layer: torch.nn.Module) -> Callable[[], Tensor]:
         return lambda: run([layer], x)[0].sum()
 
     subjects = {}
     for name in variants:
         slot = slots(name, rank=FULL_SIZE_RANK, options={"linformer": {"k": FULL_SIZE_K}})
         config = GreenformerConfig(num_hidden_layers=1, max_position_embeddings=length, **FULL_SIZE, **slot)
-        layer = EncoderLayer(config, 0).to(device)
+        layer = layer_of(config, 0).to(device)
         subjects[name] = Subject(layer, forward(layer))
     plain = subjects[BASELINE]
 

@@ -75,6 +75,12 @@ class Attention(nn.Module):
     chooses: ClassVar[bool] = False
     """Whether it chooses keys by a step that rounding can change: `choose` does, and `forward` takes `choice`."""
 
+    positions: ClassVar[Literal["model", "own"]] = "model"
+    """Who says where tokens stand: the model, by its embedding; or the mechanism itself, for any number of keys."""
+
+    compresses: ClassVar[bool] = False
+    """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
+
     shared_parameters: tuple[str, ...] = ()
     """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
 
@@ -194,13 +200,20 @@ class Attention(nn.Module):
 
 def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
     """Raise ValueError where q, k, v and the mask do not fit each other or the shape."""
+    check_fit(q, k, v, key_mask, shape)
+    if k.shape[2] > shape.max_len:
+        raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {k.shape[2]}")
+
+
+def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
+    """As `check_lengths`, of mechanisms for any number of keys."""
     batch, heads, _, dim = q.shape
     keys = k.shape[2]
     if (heads, dim) != (shape.heads, shape.head_dim):
         raise ValueError(f"q must have {shape.heads} heads of {shape.head_dim}, got {heads} of {dim}")
     if k.shape != (batch, heads, keys, dim) or v.shape != k.shape:
         raise ValueError(f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}")
-    if not 1 <= keys <= shape.max_len:
+    if keys < 1:
         raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {keys}")
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
         raise ValueError(

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from greenformers.attention import attention_class, names
 from greenformers.model import GreenformerConfig
-from greenformers.model.block import EncoderLayer
+from greenformers.model.block import layer_of
 from greenformers.model.stack import run
 from greenformers.model.variant import slots
 
@@ -71,9 +71,9 @@ class Stack(nn.Module):
     def __init__(self, network: Network, cell: Cell) -> None:
         super().__init__()
         variant = BASELINE if cell.variant == EAGER else cell.variant
-        attention = slots(variant, rank=1)["attention"]
-        option = attention_class(attention).rank_option
-        options = {attention: {option: cell.rank}} if option and cell.rank else {}
+        attention = slots(variant, rank=1).get("attention")
+        option = None if attention is None else attention_class(attention).rank_option
+        options = {attention: {option: cell.rank}} if attention and option and cell.rank else {}
         config = GreenformerConfig(
             hidden_size=network.hidden,
             num_attention_heads=network.heads,
@@ -84,7 +84,7 @@ class Stack(nn.Module):
             **slots(variant, rank=cell.rank or 1, options=options),
             **network.slots,
         )
-        self.layers = nn.ModuleList(EncoderLayer(config, at, causal=network.causal) for at in range(network.layers))
+        self.layers = nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(network.layers))
         self.eager = cell.variant == EAGER
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,7 +106,9 @@ def attention_by(eager: bool) -> Iterator[None]:
 def ranked(variant: str) -> bool:
     """True if a variant has a rank."""
     found = slots(BASELINE if variant == EAGER else variant, rank=1)
-    return found["rank"] is not None or attention_class(found["attention"]).rank_option is not None
+    if found["rank"] is not None:
+        return True
+    return "attention" in found and attention_class(found["attention"]).rank_option is not None
 
 
 def variants(causal: bool = False) -> list[str]:

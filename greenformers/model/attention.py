@@ -1,7 +1,9 @@
 """Self-attention and cross-attention: the linear maps around a mechanism of the attention slot. Thesis 3.1.1."""
 
+from collections.abc import Callable
 from typing import Any, cast, get_args
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -9,7 +11,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from greenformers.attention import Attention, Role, Shape, build
 from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import StateLayer
+from greenformers.model.cache import RecentLayer, StateLayer
 from greenformers.model.config import GreenformerConfig
 
 
@@ -59,6 +61,8 @@ class SelfAttention(Projected):
         slot = "decoder_attention" if decoder else "attention"
         mechanism = attention_of(config, slot, layer, causal=causal)
         super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
+        self.memory_length = config.memory_length
+        self.remembers = mechanism.positions == "own" and mechanism.shape.causal
 
     def mix(
         self,
@@ -67,27 +71,34 @@ class SelfAttention(Projected):
         cache: Cache | None = None,
         global_mask: Bool[Tensor, "B N"] | None = None,
         choice: dict[str, Tensor] | None = None,
+        memory: Float[Tensor, "B m d"] | None = None,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
         Args:
             x: the sequence; with a cache, its last N positions.
-            key_mask: True = keep (B, M); M = N without a cache.
+            key_mask: True = keep (B, M); M = N without a cache and without memory, m + N with memory.
             cache: keys and values of earlier positions; those of `x` are added to it.
             global_mask: True = a position that all see and that sees all, for mechanisms that take it.
             choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
                 sequence; filled where it is empty.
+            memory: what is in front of the sequence, to be attended and to attend nothing.
 
         Returns:
             The mixtures, and in training the loss of a mechanism that has one.
 
         Raises:
-            ValueError: a global mask for a mechanism that takes none.
+            ValueError: a global mask for a mechanism that takes none, or memory for one without positions of its own.
         """
+        if memory is not None and not self.remembers:
+            raise ValueError(f"{type(self.mechanism).__name__} has no memory: its positions are the model's")
         if global_mask is not None and not self.mechanism.takes_global_mask:
             raise ValueError(f"{type(self.mechanism).__name__} takes no global mask")
         layer = self.mechanism.shape.layer
-        codes = self._codes(x, *self.mechanism.projections)
+        if memory is None:
+            codes = self._codes(x, *self.mechanism.projections)
+        else:
+            codes = self._codes(x, "q") | self._codes(torch.cat([memory, x], 1), "k", "v")
         if self.mechanism.can_reduce and cache is None:
             k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
             out = self.mechanism.attend(self._projected("q", codes["q"]), k, v)
@@ -105,7 +116,9 @@ class SelfAttention(Projected):
             elif cache is not None and self.mechanism.can_step:
                 out = self._step(given, key_mask, cache)
             else:
-                if cache is not None:
+                if cache is not None and self.remembers and self.memory_length:
+                    given["k"], given["v"], key_mask = self._remembered(projected, key_mask, x.shape[1], cache)
+                elif cache is not None:
                     given |= self._earlier(projected, cache)
                 further = {} if global_mask is None else {"global_mask": global_mask}
                 if choice is not None and self.mechanism.chooses:
@@ -117,6 +130,50 @@ class SelfAttention(Projected):
                 else:
                     out = self.mechanism(**given, key_mask=key_mask, **further)
         return out.transpose(1, 2).flatten(2), loss
+
+    def compress(
+        self,
+        x: Float[Tensor, "B N d"],
+        old: Float[Tensor, "B n d"],
+        mask: Bool[Tensor, "B n"] | None,
+        norm: Callable[[Tensor], Tensor],
+    ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
+        """What a compressing mechanism keeps of `old`, detached, its mask, and in training its loss.
+
+        Args:
+            x: the inputs that attend it.
+            old: inputs of this layer.
+            mask: True = keep, of `old`.
+            norm: what inputs go through before they are projected.
+        """
+        mechanism = cast(Any, self.mechanism)
+        learns = self.training and torch.is_grad_enabled() and mechanism.function == "convolution"
+        usage = None
+        with torch.no_grad():
+            if learns or mechanism.function == "most_used":
+                q, k = (self._heads(self.maps[name](norm(y))) for name, y in (("q", x), ("k", old)))
+                usage = mechanism.usage(q, k, mask) if mechanism.function == "most_used" else None
+        new, new_mask = mechanism.compress(old, mask, usage)
+        if not learns:
+            return new.detach(), new_mask, None
+        with torch.no_grad():
+            v = self._heads(self.maps["v"](norm(old)))
+        # The gradient is the convolution's alone: everything else is as if it were a constant.
+        normed = norm(new)
+        after = [self._heads(constant(self.maps[name], normed)) for name in ("k", "v")]
+        loss = mechanism.reconstruction(q, (k, v, mask), (after[0], after[1], new_mask))
+        return new.detach(), new_mask, loss
+
+    def _remembered(
+        self, projected: dict[str, Tensor], key_mask: Tensor | None, count: int, cache: Cache
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and mask of what the cache keeps and of what is given: perhaps memory, and `count` positions."""
+        mechanism = cast(Any, self.mechanism)
+        limit = self.memory_length + (mechanism.compressed if mechanism.compresses else 0)
+        held = RecentLayer.of(cache, mechanism.shape.layer, limit)
+        k, v = projected["k"], projected["v"]
+        mask = None if key_mask is None else key_mask[:, -k.shape[2] :]
+        return held.add(k, v, mask, count)
 
     def _step(self, given: dict[str, Tensor], key_mask: Tensor | None, cache: Cache) -> Tensor:
         """On top of the state that the cache holds of the earlier positions."""
@@ -209,3 +266,10 @@ def attention_of(
         used = ", ".join(mechanism.projections)
         raise ValueError(f"cross-attention needs a mechanism of q, k and v, got {layers[layer]!r}, which uses {used}")
     return mechanism
+
+
+def constant(module: nn.Module, x: Tensor) -> Tensor:
+    """A module of `x`, without a gradient for its parameters."""
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    found: Tensor = torch.func.functional_call(module, parameters, (x,))
+    return found

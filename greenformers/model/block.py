@@ -1,5 +1,6 @@
 """Feed-forward block, and the layer of attention and feed-forward with residuals. Vaswani 2017; thesis 3.1.1."""
 
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -10,9 +11,10 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from greenformers.blocks import Size, build
 from greenformers.lowrank.feed_forward import slice_length, sliced_feed_forward
 from greenformers.lowrank.linear import LED, LinearMap, linear_map
-from greenformers.model.attention import SelfAttention
+from greenformers.model.attention import SelfAttention, constant
 from greenformers.model.config import GreenformerConfig
 
 
@@ -75,6 +77,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         *,
         past_key_values: Cache | None = None,
         global_mask: Bool[Tensor, "B N"] | None = None,
+        memory: Float[Tensor, "B m d"] | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
@@ -84,9 +87,10 @@ class EncoderLayer(GradientCheckpointingLayer):
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
-        whole = torch.is_grad_enabled() or x.device.type != "cpu" or past_key_values is not None
-        if whole or _otherwise_handled(x):
-            mixed, loss = self.attention.mix(self._before(x), key_mask, past_key_values, global_mask)
+        kept = past_key_values is not None or memory is not None
+        if torch.is_grad_enabled() or x.device.type != "cpu" or kept or _otherwise_handled(x):
+            earlier = None if memory is None else self._before(memory)
+            mixed, loss = self.attention.mix(self._before(x), key_mask, past_key_values, global_mask, memory=earlier)
             out = self._after(x, mixed)
             return out if loss is None else (out, loss)
         tokens = slice_length(self.feed_forward.up.out_features)
@@ -102,6 +106,13 @@ class EncoderLayer(GradientCheckpointingLayer):
             slice_.copy_(self._after(x_slice, slice_))
         return mixed
 
+    def compress(
+        self, x: Float[Tensor, "B N d"], old: Float[Tensor, "B n d"], mask: Bool[Tensor, "B n"] | None
+    ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
+        """See `SelfAttention.compress`; `x` and `old` are inputs of the layer."""
+        norm = partial(constant, self.attention_norm) if self.pre_norm else nn.Identity()
+        return self.attention.compress(x, old, mask, norm)
+
     def _before(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.pre_norm else x
 
@@ -112,6 +123,46 @@ class EncoderLayer(GradientCheckpointingLayer):
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         x = self.attention_norm(x)
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class BlockLayer(GradientCheckpointingLayer):
+    """A layer of its own kind, see `greenformers.blocks`."""
+
+    reversible = False
+
+    def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.block = build(config.block, size_of(config, layer, causal=causal), **config.block_options or {})
+
+    def forward(
+        self, x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None, memory: Float[Tensor, "B S d"] | None
+    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"] | None]:
+        """See `Block.forward`."""
+        found: tuple[Tensor, Tensor | None] = self.block(x, mask, memory)
+        return found
+
+
+def layer_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> EncoderLayer | BlockLayer:
+    """A layer of a single stack, of the kind in the slot `block`."""
+    kind = EncoderLayer if config.block == "standard" else BlockLayer
+    return kind(config, layer, causal=causal)
+
+
+def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> Size:
+    """What a block is told of the network."""
+    return Size(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.intermediate_size,
+        config.max_position_embeddings,
+        causal=causal,
+        layer=layer,
+        layers=config.num_hidden_layers,
+        dropout=config.hidden_dropout_prob,
+        eps=config.layer_norm_eps,
+        ranks={name: config.rank_of(layer, name) for name in ("q", "k", "v", "output", "up", "down")},
+        feed_forward=lambda: FeedForward(config, layer),
+    )
 
 
 def _otherwise_handled(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What the cache of `generate` holds for mechanisms that decode with a state of fixed size: the state."""
+"""What the cache of `generate` holds in place of all keys and values: a state of fixed size, or the last positions."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -80,3 +80,91 @@ class StateLayer(CacheLayerMixin):
     def _map(self, function: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
             self.state = type(self.state)(*map(function, self.state))
+
+
+class RecentLayer(DynamicLayer):
+    """A layer of a cache that keeps the keys and values of the last positions, those of a segment memory among them.
+
+    Args:
+        limit: how many are kept.
+    """
+
+    is_compileable = False
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.length = limit, 0
+        self.mask: Tensor | None = None
+
+    @classmethod
+    def of(cls, cache: Cache, layer: int, limit: int) -> "RecentLayer":
+        """The layer of a cache, which becomes one of this kind if it has not been used.
+
+        Raises:
+            ValueError: it holds keys and values of its own kind.
+        """
+        while len(cache.layers) <= layer:
+            cache.layers.append(DynamicLayer())
+        held = cache.layers[layer]
+        if isinstance(held, cls):
+            return held
+        if type(held) is not DynamicLayer or held.get_seq_length():
+            raise ValueError(f"a mechanism with a memory needs an empty dynamic cache, got {type(held).__name__}")
+        cache.layers[layer] = cls(limit)
+        return cast(RecentLayer, cache.layers[layer])
+
+    def add(self, k: Tensor, v: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values of what is kept and of what is given (B, H, M, D), and their mask (B, M), None for all.
+
+        Args:
+            k: keys: of a memory, where there was nothing yet, and of `count` positions.
+            v: values, alike.
+            mask: True = keep, of the same.
+            count: of positions, the memory's left out.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(k, v)
+        keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
+        if keys.numel():
+            if self.mask is not None or mask is not None:
+                mask = torch.cat([_or_all(self.mask, keys), _or_all(mask, k)], 1)
+            k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        self.length += count
+        first = max(0, k.shape[2] - self.limit)
+        self.keys, self.values = k[:, :, first:], v[:, :, first:]
+        self.mask = None if mask is None else mask[:, first:]
+        return k, v, mask
+
+    def get_seq_length(self) -> int:  # noqa: D102
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: D102
+        return self.length + query_length, 0
+
+    def reset(self) -> None:  # noqa: D102
+        super().reset()
+        self.length, self.mask = 0, None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:  # noqa: D102
+        super().reorder_cache(beam_idx)
+        self.mask = None if self.mask is None else self.mask.index_select(0, beam_idx.to(self.mask.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:  # noqa: D102
+        super().batch_repeat_interleave(repeats)
+        self.mask = None if self.mask is None else self.mask.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:  # noqa: D102
+        super().batch_select_indices(indices)
+        self.mask = None if self.mask is None else self.mask[indices]
+
+    def crop(self, *_: Any, **__: Any) -> None:
+        """Not available.
+
+        Raises:
+            ValueError: always: what was forgotten cannot be brought back.
+        """
+        raise ValueError("a memory of the last positions cannot be cropped")
+
+
+def _or_all(mask: Tensor | None, k: Tensor) -> Tensor:
+    return torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if mask is None else mask

@@ -6,15 +6,15 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from greenformers.attention import names
+from greenformers.attention import attention_class, names
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "feed_forward": ("dense", "chunked"),
     "residual": ("post", "pre", "reversible"),
     "depth": ("stacked", "shared"),
     "position": ("learned", "sinusoidal", "none"),
-    "block": ("standard",),
-    "pooling": ("cls", "mean"),
+    "block": ("standard", "bp", "isab", "star"),
+    "pooling": ("cls", "mean", "pma"),
 }
 """What each slot takes, its default first. `attention` takes any of `greenformers.names()`, `rank` any LED rank."""
 
@@ -23,7 +23,7 @@ SHARED = {
     "attention": ("attention", "cross_attention"),
     "feed_forward": ("feed_forward",),
 }
-"""Which blocks of a layer share their parameters, each with its layer norm."""
+"""Which parts of a layer share their parameters, each with its layer norm."""
 
 PROJECTIONS = (
     "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "down",
@@ -68,9 +68,14 @@ class GreenformerConfig(PreTrainedConfig):
             so that their memory does not grow with the layers; for a single stack.
         depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
         shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
-        position: slot; "learned", "sinusoidal" or "none".
-        block: slot; "standard".
-        pooling: slot; "cls" or "mean".
+        position: slot; "learned", "sinusoidal" or "none"; without effect where the attention of all layers has
+            positions of its own.
+        memory_length: positions of earlier segments that each layer attends, see `SegmentMemory`; for causal attention
+            with positions of its own. In `generate` no more are kept; 0: all are.
+        block: slot; "standard", or a layer that is more than attention and then feed-forward: "bp", "isab" or
+            "star". It has residuals of its own, and no place for `attention`.
+        block_options: options of that layer.
+        pooling: slot; "cls", "mean", or "pma": attention of a learned seed.
         sparse_prediction: where labels are given, language model heads score only the positions that have one,
             and return their logits (n, vocabulary).
 
@@ -107,7 +112,9 @@ class GreenformerConfig(PreTrainedConfig):
     depth: str = "stacked"
     shared: str = "all"
     position: str = "learned"
+    memory_length: int = 0
     block: str = "standard"
+    block_options: dict[str, Any] | None = None
     pooling: str = "cls"
     sparse_prediction: bool = False
     pad_token_id: int | None = None
@@ -158,10 +165,19 @@ class GreenformerConfig(PreTrainedConfig):
         for slot, values in SLOTS.items():
             if getattr(self, slot) not in values:
                 raise ValueError(f"{slot} must be one of {', '.join(values)}; got {getattr(self, slot)!r}")
+        if self.memory_length < 0:
+            raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
+        if self.memory_length and not (self.own_positions and self.decoder_layers is None):
+            raise ValueError(
+                "memory_length is for a single stack of attention with positions of its own, transformer_xl say; "
+                f"got {self.memory_length} with {self.attention!r}"
+            )
         if self.shared not in SHARED:
             raise ValueError(f"shared must be one of {', '.join(SHARED)}; got {self.shared!r}")
         if self.residual == "reversible" and self.decoder_layers is not None:
             raise ValueError("residual reversible is for a single stack, without decoder_layers")
+        if self.block != "standard":
+            self._check_block()
         for slot in ("attention", "decoder_attention", "cross_attention"):
             for name in self.per_layer(slot):
                 if name not in names():
@@ -170,6 +186,25 @@ class GreenformerConfig(PreTrainedConfig):
         for rank in self.per_layer("rank"):
             if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
                 raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
+
+    def _check_block(self) -> None:
+        """What has no place beside a block of its own kind is refused."""
+        wanted = {"attention": "full", "residual": "post", "feed_forward": "dense"}
+        if self.block == "bp":  # which has a feed-forward block
+            del wanted["feed_forward"]
+        for slot, value in wanted.items():
+            if getattr(self, slot) != value:
+                raise ValueError(f"{slot} must be {value} where block is {self.block}, got {getattr(self, slot)!r}")
+        if self.depth == "shared" and self.shared != "all":
+            raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
+
+    @property
+    def own_positions(self) -> bool:
+        """Whether the attention of all layers brings its own positions, as the spans of bp do."""
+        if self.block != "standard":
+            return self.block == "bp"
+        slots = ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
+        return all(attention_class(name).positions == "own" for slot in slots for name in set(self.per_layer(slot)))
 
     def per_layer(self, slot: str) -> list[Any]:
         """The value of an attention slot, its options or `rank` in every layer it is about."""

@@ -11,10 +11,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.model.attention import CrossAttention, SelfAttention
-from greenformers.model.block import EncoderLayer, FeedForward
+from greenformers.model.block import BlockLayer, EncoderLayer, FeedForward, layer_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
+from greenformers.model.memory import SegmentMemory
 from greenformers.model.outputs import DecoderOutput
 from greenformers.model.stack import run
 
@@ -63,7 +64,7 @@ class DecoderLayer(GradientCheckpointingLayer):
 class GreenformerDecoder(GreenformerPreTrainedModel):
     """Decoder without a head; with `decoder_layers` in the configuration, the one of an encoder-decoder."""
 
-    _can_record_outputs = {"hidden_states": (EncoderLayer, DecoderLayer)}  # noqa: RUF012 - transformers' own form
+    _can_record_outputs = {"hidden_states": (EncoderLayer, DecoderLayer, BlockLayer)}  # noqa: RUF012 - transformers' own form
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
@@ -71,7 +72,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             raise ValueError("a decoder needs a vocab_size, got None")
         self.embedding = Embedding(config)
         if config.decoder_layers is None:
-            stack = [EncoderLayer(config, layer, causal=True) for layer in range(config.num_hidden_layers)]
+            stack = [layer_of(config, layer, causal=True) for layer in range(config.num_hidden_layers)]
             self.layers = nn.ModuleList(stack)
         else:
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
@@ -98,6 +99,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         *,
+        memory: SegmentMemory | None = None,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
     ) -> DecoderOutput:
@@ -112,11 +114,13 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             encoder_attention_mask: 1 = keep, of the encoder's output.
             past_key_values: keys and values of the positions before.
             use_cache: return keys and values for the positions to come.
+            memory: of the segments before, for attention with positions of its own; read where the cache is empty.
             output_hidden_states: also return the input of every layer.
             output_attentions: not available: most mechanisms never make the matrix of weights.
 
         Returns:
-            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss, of mechanisms that have one.
+            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss, of mechanisms that have one;
+            where a memory was given and no cache, that of the next segment.
 
         Raises:
             ValueError: input, masks and network do not fit each other, or attention weights are asked for.
@@ -126,7 +130,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         crossed = self.config.is_encoder_decoder
         if crossed != (encoder_hidden_states is not None):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
-        if past_key_values is None and use_cache:
+        if self.config.block != "standard" and past_key_values is not None:
+            raise ValueError(f"a network of {self.config.block} keeps no cache: use_cache must be False")
+        if past_key_values is None and use_cache and self.config.block == "standard":
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         key_mask, positions = self._places(attention_mask, input_ids, past)
@@ -135,12 +141,17 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         loss: Tensor | None = None
+        following = None
+        if memory is not None:
+            memory = self._checked(memory, x, past)
         if crossed:
             for layer in self.layers:
                 x = layer(x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values)
         else:
-            x, loss = run(self.layers, x, key_mask, past_key_values=past_key_values)
-        return self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
+            x, loss, following = run(self.layers, x, key_mask, past_key_values=past_key_values, memory=memory)
+        out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
+        out.memory = following if past_key_values is None else None
+        return out
 
     def finish(
         self,
@@ -151,6 +162,17 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
     ) -> DecoderOutput:
         """What follows the layers: the last norm. The mask, which an encoder's pooling needs, changes nothing."""
         return DecoderOutput(self.final_norm(x), past_key_values, auxiliary_loss=loss)
+
+    def _checked(self, memory: SegmentMemory, x: Tensor, past: int) -> SegmentMemory | None:
+        """The memory; None where a cache has it already."""
+        if not self.config.own_positions or self.config.is_encoder_decoder:
+            raise ValueError("memory is for a single stack of attention with positions of its own, transformer_xl say")
+        if memory.recent and (len(memory.recent), len(memory.recent[0])) != (len(self.layers), len(x)):
+            raise ValueError(
+                f"memory must be of {len(self.layers)} layers and {len(x)} sequences, "
+                f"got {len(memory.recent)} and {len(memory.recent[0])}"
+            )
+        return None if past else memory
 
     def _memory_mask(self, mask: Tensor | None, memory: Tensor | None) -> Tensor | None:
         if mask is None or memory is None:
@@ -163,7 +185,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         """Key mask (B, P) and positions (B, N) of the tokens, None where they are what they would be anyway."""
         batch, length = input_ids.shape
         total, longest = past + length, self.config.max_position_embeddings
-        if total > longest:
+        if total > longest and not self.config.own_positions:
             raise ValueError(f"length must be in 1..{longest}, got {total}")
         if mask is None:
             here = torch.arange(past, total, device=input_ids.device).expand(batch, -1)

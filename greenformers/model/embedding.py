@@ -15,7 +15,9 @@ class Placed(nn.Module):
         self.config = config
         d = config.embedding_size or config.hidden_size
         self.make_content(config, d)
-        if config.position == "learned":
+        # Attention that brings its own positions has them nowhere else.
+        self.kind = "none" if config.own_positions else config.position
+        if self.kind == "learned":
             self.position = nn.Embedding(config.max_position_embeddings, d)
         self.norm = nn.LayerNorm(d, eps=config.layer_norm_eps)
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
@@ -34,9 +36,9 @@ class Placed(nn.Module):
         length, longest = x.shape[1], self.config.max_position_embeddings
         if not 1 <= length <= longest:
             raise ValueError(f"length must be in 1..{longest}, got {length}")
-        if self.config.position == "learned":
+        if self.kind == "learned":
             x = x + (self.position.weight[:length] if positions is None else self.position(positions))
-        elif self.config.position == "sinusoidal":
+        elif self.kind == "sinusoidal":
             waves = sinusoidal(torch.arange(length, device=x.device) if positions is None else positions, x.shape[2])
             x = x + waves.to(x.dtype)
         return self.dropout(self.widen(self.norm(x)))
@@ -77,7 +79,7 @@ class Embedding(Placed):
         else:
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
-        if self.config.position == "sinusoidal":
+        if self.kind == "sinusoidal":
             # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
             x = x * x.shape[2] ** 0.5
         return self.place(x, positions)

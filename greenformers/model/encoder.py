@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.attention import Attention
+from greenformers.blocks import Block, build
 from greenformers.lowrank.linear import LED
-from greenformers.model.block import EncoderLayer
+from greenformers.model.block import BlockLayer, EncoderLayer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.outputs import EncoderOutput
@@ -27,7 +28,8 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
         ValueError: layers that are to share have parameters of different names or sizes.
     """
     tied = _tied_mechanisms(layers)
-    for block in SHARED[config.shared] if config.depth == "shared" else ():
+    shared = ("block",) if config.block != "standard" else SHARED[config.shared]
+    for block in shared if config.depth == "shared" else ():
         for part in (block, f"{block}_norm"):
             if not hasattr(layers[0], part):
                 continue
@@ -66,8 +68,8 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     config_class = GreenformerConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the name and type transformers wants
-    _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012 - as above
+    _no_split_modules = ["EncoderLayer", "DecoderLayer", "BlockLayer"]  # noqa: RUF012 - the name and type transformers wants
+    _can_record_outputs = {"hidden_states": (EncoderLayer, BlockLayer)}  # noqa: RUF012 - as above
     _supports_sdpa = True
     # Every head divides its loss by `num_items_in_batch`, so that a batch in parts has the loss of the whole.
     accepts_loss_kwargs = True
@@ -82,7 +84,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
         if isinstance(module, LED):
             module.reset_parameters(self.config.initializer_range)
-        elif isinstance(module, Attention):
+        elif isinstance(module, Attention | Block):
             module.reset_parameters()
         elif isinstance(module, Embedding):
             if hasattr(module, "cls"):
@@ -101,7 +103,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
         self.embedding = self.embed(config)
-        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
+        self.pool = build("pma", size_of(config, 0)) if config.pooling == "pma" else None
         self.final_norm = (
             nn.Identity() if config.residual == "post" else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
@@ -158,7 +161,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         global_mask = self.key_mask(global_attention_mask, x, input_values is not None, "global_attention_mask")
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
-        x, loss = run(self.layers, x, key_mask, global_mask=global_mask)
+        x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask)
         return self.finish(x, key_mask, loss)
 
     def finish(self, x: Tensor, key_mask: Tensor | None, loss: Tensor | None = None) -> EncoderOutput:
@@ -178,6 +181,9 @@ class GreenformerModel(GreenformerPreTrainedModel):
         return F.pad(mask.bool(), (1, 0), value=True) if has_cls else mask.bool()
 
     def _pool(self, x: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B d"]:
+        if self.pool is not None:
+            seed: Tensor = self.pool(x, key_mask)[0]
+            return seed[:, 0]
         if self.config.pooling == "cls":
             return x[:, 0]
         if key_mask is None:

@@ -12,7 +12,6 @@ from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPast,
     BaseModelOutputWithPooling,
-    CausalLMOutputWithPast,
     MaskedLMOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
@@ -23,6 +22,8 @@ from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
 from greenformers.model.loss import Scoring, asked_for, narrow, token_loss, with_auxiliary
+from greenformers.model.memory import SegmentMemory
+from greenformers.model.outputs import CausalLMOutput
 
 
 class GreenformerForMaskedLM(GreenformerPreTrainedModel):
@@ -101,6 +102,8 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         self.narrow = narrow(config)
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
         self.post_init()
+        if config.block != "standard" and self.generation_config is not None:
+            self.generation_config.use_cache = False  # its layers read the whole sequence each time
 
     @can_return_tuple
     def forward(
@@ -112,8 +115,9 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        memory: SegmentMemory | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutput:
         """Score the token that follows each position.
 
         Args:
@@ -124,16 +128,18 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             use_cache: return keys and values for the positions to come.
             logits_to_keep: only score the last so many positions; 0 for all.
             num_items_in_batch: what the loss is divided by, where not by the number of labels here.
+            memory: of the segments before, see `SegmentMemory`.
             **kwargs: to the decoder.
 
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
-            labels, the logits (n, vocabulary) of the n positions that are followed by a label.
+            labels, the logits (n, vocabulary) of the n positions that are followed by a label. Where a memory was
+            given and no cache, that of the next segment.
 
         Raises:
             ValueError: labels and logits_to_keep are given.
         """
-        given = {"past_key_values": past_key_values, "use_cache": use_cache}
+        given = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
         if labels is not None and logits_to_keep:
             raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
         out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
@@ -145,7 +151,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         logits_to_keep: int = 0,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutput:
         """What follows the decoder; arguments as in `forward`."""
         x = cast(Tensor, out.last_hidden_state)[:, -logits_to_keep:]
         following = None if labels is None else F.pad(labels, (0, 1), value=-100)[:, 1:]
@@ -153,8 +159,12 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         logits = self.score(self.narrow(x))
         loss = None if following is None else token_loss(logits, following, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), following, num_items_in_batch)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        return CausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            memory=getattr(out, "memory", None),
         )
 
 

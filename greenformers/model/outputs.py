@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, BaseModelOutputWithPooling
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
+)
+
+from greenformers.model.memory import SegmentMemory
 
 
 @dataclass
@@ -23,6 +29,19 @@ class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
 
     Attributes:
         auxiliary_loss: as `EncoderOutput`.
+        memory: for the next segment, where a memory was given.
     """
 
     auxiliary_loss: Tensor | None = None
+    memory: SegmentMemory | None = None
+
+
+@dataclass
+class CausalLMOutput(CausalLMOutputWithPast):
+    """A causal language model's.
+
+    Attributes:
+        memory: as `DecoderOutput`.
+    """
+
+    memory: SegmentMemory | None = None

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from greenformers.model.block import EncoderLayer
+from greenformers.model.block import BlockLayer, EncoderLayer
+from greenformers.model.memory import SegmentMemory
 from greenformers.model.reversible import Half, reversible
 
 
@@ -19,8 +20,11 @@ def run(
     *,
     past_key_values: Cache | None = None,
     global_mask: Bool[Tensor, "B N"] | None = None,
-) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
-    """The output of the last layer, and in training the sum of the mechanisms' own losses, None where none has any.
+    memory: SegmentMemory | None = None,
+) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
+    """The output of the last layer; in training the sum of the mechanisms' own losses, None where none has any.
+
+    Third, where a memory was given, that of the next segment.
 
     Args:
         layers: of `EncoderLayer`, encoder or decoder.
@@ -28,21 +32,44 @@ def run(
         key_mask: True = keep (B, M).
         past_key_values: keys and values of the positions before.
         global_mask: True = a position that all see, for mechanisms that take it.
+        memory: of the segments before.
+
+    Raises:
+        ValueError: a memory for a reversible stack.
     """
     whole = list(layers)
     given = {"past_key_values": past_key_values, "global_mask": global_mask}
     if whole[0].reversible:
+        if memory is not None:
+            raise ValueError("a reversible stack takes no memory: it keeps no inputs of its layers")
         halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask)]
-        return reversible(x, halves)
-    loss: Tensor | None = None
-    for layer in whole:
-        out = layer(x, key_mask, **given)
+        return *reversible(x, halves), None
+    if isinstance(whole[0], BlockLayer):
+        if any(one is not None for one in (past_key_values, global_mask, memory)):
+            raise ValueError("blocks of their own kind take no cache, no global mask and no memory of segments")
+        carried: Tensor | None = None
+        for layer in whole:
+            x, carried = layer(x, key_mask, carried)
+        return x, None, None
+    losses: list[Tensor] = []
+    inputs: list[Tensor] = []
+    for index, layer in enumerate(whole):
+        if memory is not None:
+            inputs.append(x)
+            mask = memory.key_mask(index, key_mask, x)
+            out = layer(x, mask, **given, memory=memory.of(index))
+        else:
+            out = layer(x, key_mask, **given)
         if isinstance(out, tuple):
             x, own = out
-            loss = own if loss is None else loss + own
+            losses.append(own)
         else:
             x = cast(Tensor, out)
-    return x, loss
+    following = None
+    if memory is not None:
+        following, own = memory.after(whole, inputs, key_mask)
+        losses += [] if own is None else [own]
+    return x, sum(losses[1:], losses[0]) if losses else None, following
 
 
 def _halves(

@@ -100,7 +100,7 @@ class SpeechEncoder(Scaled, GreenformerModel):
         mask = None if attention_mask is None else attention_mask.bool()
         x = self.embedding(input_features, mask)
         key_mask = None if mask is None else shortened(mask)
-        x, loss = run(self.layers, x, key_mask)
+        x, loss, _ = run(self.layers, x, key_mask)
         return self.finish(x, key_mask, loss)
 
 

@@ -48,6 +48,8 @@ class Stage(nn.Module):
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
         if any(isinstance(one, Attention) and one.has_loss for one in base.modules()):
             raise ValueError("a pipeline has no place for the loss of a mechanism, this network has one")
+        if base.config.block != "standard" or base.config.memory_length:
+            raise ValueError("a pipeline passes hidden states on, this network's layers hand on or remember more")
         if base.layers[0].reversible:
             raise ValueError("a pipeline passes one stream on, this network is reversible and has two")
         low, high = (len(base.layers) * place // stages for place in (index, index + 1))
@@ -63,7 +65,7 @@ class Stage(nn.Module):
         model = cast(Any, self._whole[0])
         if self.first:
             x = model.base_model.embedding(**{"input_values" if x.is_floating_point() else "input_ids": x})
-        x, _ = run(self.layers, x, key_mask)
+        x = run(self.layers, x, key_mask)[0]
         if not self.last:
             return x
         out = model.base_model.finish(x, key_mask)

@@ -23,7 +23,7 @@ class Training:
     """Which network, and how it learns: what all training runs have. The help text of each is its documentation."""
 
     init: str | None = setting(None, "Run folder to start from: its tokenizer, and all weights that fit.")
-    variant: str = setting("transformer", "transformer, lrt, an attention, or lrt+ and an attention.")
+    variant: str = setting("transformer", "transformer, lrt, an attention or a block, or lrt+ and one of these.")
     rank: int = setting(16, "Rank of the low-rank maps of lrt.")
     k: int | None = setting(None, "Projected length k of linformer; 16 if not given.")
     option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
@@ -38,7 +38,10 @@ class Training:
     chunk: int | None = setting(None, "Positions the feed-forward block computes at once, to save memory.")
     share: str | None = setting(None, "Parameters all layers share: all, attention or feed_forward.")
     position: str = setting("learned", "Positions: learned, sinusoidal or none.")
-    pooling: str = setting("cls", "What stands for a whole sequence: cls or mean.")
+    memory: int = setting(
+        0, "causal_lm: tokens of earlier segments that are remembered; transformer_xl and compressive can."
+    )
+    pooling: str = setting("cls", "What stands for a whole sequence: cls, mean or pma.")
     dropout: float = setting(0.0, "Dropout after the embedding and each block.")
 
     epochs: int = setting(25, "Passes over the training set.")

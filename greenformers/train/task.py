@@ -95,6 +95,8 @@ def prepare(settings: Settings) -> Task:
     )
     name = _objective_name(settings, data)
     if isinstance(data, Splits):
+        if settings.memory:
+            raise ValueError(f"memory is for causal_lm, the data are images; got {settings.memory}")
         return Task(ImageClassification(data), None, settings)
     if settings.init is not None:
         if settings.vocabulary is not None:
@@ -106,7 +108,10 @@ def prepare(settings: Settings) -> Task:
         tokenizer = train_tokenizer(
             settings.tokenizer, _texts(data), max_length=settings.length, vocab_size=settings.vocabulary
         )
-    return Task(OBJECTIVES[name](data, tokenizer, settings.length), tokenizer, settings)
+    if settings.memory and name != "causal_lm":
+        raise ValueError(f"memory is for causal_lm, the objective is {name}; got {settings.memory}")
+    more = {"memory": settings.memory} if name == "causal_lm" else {}
+    return Task(OBJECTIVES[name](data, tokenizer, settings.length, **more), tokenizer, settings)
 
 
 def _tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.data import Text
 from greenformers.measure.quality import evaluating
 from greenformers.model import GreenformerConfig
+from greenformers.model.memory import SegmentMemory
 from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.stream import Numbered
 
@@ -86,15 +87,45 @@ def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
-def mean_loss(model: PreTrainedModel, objective: Objective, split: str, batch_size: int) -> float:
-    """Loss in nats a labelled token over a whole split, whatever the batches."""
+def mean_loss(
+    model: PreTrainedModel, objective: Objective, split: str, batch_size: int, memory: int | None = None
+) -> float:
+    """Loss in nats a labelled token over a whole split, whatever the batches; each of their rows begins without memory.
+
+    Args:
+        model: of the objective.
+        objective: what is asked.
+        split: "train", "valid" or "test".
+        batch_size: examples at a time.
+        memory: positions the model remembers; by default as many as in training.
+    """
+    memory = objective.memory if memory is None else memory
     total = torch.zeros((), dtype=torch.float64)
     count = 0
-    loader = DataLoader(Numbered(objective, split), batch_size=batch_size, collate_fn=objective.collate)
+    order = in_rows(objective.size(split), batch_size) if memory else None
+    loader: DataLoader[Example] = DataLoader(
+        Numbered(objective, split),
+        batch_size=1 if order else batch_size,
+        batch_sampler=order,
+        collate_fn=objective.collate,
+    )
     device = next(model.parameters()).device
+    held = SegmentMemory(memory) if memory else None
     with evaluating(model), torch.no_grad():
         for batch in loader:
             batch = {name: value.to(device) for name, value in batch.items()}
-            total += model(**batch, num_items_in_batch=1).loss.cpu()
+            if held is None:
+                out = model(**batch, num_items_in_batch=1)
+            else:
+                rows = len(next(iter(batch.values())))
+                out = model(**batch, num_items_in_batch=1, memory=held.rows(rows))
+                held = out.memory
+            total += out.loss.cpu()
             count += objective.scored(batch)
     return total.item() / count
+
+
+def in_rows(size: int, rows: int) -> list[list[int]]:
+    """Batches of up to so many rows, each of which goes through a stretch of its own; the last ones end first."""
+    steps = -(-size // min(rows, size))
+    return [list(range(step, size, steps)) for step in range(steps)]

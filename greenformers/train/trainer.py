@@ -5,14 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import Reseed, Update
 from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
+
+MEMORY = "memory.safetensors"
 
 
 class ResumableTrainer(Trainer):
@@ -51,6 +55,9 @@ class ResumableTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
+        self._memory = SegmentMemory(self._objective.memory)
+        if self._objective.memory and (arguments.world_size > 1 or arguments.gradient_accumulation_steps > 1):
+            raise ValueError("memory needs one process and accumulate 1: each row of a batch goes on where it stopped")
         self._folder, self._decay = Path(arguments.output_dir or "."), decay
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
@@ -61,6 +68,18 @@ class ResumableTrainer(Trainer):
         steps, warmup = num_training_steps, self.args.warmup_steps
         self.lr_scheduler = learning_rates(optimizer or self.optimizer, steps, warmup, self._decay)
         return self.lr_scheduler
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """That of the Trainer; of an objective with a memory, on top of the memory that the step before left."""
+        if not self._objective.memory:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.state.global_step % self._stream.steps_an_epoch == 0:
+            self._memory = SegmentMemory(self._objective.memory)
+        loss, out = super().compute_loss(model, {**inputs, "memory": self._memory}, True, num_items_in_batch)
+        self._memory = out.memory
+        return (loss, out) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add an entry to the log; an epoch is a pass over the training set, not the whole stream."""
@@ -91,6 +110,8 @@ class ResumableTrainer(Trainer):
 
         def fill(folder: Path) -> None:
             state.save(folder, tensors, moments, self.lr_scheduler, self.accelerator.scaler)
+            if self._objective.memory:
+                save_file(self._memory.tensors(), folder / MEMORY)
             self.state.save_to_json(str(folder / "trainer_state.json"))
 
         if self.is_world_process_zero():
@@ -116,6 +137,10 @@ class ResumableTrainer(Trainer):
             parameters = dict(self.accelerator.unwrap_model(self.model_wrapped).named_parameters())
             state.load_optimizer(Path(checkpoint), parameters, optimizer)
             state.load_schedule(Path(checkpoint), self.lr_scheduler, optimizer, self.accelerator.scaler)
+
+        if checkpoint is not None and self._objective.memory:
+            tensors = load_file(Path(checkpoint) / MEMORY)
+            self._memory = SegmentMemory.read(self._objective.memory, tensors).to(self.args.device)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Done with the schedule."""

@@ -12,6 +12,7 @@ import oracles_kernel
 import oracles_learned
 import oracles_low_rank
 import oracles_pattern
+import oracles_relative
 import oracles_sort
 import oracles_span
 import oracles_synthesizer
@@ -245,6 +246,9 @@ ROWS = (
     ),
     Row("dacs", oracles_span.dacs, causal=True),
     Row("dacs", oracles_span.dacs, {"look_ahead": 3}, causal=True),
+    # Distances.
+    Row("transformer_xl", oracles_relative.relative, causal=True, cross=False, time=2.0, memory=2.0),
+    Row("compressive", oracles_relative.relative, {"ratio": 3, "compressed": 5}, causal=True, cross=False),
     # Patterns.
     *patterns(
         "sliding_window",

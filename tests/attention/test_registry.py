@@ -107,8 +107,12 @@ def test_inputs_that_do_not_fit_are_refused(row, change, message):
 
 @each_row
 def test_more_keys_than_it_is_made_for_are_refused(row):
+    module, given = row.build(), draw(14, 14, dtype=torch.float32)
+    if module.positions == "own":  # made for any number
+        assert module(*given).isfinite().all()
+        return
     with pytest.raises(ValueError, match=rf"number of keys must be in 1\.\.{MAX_LEN}, got 14"):
-        row.build()(*draw(14, 14, dtype=torch.float32))
+        module(*given)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.causal and row.cross], ids=str)

@@ -1,0 +1,141 @@
+"""Engine of attention with relative positions. Dai 2019, arXiv:1901.02860, section 3.3.
+
+score_ij = D^-1/2 ((q_i + u) k_j + (q_i + v) W_R R_{i-j}), R_t the sinusoids of distance t. Terms of positions are
+computed for all distances at once and shifted row by row.
+Time O(N M (D + d)), memory O(N M).
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit
+
+HIDDEN = -1e30
+"""A score of what is not seen; finite, so that a row that sees nothing has a softmax."""
+
+
+class Relative(Attention):
+    """Softmax attention by content and distance; any number of keys.
+
+    Args:
+        shape: heads, width and length.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, or `dropout` not in [0, 1).
+    """
+
+    positions = "own"
+
+    def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
+        super().__init__(shape)
+        name = type(self).__name__.lower()
+        if shape.cross:
+            raise ValueError(f"{name} has no cross-attention: there are no distances between two sequences")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.dropout = dropout
+        H, D = shape.heads, shape.head_dim
+        self.u, self.v = nn.Parameter(torch.empty(H, D)), nn.Parameter(torch.empty(H, D))
+        self.W_R = nn.Parameter(torch.empty(H, D, H * D))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw u, v and W_R."""
+        for parameter in (self.u, self.v):
+            parameter.normal_(std=0.02)
+        self.W_R.normal_(std=(self.shape.heads * self.shape.head_dim) ** -0.5)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        check_fit(q, k, v, key_mask, self.shape)
+        N, M = q.shape[2], k.shape[2]
+        if not self.shape.causal and N != M:
+            raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
+        scale = q.shape[3] ** -0.5
+        far = self._distances((q + self.v.to(q.dtype)[:, None]) * scale, M)
+        scores = torch.matmul((q + self.u.to(q.dtype)[:, None]) * scale, k.mT).add_(_Shifted.apply(far, M))
+        bias, none = _hidden(key_mask, N, M, self.shape.causal, scores)
+        if bias is not None:
+            scores = scores.add_(bias)
+        weights = scores.softmax(-1)
+        if none is not None:
+            weights = weights.masked_fill(none, 0.0)
+        if self.training and self.dropout:
+            weights = nn.functional.dropout(weights, self.dropout)
+        return weights @ v
+
+    def _distances(self, q: Float[Tensor, "B H N D"], M: int) -> Float[Tensor, "B H N t"]:
+        """Q W_R R_t, from the farthest key before the last query to the farthest one behind the first."""
+        N, (H, D) = q.shape[2], self.u.shape
+        last = 0 if self.shape.causal else 1 - N
+        distances = torch.arange(M - 1, last - 1, -1, device=q.device, dtype=accurate(q))
+        R = waves(distances, H * D).to(q.dtype)  # (t, d)
+        W_R = self.W_R.to(q.dtype)
+        # The cheaper of two orders: with few queries their products with W_R are fewer than those of the distances.
+        if N * D * H * D + N * len(R) * H * D < len(R) * H * D * D + N * len(R) * D:
+            return (q @ W_R) @ R.T
+        return q @ (W_R @ R.T)
+
+
+def waves(distances: Tensor, width: int) -> Float[Tensor, "t d"]:
+    """Sines, then cosines, of wavelengths from 2 pi to 10000 x 2 pi. Vaswani 2017, arXiv:1706.03762, 3.5."""
+    columns = torch.arange(0, width, 2, device=distances.device, dtype=distances.dtype)
+    rates = 10000.0 ** (-columns / width)
+    angles = distances[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], 1)[:, :width]
+
+
+class _Shifted(torch.autograd.Function):
+    """Row i of N, of distances in falling order, moved N - 1 - i places to the left; then the first M of it.
+
+    Behind the last place of a causal row stands what is behind in memory: keys to come, which nobody may read.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Float[Tensor, "B H N t"], M: int) -> Float[Tensor, "B H N M"]:
+        ctx.shape = x.shape
+        return _moved(x.contiguous(), M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # Rows one shorter than they are, one after the other. The last place of a row, where rows are as long as M, is
+        # the first of the next one: of a key to come, whose gradient is 0, in all rows but the last.
+        rows = nn.functional.pad(grad, (0, ctx.shape[3] - grad.shape[3]))
+        start = grad.new_zeros(*grad.shape[:2], grad.shape[2] - 1)
+        return torch.cat([start, rows[..., :-1].flatten(2), rows[:, :, -1, -1:]], 2).view(ctx.shape), None
+
+
+def _moved(x: Tensor, M: int) -> Tensor:
+    """A view: rows one shorter than they are, from place N - 1 on."""
+    N, t = x.shape[2:]
+    return x if t == 1 else x.view(*x.shape[:2], -1)[:, :, N - 1 :].unfold(2, M, t - 1)
+
+
+def _hidden(key_mask: Tensor | None, N: int, M: int, causal: bool, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores of keys that are not seen, and which queries see none."""
+    if not causal and key_mask is None:
+        return None, None
+    hidden = torch.zeros(N, M, dtype=torch.bool, device=like.device)
+    if causal:
+        hidden = torch.ones_like(hidden).triu_(M - N + 1)
+    none = None
+    hidden = hidden[None, None]
+    if key_mask is not None:
+        hidden = hidden | ~key_mask[:, None, None]
+        none = hidden.all(-1, keepdim=True)
+    least = max(HIDDEN, torch.finfo(like.dtype).min / 4)
+    return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, least), none

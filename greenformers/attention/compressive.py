@@ -1,0 +1,144 @@
+"""Compressive Transformer. Rae 2019, arXiv:1911.05507: as Transformer-XL; what leaves the memory is kept, but shorter.
+
+The c oldest positions become one of a compressed memory in front of the other: their mean, their maximum, a
+convolution of width and stride c, or one in c, those attended most (section 3.2). The convolution learns to leave
+attention as it was (algorithm 2): |a(h, old) - a(h, compressed)|^2, a without positions, nothing else taking part.
+Time O(N M (D + d)), memory O(N M), with M = N + memory + compressed memory.
+"""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import Shape
+from greenformers.attention._relative import Relative
+
+Function = Literal["convolution", "mean", "max", "most_used"]
+
+
+class Compressive(Relative):
+    """Relative attention with a compressed memory.
+
+    Args:
+        shape: heads, width and length.
+        ratio: c.
+        compressed: positions of the compressed memory, each for c older ones.
+        function: what compresses.
+        weight: of the loss of a convolution.
+        dropout: probability of dropping an attention weight in training.
+
+    Raises:
+        ValueError: cross-attention, or an option out of range.
+    """
+
+    compresses = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        ratio: int = 4,
+        compressed: int = 128,
+        function: Function = "convolution",
+        weight: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        for name, value in (("ratio", ratio), ("compressed", compressed)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if function not in get_args(Function):
+            raise ValueError(f"function must be one of {', '.join(get_args(Function))}; got {function!r}")
+        if not weight >= 0:
+            raise ValueError(f"weight must be at least 0, got {weight}")
+        self.ratio, self.compressed, self.function, self.weight = ratio, compressed, function, weight
+        super().__init__(shape, dropout=dropout)
+
+    def reset_parameters(self) -> None:
+        """Draw those of the positions; the convolution begins near the mean."""
+        super().reset_parameters()
+        if self.function == "convolution":
+            width = self.shape.heads * self.shape.head_dim
+            if not hasattr(self, "kernel"):
+                self.kernel = nn.Parameter(torch.empty(width, width, self.ratio))
+            with torch.no_grad():
+                self.kernel.normal_(std=0.1 * (width * self.ratio) ** -0.5)
+                self.kernel.add_(torch.eye(width, device=self.kernel.device)[..., None] / self.ratio)
+
+    def compress(
+        self,
+        old: Float[Tensor, "B n d"],
+        mask: Bool[Tensor, "B n"] | None,
+        usage: Float[Tensor, "B n"] | None,
+    ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None]:
+        """N = m c positions as m, and which of these stand for any that are kept.
+
+        Args:
+            old: inputs of the layer.
+            mask: True = keep.
+            usage: of each position, how much it was attended; for "most_used".
+
+        Raises:
+            ValueError: n is no multiple of c, or there is no usage.
+        """
+        if old.shape[1] % self.ratio:
+            raise ValueError(f"a multiple of ratio {self.ratio} positions can be compressed, got {old.shape[1]}")
+        if self.function == "most_used":
+            if usage is None:
+                raise ValueError("most_used compresses by usage, got none")
+            return _most_used(old, mask, usage, old.shape[1] // self.ratio)
+        blocks = old.unflatten(1, (-1, self.ratio))  # (B, m, c, d)
+        kept = None if mask is None else mask.unflatten(1, (-1, self.ratio))
+        if self.function == "max":
+            if kept is not None:
+                blocks = blocks.masked_fill(~kept[..., None], torch.finfo(old.dtype).min)
+            found = blocks.amax(2)
+            if kept is not None:
+                found = found.masked_fill(~kept.any(2)[..., None], 0.0)
+        else:
+            if kept is not None:
+                blocks = blocks.masked_fill(~kept[..., None], 0.0)
+            if self.function == "mean":
+                count = self.ratio if kept is None else kept.sum(2)[..., None].clamp(min=1)
+                found = blocks.sum(2) / count
+            else:
+                found = torch.einsum("bmcd,edc->bme", blocks, self.kernel.to(old.dtype))
+        return found, None if kept is None else kept.any(2)
+
+    def usage(
+        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H n D"], mask: Bool[Tensor, "B n"] | None
+    ) -> Float[Tensor, "B n"]:
+        """How much all queries of all heads attend each key, by content alone."""
+        scores = q @ k.mT * q.shape[3] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
+        return scores.softmax(-1).sum((1, 2))
+
+    def reconstruction(
+        self,
+        q: Float[Tensor, "B H N D"],
+        old: tuple[Float[Tensor, "B H n D"], Float[Tensor, "B H n D"], Bool[Tensor, "B n"] | None],
+        new: tuple[Float[Tensor, "B H m D"], Float[Tensor, "B H m D"], Bool[Tensor, "B m"] | None],
+    ) -> Float[Tensor, ""]:
+        """How far attention to the compressed keys and values is from attention to the old ones, weighted."""
+        before, after = (_attended(q, *side) for side in (old, new))
+        return self.weight * F.mse_loss(after, before.detach())
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v)
+    # Where nothing is kept any mixture will do, the same before and after.
+    seen = mask | ~mask.any(1, keepdim=True)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+
+
+def _most_used(old: Tensor, mask: Tensor | None, usage: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    """So many positions, in their order."""
+    if mask is not None:
+        usage = usage.masked_fill(~mask, -1.0)
+    places = usage.topk(count, dim=1).indices.sort(1).values
+    found = old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
+    return found, None if mask is None else mask.gather(1, places)

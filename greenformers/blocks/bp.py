@@ -1,0 +1,194 @@
+"""BP-Transformer. Ye 2019, arXiv:1911.04070: a token sees near tokens, and of what is farther ever longer spans.
+
+Binary partition: level 0 are the n tokens, node j of level l covers tokens j 2^l to (j + 1) 2^l - 1, up to one root.
+Time O(N k log N d + N d^2), memory O(N k log N) scores a head, and spans as many as tokens beside them.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from greenformers.attention._contract import exact, full_precision
+from greenformers.blocks._bp_graph import Graph, graph, levels_of
+from greenformers.blocks._contract import Block, Size
+
+HIDDEN = -1e18
+"""A score of what is not seen."""
+
+
+class Bp(Block):
+    """Z = norm(H + GSA(H)), H' = norm(Z + FFN(Z)), for tokens and spans alike, all from the H of the layer before.
+
+    A token sees itself, and on each side k nodes a level, from level 0 up until the sequence ends. Where the parent of
+    the next node covers a token already seen, the node itself stands in its parent's place. So the nodes a token sees
+    cover each token once; causal, each token up to its own once. A span sees the tokens it covers, also those to come:
+    a token sees it only when they are past.
+
+    Scores of a token are q . (k_j + a_r) / sqrt(D), with a learned a of each label r, the same for all heads. With
+    m = min(level, clip), r is (2 k + 1) m for the token itself, and for the i-th place of a level, i from 0,
+    (2 k + 1) m + 2 i + 1 on the left and + 2 on the right. Affiliated edges, of a span to its tokens, would all have
+    the label (2 k + 1) m of the span's level; as one number added to all scores of a softmax it changes nothing, and
+    is left out.
+
+    In the first layer a span is the mean of the kept tokens it covers; the paper starts from zeros. `memory` is the
+    spans, level 1 first. The partition counts from the first position, padding included; spans of padding alone are
+    seen by nobody.
+
+    Args:
+        size: of the network around it.
+        k: nodes a token sees on each side a level.
+        clip: the highest level with labels of its own; by default that of the root of `max_len` tokens.
+        dropout: probability of dropping an attention weight in training.
+
+    Attributes:
+        labels: a, one row a label.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    def __init__(self, size: Size, *, k: int = 4, clip: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__(size)
+        clip = len(levels_of(size.max_len)) - 1 if clip is None else clip
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if clip < 0:
+            raise ValueError(f"clip must be at least 0, got {clip}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.places, self.clip, self.dropout = k, clip, dropout
+        self.q, self.k, self.v, self.output = (size.map(name) for name in ("q", "k", "v", "output"))
+        self.feed_forward = size.make_feed_forward()
+        self.attention_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.feed_forward_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.drop = nn.Dropout(size.dropout)
+        self.labels = nn.Parameter(torch.empty((clip + 1) * (2 * k + 1), size.width // size.heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw a from N(0, 0.02^2)."""
+        nn.init.normal_(self.labels, std=0.02)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        mask: Bool[Tensor, "B N"] | None = None,
+        memory: Float[Tensor, "B S d"] | None = None,
+    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"]]:
+        """One layer.
+
+        Args:
+            x: the tokens.
+            mask: True = keep.
+            memory: the S spans; None in the first layer.
+
+        Returns:
+            The tokens and the spans.
+
+        Raises:
+            ValueError: the memory is not of S spans.
+        """
+        batch, n, width = x.shape
+        made = graph(x, self.places, self.clip, self.size.causal)
+        shape = batch, sum(made.levels[1:]), width
+        if memory is not None and memory.shape != shape:
+            raise ValueError(f"memory must be {shape}, the spans of {n} tokens, got {tuple(memory.shape)}")
+        if mask is not None:  # a weight of 0 times NaN would be NaN
+            x = x.masked_fill(~mask[..., None], 0.0)
+        if memory is None or mask is not None:
+            means, kept = _means(x, mask, made.levels)
+            memory = means if memory is None else memory
+        H = torch.cat([x, memory], 1)
+        Z = self.attention_norm(H + self.drop(self._attend(H, made, None if mask is None else kept)))
+        H = self.feed_forward_norm(Z + self.drop(self.feed_forward(Z)))
+        return H[:, :n], H[:, n:]
+
+    def _attend(self, H: Tensor, made: Graph, kept: Tensor | None) -> Tensor:
+        """GSA of all nodes (B, M, d); kept (B, M): those that cover a kept token."""
+        n, heads, dropout = made.levels[0], self.size.heads, self.dropout if self.training else 0.0
+        q, k, v = (project(H).unflatten(2, (heads, -1)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        with full_precision(q):
+            q, k, v = exact(q) * q.shape[-1] ** -0.5, exact(k), exact(v)  # (B, H, M, D)
+            used = (2 * self.places + 1) * min(self.clip + 1, len(made.levels))
+            tokens = _tokens(q[:, :, :n], k, v, exact(self.labels[:used]), made, kept, dropout)
+            spans = _spans(q, k[:, :, :n], v[:, :, :n], made, kept, dropout)
+            out = torch.cat([tokens, spans], 2)
+            if kept is not None:
+                some = kept[:, :n].cumsum(1) > 0 if self.size.causal else kept[:, :n].any(1, keepdim=True).expand(-1, n)
+                # What a token sees covers the sequence, or what is past of it.
+                out = out.masked_fill(~torch.cat([some, kept[:, n:]], 1)[:, None, :, None], 0.0)
+        return self.output(out.to(H.dtype).transpose(1, 2).flatten(2))
+
+
+def _means(x: Tensor, mask: Tensor | None, levels: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Of each span the mean of the kept tokens it covers, the others being 0; of each node whether there are any."""
+    total = exact(x)
+    count = torch.ones_like(x[..., 0], dtype=torch.int32) if mask is None else mask.to(torch.int32)
+    means, counts = [x[:, :0]], [count]
+    for size in levels[1:]:
+        odd = total.shape[1] % 2
+        total = F.pad(total, (0, 0, 0, odd)).unflatten(1, (size, 2)).sum(2)
+        count = F.pad(count, (0, odd)).unflatten(1, (size, 2)).sum(2)
+        means.append((total / count.clamp(min=1)[..., None]).to(x.dtype))
+        counts.append(count)
+    return torch.cat(means, 1), torch.cat(counts, 1) > 0
+
+
+def _tiles(x: Tensor, tile: int, value: float = 0.0) -> Tensor:
+    """(B, H, N, D) to (B, H, tiles, T, D), filled up with a value."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % tile), value=value).unflatten(2, (-1, tile))
+
+
+def _gather(x: Tensor, nodes: Tensor) -> Tensor:
+    """Of (B, H, M, D) the nodes (tiles, W) of every tile: (B, H, tiles, W, D)."""
+    batch, heads, count = x.shape[:3]
+    each = torch.arange(batch * heads, device=x.device).view(batch, heads, 1, 1) * count
+    # Of rows in one dimension: other look-ups take twice as long, one way or the other.
+    rows = x.reshape(-1, x.shape[3]).index_select(0, (nodes + each).flatten())
+    return rows.view(batch, heads, *nodes.shape, x.shape[3])
+
+
+def _tokens(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, made: Graph, kept: Tensor | None, dropout: float
+) -> Float[Tensor, "B H N D"]:
+    """What tokens get from the nodes they see."""
+    q, unseen = _tiles(q, made.tile), made.labels < 0
+    scores = q @ _gather(k, made.seen).mT  # (B, H, tiles, T, W)
+    labels = made.labels.clamp(min=0).long().expand(scores.shape)
+    scores = scores.add_((q @ a.mT).gather(-1, labels)).masked_fill_(unseen, HIDDEN)
+    if kept is not None:
+        scores = scores.masked_fill_(~kept[:, made.seen][:, None, :, None], HIDDEN)
+    weights = F.dropout(scores.softmax(-1), dropout)
+    return (weights @ _gather(v, made.seen)).flatten(2, 3)[:, :, : made.levels[0]]
+
+
+def _spans(
+    q: Tensor, k: Tensor, v: Tensor, made: Graph, kept: Tensor | None, dropout: float
+) -> Float[Tensor, "B H S D"]:
+    """What spans get from the tokens they cover: tile by tile, then, of spans of several tiles, their parts together.
+
+    With z the logarithm of the sum of a part's exponentials, the parts are weighed by softmax(z).
+    """
+    n, tile = made.levels[0], made.tile
+    k, v = _tiles(k, tile), _tiles(v, tile)
+    scores = _gather(q, made.spans) @ k.mT  # (B, H, tiles, R, T)
+    there = torch.arange(k.shape[2] * tile, device=q.device).view(-1, tile) < n
+    if kept is not None:
+        there = there & F.pad(kept[:, :n], (0, -n % tile)).unflatten(1, (-1, tile))[:, None]
+    scores = scores.masked_fill_(~(there[..., None, :] & made.covers), HIDDEN)
+    parts = F.dropout(scores.softmax(-1), dropout) @ v  # (B, H, tiles, R, D)
+    inside = tile - 1  # rows of spans within a tile
+    z = scores[..., inside:, :].logsumexp(-1, keepdim=True)
+    low = parts[..., :inside, :].split([tile >> level for level in range(1, made.low + 1)], 3)
+    high = zip(parts[..., inside:, :].unbind(3), z.unbind(3), strict=True)
+    found = [part.flatten(2, 3) for part in low]
+    found += [_joined(part, of_part, 2**up) for up, (part, of_part) in enumerate(high, 1)]
+    spans = [part[:, :, :size] for part, size in zip(found, made.levels[1:], strict=True)]
+    return torch.cat([q[:, :, :0], *spans], 2)  # one token has none
+
+
+def _joined(parts: Tensor, z: Tensor, tiles: int) -> Tensor:
+    """Parts (B, H, tiles, D) of spans, that many each, with z (B, H, tiles, 1): (B, H, nodes, D)."""
+    parts, z = (_tiles(x, tiles, value) for x, value in ((parts, 0.0), (z, HIDDEN)))
+    return (z.softmax(3).mT @ parts).squeeze(3)

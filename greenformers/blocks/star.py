@@ -1,0 +1,139 @@
+"""Star-Transformer. Guo 2019, arXiv:1902.09113, algorithm 1, one step t: a ring of satellites h and a relay s.
+
+C_i = [h_{i-1}; h_i; h_{i+1}; e_i; s], h'_i = LN(ReLU(MultiAtt(h_i, C_i))), then s' = LN(ReLU(MultiAtt(s, [s; H']))).
+Before the first step h = e and s is the mean of e. No residual and no feed-forward block. The ring is closed, and of
+the kept positions alone: the first and the last are neighbours. Time O(N d^2 + N d), memory O(N d).
+No causal form: the relay sees all positions.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from greenformers.attention._contract import accurate
+from greenformers.attention._dense import dense_attention
+from greenformers.blocks._contract import Block, Size
+
+
+class _MultiAtt(nn.Module):
+    """The four maps of a multi-head attention."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.output = (size.map(name) for name in ("q", "k", "v", "output"))
+
+
+class Star(Block):
+    """One step of the satellites and of the relay.
+
+    Its memory (B, 1 + N, d) is the relay s and the embeddings e, which every step reads again.
+
+    Args:
+        size: of the network; `ranks` holds for the maps of satellites and relay alike, `dropout` for what their
+            attention gives, and `feed_forward` is not used.
+
+    Raises:
+        ValueError: causal.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        if size.causal:
+            raise ValueError("star has no causal form: the relay sees all positions")
+        self.satellites, self.relay = _MultiAtt(size), _MultiAtt(size)
+        self.satellites_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.relay_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.dropout = nn.Dropout(size.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        mask: Bool[Tensor, "B N"] | None = None,
+        memory: Float[Tensor, "B S d"] | None = None,
+    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"]]:
+        """One step.
+
+        Args:
+            x: h, which is e in the first layer.
+            mask: True = keep.
+            memory: s and e, with S = 1 + N; None in the first layer.
+
+        Returns:
+            The new h; the new s and the same e.
+
+        Raises:
+            ValueError: the memory is not of 1 + N positions.
+        """
+        B, N, d = x.shape
+        if memory is not None and memory.shape != (B, 1 + N, d):
+            raise ValueError(f"memory must be {(B, 1 + N, d)}, the relay and the embeddings, got {tuple(memory.shape)}")
+        if mask is not None:  # a weight of 0 times NaN would be NaN
+            x = x.masked_fill(~mask[..., None], 0.0)
+        first = memory is None
+        memory = torch.cat([_mean(x, mask), x], 1) if memory is None else memory
+        h = self._step_satellites(x, memory, mask, first)
+        s = self._step_relay(memory[:, :1], h, mask)
+        return h, torch.cat([s, memory[:, 1:]], 1)
+
+    def _step_satellites(self, h: Tensor, memory: Tensor, mask: Tensor | None, first: bool) -> Tensor:
+        """Attention of each satellite to the five of its C_i, whose keys and values are projected once."""
+        maps, heads = self.satellites, self.size.heads
+        q = maps.q(h).unflatten(-1, (heads, -1))  # (B, N, H, D)
+        ring = None if mask is None else _neighbours(mask)
+
+        def contexts(projection: nn.Module) -> Iterator[Tensor]:
+            """Of each satellite its h_{i-1}, h_i, h_{i+1}, e_i and s, projected, in (B, N or 1, H, D)."""
+            others = projection(memory).unflatten(-1, (heads, -1))
+            own = others[:, 1:] if first else projection(h).unflatten(-1, (heads, -1))
+            yield own.roll(1, 1) if ring is None else _rows(own, ring[0])
+            yield own
+            yield own.roll(-1, 1) if ring is None else _rows(own, ring[1])
+            yield others[:, 1:]
+            yield others[:, :1]
+
+        # Five weights a head are too few for a matrix product: sums of products, one of the five after the other.
+        scores = torch.cat([(q * key).sum(-1, keepdim=True) for key in contexts(maps.k)], -1)  # (B, N, H, 5)
+        weights = (scores * q.shape[-1] ** -0.5).softmax(-1).split(1, -1)
+        mixed = reduce(torch.add, (p * value for p, value in zip(weights, contexts(maps.v), strict=True)))
+        return self.satellites_norm(F.relu(self.dropout(maps.output(mixed.flatten(2)))))
+
+    def _step_relay(self, s: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
+        maps, seen = self.relay, torch.cat([s, h], 1)
+        q, k, v = (
+            projection(x).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
+            for projection, x in ((maps.q, s), (maps.k, seen), (maps.v, seen))
+        )
+        key_mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+        attended = dense_attention(q, k, v, key_mask).transpose(1, 2).flatten(2)  # (B, 1, d)
+        return self.relay_norm(F.relu(self.dropout(maps.output(attended))))
+
+
+def _mean(x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B 1 d"]:
+    """Mean over the kept positions, what is masked being 0; 0 where none is kept."""
+    if mask is None:
+        return x.mean(1, keepdim=True)
+    count = mask.sum(1).clamp(min=1)[:, None, None]
+    return (x.sum(1, keepdim=True, dtype=accurate(x)) / count).to(x.dtype)
+
+
+def _neighbours(mask: Bool[Tensor, "B N"]) -> Int[Tensor, "2 B N"]:
+    """The kept position before each position and the one after it, around the ring; any, where none is kept."""
+    N = mask.shape[1]
+    place = torch.arange(N, device=mask.device)
+    # Up to each position the last kept one, from each on the first one. Shifted by one, the ends are round the ring.
+    before = torch.where(mask, place, -1).cummax(1).values
+    after = torch.where(mask, place, N).flip(1).cummin(1).values.flip(1)
+    last, first = before[:, -1:], after[:, :1]
+    before, after = before.roll(1, 1), after.roll(-1, 1)
+    before, after = torch.where(before < 0, last, before), torch.where(after == N, first, after)
+    return torch.stack([before, after]).clamp(0, N - 1)
+
+
+def _rows(x: Float[Tensor, "B N H D"], at: Int[Tensor, "B N"]) -> Float[Tensor, "B N H D"]:
+    """Of each example the positions `at`."""
+    rows = at + x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
+    return x.flatten(0, 1).index_select(0, rows.flatten()).view(x.shape)
