@@ -49,8 +49,8 @@ class Size:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(f"heads must divide width {self.width}, got {self.heads}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout must be in 0..1, got {self.dropout}")
         if not 0 <= self.layer < self.layers:
             raise ValueError(f"layer must be in 0..{self.layers - 1}, got {self.layer}")
 

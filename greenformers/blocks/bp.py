@@ -75,7 +75,7 @@ class Bp(Block):
         x: Float[Tensor, "B N d"],
         mask: Bool[Tensor, "B N"] | None = None,
         memory: Float[Tensor, "B S d"] | None = None,
-    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"]]:
+    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"] | None]:
         """One layer.
 
         Args:
@@ -84,7 +84,7 @@ class Bp(Block):
             memory: the S spans; None in the first layer.
 
         Returns:
-            The tokens and the spans.
+            The tokens, and the spans but from the last of several layers, as nobody reads these.
 
         Raises:
             ValueError: the memory is not of S spans.
@@ -100,24 +100,28 @@ class Bp(Block):
             means, kept = _means(x, mask, made.levels)
             memory = means if memory is None else memory
         H = torch.cat([x, memory], 1)
-        Z = self.attention_norm(H + self.drop(self._attend(H, made, None if mask is None else kept)))
-        H = self.feed_forward_norm(Z + self.drop(self.feed_forward(Z)))
-        return H[:, :n], H[:, n:]
+        last = 0 < self.size.layer == self.size.layers - 1
+        changed = x if last else H
+        Z = self.attention_norm(changed + self.drop(self._attend(changed, H, made, None if mask is None else kept)))
+        Z = self.feed_forward_norm(Z + self.drop(self.feed_forward(Z)))
+        return Z[:, :n], None if last else Z[:, n:]
 
-    def _attend(self, H: Tensor, made: Graph, kept: Tensor | None) -> Tensor:
-        """GSA of all nodes (B, M, d); kept (B, M): those that cover a kept token."""
+    def _attend(self, changed: Tensor, H: Tensor, made: Graph, kept: Tensor | None) -> Tensor:
+        """GSA of the tokens, or of all nodes (B, M, d); kept (B, M): those that cover a kept token."""
         n, heads, dropout = made.levels[0], self.size.heads, self.dropout if self.training else 0.0
-        q, k, v = (project(H).unflatten(2, (heads, -1)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        pairs = ((self.q, changed), (self.k, H), (self.v, H))
+        q, k, v = (project(x).unflatten(2, (heads, -1)).transpose(1, 2) for project, x in pairs)
         with full_precision(q):
             q, k, v = exact(q) * q.shape[-1] ** -0.5, exact(k), exact(v)  # (B, H, M, D)
             used = (2 * self.places + 1) * min(self.clip + 1, len(made.levels))
-            tokens = _tokens(q[:, :, :n], k, v, exact(self.labels[:used]), made, kept, dropout)
-            spans = _spans(q, k[:, :, :n], v[:, :, :n], made, kept, dropout)
-            out = torch.cat([tokens, spans], 2)
+            out = _tokens(q[:, :, :n], k, v, exact(self.labels[:used]), made, kept, dropout)
+            if changed is H:
+                out = torch.cat([out, _spans(q, k[:, :, :n], v[:, :, :n], made, kept, dropout)], 2)
             if kept is not None:
                 some = kept[:, :n].cumsum(1) > 0 if self.size.causal else kept[:, :n].any(1, keepdim=True).expand(-1, n)
                 # What a token sees covers the sequence, or what is past of it.
-                out = out.masked_fill(~torch.cat([some, kept[:, n:]], 1)[:, None, :, None], 0.0)
+                some = torch.cat([some, kept[:, n:]], 1)[:, : out.shape[2]]
+                out = out.masked_fill(~some[:, None, :, None], 0.0)
         return self.output(out.to(H.dtype).transpose(1, 2).flatten(2))
 
 

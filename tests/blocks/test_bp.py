@@ -16,7 +16,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-11}
 def make(n=37, *, width=6, heads=2, causal=False, layers=1, **options):
     """Layers with parameters far from their first values."""
     torch.manual_seed(3)
-    sizes = [Size(width, heads, 11, n, causal, layer=layer, layers=layers) for layer in range(layers)]
+    sizes = [Size(width, heads, 11, n, causal, layer=layer, layers=layers + 1) for layer in range(layers)]
     stack = nn.ModuleList(build("bp", size, **options) for size in sizes).double()
     for parameter in stack.parameters():
         nn.init.normal_(parameter, std=0.7)
@@ -328,3 +328,16 @@ def test_of_tensors_without_content_nothing_is_kept():
         out, memory = build("bp", Size(6, 2, 11, 43), k=2)(torch.randn(2, 43, 6))
     assert (out.shape, memory.shape) == ((2, 43, 6), (2, 22 + 11 + 6 + 3 + 2 + 1, 6))
     assert _bp_graph._graph.cache_info().currsize == 0
+
+
+def test_the_last_of_several_layers_hands_nothing_on():
+    """Its tokens are as those of a layer that does."""
+    torch.manual_seed(0)
+    last, other = (build("bp", Size(10, 2, 13, 37, layer=layer, layers=3)).double() for layer in (2, 1))
+    other.load_state_dict(last.state_dict())
+    x, mask = torch.randn(2, 37, 10).double(), torch.rand(2, 37) > 0.3
+    for given in (None, mask):
+        (out, nothing), (expected, spans) = last(x, given), other(x, given)
+        assert nothing is None
+        assert spans is not None
+        torch.testing.assert_close(out, expected)

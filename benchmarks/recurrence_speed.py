@@ -1,0 +1,195 @@
+"""Layers of a kind of their own, bp, star and isab: time, peak memory and their growth, beside a standard layer.
+
+    python benchmarks/recurrence_speed.py [--quick] [--json results/recurrence_speed.jsonl]
+
+One layer of d 256, f 1024, 4 heads, made and run as in a network, batch 1, float32, dropout 0: inference, and training
+(forward and backward, the gradient of the input too). bp has k 4, isab 16 inducing points. Beside them a post-norm
+layer of dense attention: SDPA, and eager up to 4,096. Causal bp is compared with causal SDPA. All sides at
+all lengths run interleaved, medians, so that exponents know no drift; bp's graph, one a length, is made before.
+
+To be expected: dense attention grows from N^1, that of its maps, to N^2, in memory too where it is eager; star and
+isab with N; bp with N log N at most, for its maps, of 2 N nodes here, grow with N: only the last of several layers
+leaves out the spans. Bar: between the two longest lengths the exponent of time of bp, star and isab is at most that of
+N log N + 0.1; overheads flatten what is shorter.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from greenformers.measure.grid import MODES, attention_by
+from greenformers.measure.latency import interleaved
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.model import GreenformerConfig
+from greenformers.model.block import layer_of
+from greenformers.model.stack import run
+
+LENGTHS, QUICK = (1024, 4096, 16384), (512, 1024)
+EAGER_UP_TO = 4096
+TURN, REPEATS = 4096, 3
+"""Shorter lengths run several times a turn, until these are so many positions; turns."""
+TIMES = {"inference": "latency", "training": "train_step"}
+ALLOWED = 0.1
+
+
+@dataclass(frozen=True)
+class Side:
+    """A layer: the block, and how it attends."""
+
+    name: str
+    block: str = "standard"
+    options: dict[str, Any] | None = None
+    causal: bool = False
+    eager: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}, causal" if self.causal else self.name
+
+
+BASE = "sdpa"
+SIDES = (
+    Side(BASE),
+    Side("eager", eager=True),
+    Side("bp", "bp", {"k": 4}),
+    Side("star", "star"),
+    Side("isab", "isab", {"m": 16}),
+    Side(BASE, causal=True),
+    Side("bp", "bp", {"k": 4}, causal=True),
+)
+
+
+def call_of(side: Side, length: int, training: bool) -> Callable[[], object]:
+    """A forward pass of one layer, or a forward and a backward pass."""
+    torch.manual_seed(0)
+    config = GreenformerConfig(
+        hidden_size=256, num_attention_heads=4, intermediate_size=1024, num_hidden_layers=1, hidden_dropout_prob=0.0,
+        max_position_embeddings=length, block=side.block, block_options=side.options,
+    )  # fmt: skip
+    layer = layer_of(config, 0, causal=side.causal).train(training)
+    x = torch.randn(1, length, 256, requires_grad=training)
+    gradient = torch.randn(1, length, 256)
+
+    def forward() -> Tensor:
+        with torch.inference_mode(), attention_by(side.eager):
+            return run([layer], x)[0]
+
+    def both() -> None:
+        with attention_by(side.eager):
+            run([layer], x)[0].backward(gradient)
+        layer.zero_grad(set_to_none=True)
+        x.grad = None
+
+    return both if training else forward
+
+
+def measured(lengths: tuple[int, ...], mode: str, blank: Record) -> list[Record]:
+    """Time and peak memory of all sides, with their ratios to SDPA."""
+    where = {f"{side} {length}": (side, length) for length in lengths for side in SIDES}
+    where = {name: at for name, at in where.items() if not at[0].eager or at[1] <= EAGER_UP_TO}
+    calls = {name: call_of(*at, mode == "training") for name, at in where.items()}
+    peaks = {name: _peak(call) for name, call in calls.items()}  # which warms up
+    turns = {name: max(1, TURN // where[name][1]) for name in calls}
+    several = {name: partial(_again, call, turns[name]) for name, call in calls.items()}
+    found = []
+    for name, timing in interleaved(several, repeats=REPEATS, warmup=0).items():
+        side, length = where[name]
+        one = replace(blank, variant=side.name, setting={"length": length, "causal": side.causal, "mode": mode})
+        ms, spread = (1e3 * seconds / turns[name] for seconds in (timing.median, timing.q3 - timing.q1))
+        found += [
+            replace(one, metric=TIMES[mode], value=ms, unit="ms", spread=spread),
+            replace(one, metric=f"peak_memory_{mode}", value=peaks[name], unit="MiB"),
+        ]
+    return with_ratios(found, BASE)
+
+
+def _peak(call: Callable[[], object]) -> float:
+    """MiB, of the second call: the first one makes what is kept."""
+    call()
+    return peak_memory(call) / 2**20
+
+
+def _again(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def ends(lengths: Iterable[int]) -> list[tuple[int, int]]:
+    """Neighbouring lengths, then the shortest and the longest where there are more than two."""
+    found = list(pairwise(sorted(lengths)))
+    return found if len(found) < 2 else [*found, (found[0][0], found[-1][1])]
+
+
+def exponents(values: dict[int, float]) -> Iterator[float]:
+    """Growth between `ends`."""
+    for low, high in ends(values):
+        yield math.log(values[high] / values[low]) / math.log(high / low)
+
+
+def shown(records: list[Record], metric: str) -> tuple[Table, bool]:
+    """A table of one metric; True if its last exponents are within the bar."""
+    lengths = sorted({record.setting["length"] for record in records})
+    table = Table(
+        METRICS[metric].unit, *(f"N {length:,}" for length in lengths), *(f"{a:,} to {b:,}" for a, b in ends(lengths)),
+        title=f"{METRICS[metric].label}; in brackets how many times better than SDPA; exponents of growth",
+    )  # fmt: skip
+    wanted = list(exponents({length: length * math.log(length) for length in lengths}))
+    last, met = len(lengths) - 2, True
+    for side in SIDES:
+        own = {
+            record.setting["length"]: record
+            for record in records
+            if (record.metric, record.variant, record.setting["causal"]) == (metric, side.name, side.causal)
+        }
+        rates = list(exponents({length: record.value for length, record in own.items()}))
+        if len(own) < len(lengths):
+            rates = rates[: len(own) - 1]  # of neighbouring lengths alone
+        elif side.block != "standard":
+            met &= rates[last] <= wanted[last] + ALLOWED
+        cells = [cell(own[length]) if length in own else "" for length in lengths]
+        table.add_row(str(side), *cells, *(f"{rate:.2f}" for rate in rates))
+    table.add_row("N log N would give", *("" for _ in lengths), *(f"{rate:.2f}" for rate in wanted))
+    return table, met
+
+
+def cell(record: Record) -> str:
+    number = f"{record.value:,.1f}"
+    return number if record.variant == BASE else f"{number} ({record.ratio:.2f}x)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"N {QUICK[0]} and {QUICK[1]:,}")
+    parser.add_argument("--json", type=Path, help="file the records are added to")
+    given = parser.parse_args()
+    about = context("python benchmarks/recurrence_speed.py" + " --quick" * given.quick, seed=0)
+    blank = Record("recurrence_speed", "", {}, "latency", 0.0, "ms", context=about)
+    console, met = Console(width=140), True
+    for mode in MODES:
+        found = measured(QUICK if given.quick else LENGTHS, mode, blank)
+        for metric in (TIMES[mode], f"peak_memory_{mode}"):
+            table, within = shown(found, metric)
+            met &= within or metric not in TIMES.values()
+            console.print(table)
+        if given.json:
+            append(given.json, found)
+    console.print(
+        f"time of bp, star and isab grows as N log N or slower, exponents by {ALLOWED} more at most: "
+        f"{'yes' if met else 'no'}"
+    )
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
