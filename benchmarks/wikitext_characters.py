@@ -5,15 +5,17 @@
 Every model: 3 layers of d 128, segments of 256 characters, 2,048 characters a step, the same text in the same order,
 so that what differs is what a segment sees: itself (full, sliding_window of 64 back, adaptive_span, bp with 4 nodes a
 level) or what was before it too (transformer_xl: 256 positions a layer; compressive: 128 and 32 for four each).
-transformer_xl without memory tells what its relative positions give. Scores are bits a character of the test text, the
-second and later ones of each segment. Models that remember are also scored with other lengths of memory than they were
-trained with: the relative effective context is the memory beyond which twice as much gains less than 0.5 %.
+transformer_xl without memory tells what its relative positions give, and once more what shuffled segments give, which
+a memory forbids. Scores are bits a character of the test text, the second and later ones of each segment. Models that
+remember are also scored with other lengths of memory than they were trained with: the relative effective context is
+the memory beyond which twice as much gains less than 0.5 %.
 With --json a run that is in the file is not repeated.
 """
 
 import argparse
 import math
 import sys
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "transformer_xl": {"memory": 256},
     "compressive": {"memory": 128, "options": {"compressed": 32}},
     "transformer_xl without memory": {"attention": "transformer_xl"},
+    "transformer_xl without memory, shuffled": {"attention": "transformer_xl", "shuffled": True},
     "sliding_window": {"options": {"window": 64}},
     "adaptive_span": {},
     "bp": {"block": "bp"},
@@ -63,6 +66,7 @@ def trained(name: str, seed: int, steps: int, data: Path, characters: dict[str, 
     given = MODELS[name]
     memory = given.get("memory", 0)
     task = objective(data, characters, memory)
+    task.in_order = not given.get("shuffled", False)
     set_seed(seed)
     slots = {"block": "bp"} if name == "bp" else {"attention": given.get("attention", name), "residual": "pre"}
     options = {"block_options" if name == "bp" else "attention_options": given.get("options")}
@@ -103,7 +107,9 @@ def scores(records: list[Record], steps: int) -> dict[str, list[float]]:
 
 
 def show(console: Console, records: list[Record], steps: int) -> None:
-    table = Table("model", "bits a character, by seed", "mean", "to full", "s of training", title=f"after {steps} steps")
+    table = Table(
+        "model", "bits a character, by seed", "mean", "to full", "s of training", title=f"after {steps} steps"
+    )
     found = scores(records, steps)
     base = mean(found["full"]) if "full" in found else None
     for name, values in sorted(found.items(), key=lambda entry: mean(entry[1])):
@@ -116,7 +122,9 @@ def show(console: Console, records: list[Record], steps: int) -> None:
             f"{mean(times):.0f}",
         )
     console.print(table)
-    longer = Table("model", *map(str, MEMORIES), "effective", title="bits a character by length of memory in evaluation")
+    longer = Table(
+        "model", *map(str, MEMORIES), "effective", title="bits a character by length of memory in evaluation"
+    )
     for name in [name for name in found if MODELS[name].get("memory")]:
         row = []
         for length in MEMORIES:
@@ -131,7 +139,7 @@ def show(console: Console, records: list[Record], steps: int) -> None:
 
 def effective(bits: list[float]) -> int:
     """The shortest memory beyond which the next one gains less than the limit."""
-    gains = [(one - other) / one for one, other in zip(bits, bits[1:], strict=False)]
+    gains = [(one - other) / one for one, other in pairwise(bits)]
     return next((length for length, gain in zip(MEMORIES, gains, strict=False) if gain < GAIN), MEMORIES[-1])
 
 

@@ -113,6 +113,10 @@ class SegmentMemory:
         """That of the first sequences."""
         return self._each(lambda x: x[:count])
 
+    def repeated(self, times: int) -> "SegmentMemory":
+        """Each sequence so many times in a row, for beams."""
+        return self._each(lambda x: x.repeat_interleave(times, 0))
+
     def to(self, device: torch.device) -> "SegmentMemory":
         """The same on a device."""
         return self._each(lambda x: x.to(device))

@@ -25,7 +25,7 @@ class CausalLM(LanguageModelling):
         super().__init__(data, tokenizer, length)
         if memory < 0:
             raise ValueError(f"memory must be at least 0, got {memory}")
-        self.memory = memory
+        self.memory, self.in_order = memory, memory > 0
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         tokens = self.blocks(split)[index].long()

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from greenformers.measure.quality import evaluating
+from greenformers.model.memory import SegmentMemory
 
 
 def continuations(
@@ -18,6 +20,8 @@ def continuations(
     **options: Any,
 ) -> list[str]:
     """Continue texts with a causal language model; the prompts are part of what is returned.
+
+    A model that remembers reads a prompt segment by segment, and has no longest text.
 
     Args:
         model: a causal language model.
@@ -33,21 +37,44 @@ def continuations(
     longest, room = max(map(len, rows)), model.config.max_position_embeddings
     if not all(rows):
         raise ValueError("a prompt must have at least one character, got an empty one")
+    if not model.config.memory_length:
+        _check_room(longest, new_tokens, room)
+    elif new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {new_tokens}")
+    _check(options)
+    # Padding goes to the left: what is new follows the prompt directly.
+    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    start = (longest - 1) // room * room  # of the last segment
+    if model.config.memory_length:
+        memory = _remembered(model, ids[:, :start], mask[:, :start])
+        options["memory"] = memory.repeated(options.get("num_beams", 1))
+    with evaluating(model):
+        out = cast(Any, model).generate(
+            ids[:, start:], attention_mask=mask[:, start:], max_new_tokens=new_tokens, **options
+        )
+    return tokenizer.batch_decode(torch.cat([ids[:, :start], out], 1), skip_special_tokens=True)
+
+
+def _check_room(longest: int, new_tokens: int, room: int) -> None:
+    """A prompt and what is to follow have to fit into the longest sequence."""
     if longest >= room:
         raise ValueError(f"a prompt must have at most {room - 1} tokens, got one of {longest}")
     if not 1 <= new_tokens <= room - longest:
         raise ValueError(
             f"max_new_tokens must be in 1..{room - longest} behind a prompt of {longest} tokens, got {new_tokens}"
         )
-    _check(options)
-    # Padding goes to the left: what is new follows the prompt directly.
-    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    with evaluating(model):
-        out = cast(Any, model).generate(
-            ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=new_tokens, **options
-        )
-    return tokenizer.batch_decode(out, skip_special_tokens=True)
+
+
+def _remembered(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> SegmentMemory:
+    """The memory of a text in whole segments."""
+    memory, room = SegmentMemory(model.config.memory_length), model.config.max_position_embeddings
+    with evaluating(model), torch.no_grad():
+        for at in range(0, ids.shape[1], room):
+            here = slice(at, at + room)
+            memory = model(ids[:, here], attention_mask=mask[:, here], memory=memory, logits_to_keep=1).memory
+    return memory
 
 
 def translations(

@@ -20,14 +20,15 @@ class Objective(ABC):
         metric: the score that decides which model is best.
         greater_is_better: of that score.
         lengths: length of every training example, where they differ.
-        memory: positions of earlier examples that a network's memory holds; examples are then taken in their order,
-            each row of a batch going on where it stopped. 0: examples have nothing to do with each other.
+        memory: positions of earlier examples that a network's memory holds; 0: none.
+        in_order: examples are taken in their order, each row of a batch going on where it stopped; needed for memory.
     """
 
     metric: ClassVar[str]
     greater_is_better: ClassVar[bool]
     lengths: Tensor | None = None
     memory: int = 0
+    in_order: bool = False
 
     @abstractmethod
     def size(self, split: str) -> int:

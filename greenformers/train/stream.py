@@ -27,8 +27,8 @@ class Stream(Dataset[Example]):
     """Every example that a training run will see, in order: item n is the n-th, for n below steps x batch.
 
     An epoch is `len(train) // batch` whole batches in a new random order. Where examples have lengths, batches are
-    of like length: of every 50 batches' worth of examples, sorted, in random order. Where there is a memory, examples
-    come in their order, every epoch the same.
+    of like length: of every 50 batches' worth of examples, sorted, in random order. Where examples are taken in
+    their order, every epoch is the same.
 
     Args:
         objective: what is learnt.
@@ -63,7 +63,7 @@ class Stream(Dataset[Example]):
 
     def _shuffled(self, epoch: int) -> Tensor:
         """The examples of one epoch, in order."""
-        if self.objective.memory:
+        if self.objective.in_order:
             # Each row of the batches reads a stretch of its own, from its start.
             return torch.arange(self.steps_an_epoch * self.batch).view(self.batch, -1).T.flatten()
         source = generator(self.seed, 0, epoch)

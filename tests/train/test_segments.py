@@ -9,13 +9,14 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tiny import QUIET, SMALL, verses
+from tiny import QUIET, SMALL, VERSE, verses
 from torch import Tensor
 
 from greenformers.model import GreenformerForCausalLM
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import run
 from greenformers.train.fit import Schedule, fit
+from greenformers.train.generation import continuations
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Stream
 from greenformers.train.task import prepare
@@ -128,3 +129,21 @@ def test_what_cannot_remember_is_refused(tmp_path: Path, more: dict[str, object]
     with pytest.raises(ValueError, match=message):
         run.start(tmp_path / "out", settings(tmp_path / "text", **more), QUIET)
     assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_long_prompt_is_read_in_segments(tmp_path: Path) -> None:
+    """As the whole of it, where all is remembered, and however texts of different length are padded."""
+    task = prepare(settings(tmp_path, memory=1000))
+    model = task.network()
+    prompts = [VERSE, VERSE[5:40]]
+    told = continuations(model, task.tokenizer, prompts, new_tokens=9)
+    for prompt, text in zip(prompts, told, strict=True):
+        assert text.startswith(prompt)
+        assert len(text) == len(prompt) + 9
+        assert continuations(model, task.tokenizer, [prompt], new_tokens=9) == [text]
+        ids = task.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        model.config.max_position_embeddings = 200  # for the whole at once
+        plain = model.eval().generate(ids, max_new_tokens=9, do_sample=False, use_cache=False)
+        model.config.max_position_embeddings = 16
+        assert task.tokenizer.decode(plain[0]) == text
+    assert continuations(model, task.tokenizer, [VERSE], new_tokens=5, num_beams=3)[0].startswith(VERSE)
