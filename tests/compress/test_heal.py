@@ -1,0 +1,131 @@
+"""Healing: what is learnt, from what, and that nothing else changes."""
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from greenformers.compress.compress import compress
+from greenformers.compress.heal import WEIGHTS, Distillation, Healing, Pupil, heal, hidden
+from greenformers.compress.texts import task_of
+
+TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
+
+
+class Letters:
+    """A tokenizer with one id a character."""
+
+    pad_token_id = 0
+
+    def __call__(self, text, truncation=True, max_length=12):
+        return {"input_ids": [1 + ord(letter) % 40 for letter in text[:max_length]]}
+
+
+def network(cls=BertModel, **sizes):
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=41, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=16, initializer_range=0.3, **sizes,
+    )  # fmt: skip
+    return cls(config).eval()
+
+
+def pair(cls=BertModel):
+    original = network(cls)
+    small = copy.deepcopy(original)
+    compress(small, 0.4, multiple=1)
+    return small, original
+
+
+HEALING = Healing(steps=60, batch_size=16, learning_rate=3e-3)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
+def test_it_comes_nearer_to_the_original_which_stays(cls):
+    small, original = pair(cls)
+    before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
+    given = Distillation(TEXTS, Letters(), 12)
+    start = given.evaluate(Pupil(small, original, WEIGHTS[task_of(original)], 2.0), "valid", 4)["distance"]
+    history = heal(small, original, TEXTS, Letters(), HEALING, length=12)
+    distances = [value for _, value in history.curve("eval_distance")]
+    assert distances[-1] < 0.6 * start
+    assert all(torch.equal(tensor, before[name]) for name, tensor in original.state_dict().items())
+    assert not small.training
+
+
+def test_the_parts_of_the_loss():
+    small, original = pair(BertForSequenceClassification)
+    small.train()
+    batch = Distillation(TEXTS, Letters(), 12).collate([{"input_ids": torch.arange(1, n)} for n in (5, 9)])
+    parts = {
+        name: Pupil(small, original, {name: 1.0}, 2.0) for name in ("logits", "hidden", "embeddings", "similarities")
+    }
+    small.eval()
+    found = {name: pupil.eval()(**batch)["loss"].item() for name, pupil in parts.items()}
+    mask = batch["attention_mask"].bool()
+    one, other = (model(**batch, output_hidden_states=True) for model in (small, original))
+    p, q = ((out.logits / 2).softmax(-1) for out in (other, one))
+    assert found["logits"] == pytest.approx(4 * (p * (p / q).log()).sum(-1).mean().item(), rel=1e-4)
+    shares = [
+        ((x - y)[mask] ** 2).sum() / (y[mask] ** 2).sum()
+        for x, y in zip(one.hidden_states, other.hidden_states, strict=True)
+    ]
+    assert found["hidden"] == pytest.approx(torch.stack(shares).mean().item(), rel=1e-4)
+    means = [
+        torch.stack([x[row][kept].mean(0) for row, kept in enumerate(mask)])
+        for x in (one.hidden_states[-1], other.hidden_states[-1])
+    ]
+    cosines = torch.cosine_similarity(*means, dim=-1)
+    assert found["embeddings"] == pytest.approx((1 - cosines).mean().item(), abs=1e-5)
+    tables = [torch.cosine_similarity(x[:, None], x[None], dim=-1) for x in means]
+    assert found["similarities"] == pytest.approx(((tables[0] - tables[1]) ** 2).mean().item(), abs=1e-6)
+
+
+def test_of_fewer_layers_each_is_compared_at_its_share_of_the_depth():
+    wanted = [torch.full((1, 1, 3), float(n + 1)) for n in range(5)]
+    mask = torch.ones(1, 1)
+    assert hidden([wanted[0], wanted[2], wanted[4]], wanted, mask) == 0
+    assert hidden([wanted[0], wanted[1], wanted[4]], wanted, mask) > 0
+
+
+def test_a_healing_that_was_stopped_goes_on(tmp_path):
+    whole, original = pair()
+    parts = copy.deepcopy(whole)
+    again = copy.deepcopy(whole)
+    heal(whole, original, TEXTS, Letters(), HEALING, length=12)
+    heal(parts, original, TEXTS, Letters(), HEALING, length=12, folder=tmp_path)
+    newest = max(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
+    newest.rename(tmp_path / "gone")  # as if it had been killed before
+    heal(again, original, TEXTS, Letters(), HEALING, length=12, folder=tmp_path, resume=True)
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_one_text_in_twenty_is_not_learnt_from():
+    given = Distillation(TEXTS, Letters(), 12)
+    assert (given.size("train"), given.size("valid")) == (76, 4)
+    with pytest.raises(ValueError, match="healing needs at least 2 texts, got 1"):
+        Distillation(["one"], Letters(), 12)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"weights": {"hiden": 1.0}}, "weights must be of logits, hidden, embeddings, similarities; got 'hiden'"),
+        ({"weights": {"hidden": -1.0}}, "weights must be at least 0, got hidden -1.0"),
+        ({"weights": {"hidden": math.nan}}, "weights must be at least 0, got hidden nan"),
+    ],
+)
+def test_options_out_of_range(given, message):
+    with pytest.raises(ValueError, match=message):
+        Healing(**{"steps": 5} | given)
+
+
+def test_logits_of_a_network_without():
+    small, original = pair()
+    with pytest.raises(ValueError, match="BertModel has no logits to learn from"):
+        heal(small, original, TEXTS, Letters(), Healing(2, batch_size=4, weights={"logits": 1.0}), length=12)
