@@ -31,6 +31,11 @@ BARS = {0.5: 0.99, 0.25: 0.96}
 STEPS, BATCH, RATE = 400, 64, 5e-4
 
 
+def told(what: str, share: float) -> None:
+    if round(share * STEPS) % 20 == 0:
+        print(f"{what}: {100 * share:.0f} %", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, default=Path("../shared/data/wikitext2"), help="WikiText-2")
@@ -59,7 +64,7 @@ def main() -> int:
         compress(small, Budget(share, "hull"), solver="sequential_loss", calibration=calibration)
         healed, start = copy.deepcopy(small), time.monotonic()
         healing = Healing(steps, batch_size=BATCH, learning_rate=RATE)
-        heal(healed, dense, texts, tokenizer, healing, length=LENGTH, console=console)
+        heal(healed, dense, texts, tokenizer, healing, length=LENGTH, progress=told)
         seconds = time.monotonic() - start
         models = {"dense": dense, "compressed": small, "healed": healed}
         setting = {"keep": share, "steps": steps, "batch": BATCH, "texts": judged.name}

@@ -79,14 +79,14 @@ def check_writable(results: Path) -> None:
 
 
 @contextmanager
-def resumable() -> "Iterator[None]":
+def resumable(how: str = "go on with --resume") -> "Iterator[None]":
     """Of training runs in a `with` block: one that a signal stopped ends the command, and how to go on is said."""
     from greenformers.train.run import Stopped
 
     try:
         yield
     except Stopped as stopped:
-        print("stopped; go on with --resume")
+        print(f"stopped; {how}")
         sys.exit(128 + stopped.signal)
 
 

@@ -150,6 +150,17 @@ def compress(
         bool,
         typer.Option("--from-disk", help="A map at a time, for models too large for memory: no texts, no measuring."),
     ] = False,
+    heal: Annotated[
+        int | None, typer.Option(help="Steps of distillation afterwards: the model learns from the original.")
+    ] = None,
+    heal_texts: Annotated[
+        Path | None, typer.Option(help="Texts to heal with, labels unread; by default those of --calibrate.")
+    ] = None,
+    heal_batch: Annotated[int, typer.Option(help="Texts a step of healing.")] = 64,
+    heal_rate: Annotated[float, typer.Option(help="Highest learning rate of healing.")] = 5e-4,
+    heal_patience: Annotated[
+        int | None, typer.Option(help="End healing after so many of its ten evaluations without a better one.")
+    ] = None,
     lengths: Annotated[str, typer.Option(help="Lengths to measure costs at, with commas; '' for none.")] = "128",
     seed: Seed = 0,
     country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
@@ -158,6 +169,7 @@ def compress(
 ) -> None:
     """Factorise a trained model's maps; measure what it gained and what it lost."""
     from greenformers.compress.command import Wanted, run
+    from greenformers.compress.heal import Healing
     from greenformers.compress.shards import compress_shards
     from greenformers.measure.record import append, context
     from greenformers.report.page import write
@@ -169,20 +181,21 @@ def compress(
     wanted = Wanted(
         model=model, out=out, budget=budget, solver=solver, select=select, calibrate=calibrate, limit=limit,
         length=length, evaluate=evaluate, lengths=terminal.numbers("lengths", lengths), only_if_faster=only_if_faster,
-        multiple=multiple, seed=seed, country=country,
+        multiple=multiple, seed=seed, country=country, heal_texts=heal_texts,
+        heal=None if heal is None else Healing(heal, heal_batch, heal_rate, patience=heal_patience, seed=seed),
     )  # fmt: skip
     if results is not None:
         terminal.check_writable(results)
     if from_disk:
-        if calibrate or evaluate or only_if_faster:
-            raise ValueError("--from-disk goes without --calibrate, --evaluate and --only-if-faster")
+        if calibrate or evaluate or only_if_faster or heal:
+            raise ValueError("--from-disk goes without --calibrate, --evaluate, --heal and --only-if-faster")
         with terminal.Steps(console) as steps:
             done = compress_shards(
                 model, out, budget, solver=solver, select=select, multiple=multiple, seed=seed, progress=steps
             )
         console.print(f"{str(done).splitlines()[0]}\nmodel:  {out}", soft_wrap=True)
         return
-    with terminal.Steps(console) as steps:
+    with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
         done, found = run(wanted, context(terminal.command(), seed), steps)
     console.print(str(done).splitlines()[0])
     terminal.show(console, tables(found, console.width))

@@ -1,6 +1,8 @@
 """`greenformers compress`: a model folder in, a smaller one out, with proof of what it lost."""
 
 import copy
+import hashlib
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from greenformers.compress.budget import Budget
 from greenformers.compress.compress import compress
+from greenformers.compress.heal import Healing, heal
 from greenformers.compress.load import check_local, check_weights, line, model_class, read_json
 from greenformers.compress.quality import judge
 from greenformers.compress.result import CompressionReport
@@ -20,8 +23,9 @@ from greenformers.compress.texts import Texts, batches, read_texts, task_of
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.train.run import Stopped
 
-DENSE, LOW_RANK = "dense", "low rank"
+DENSE, LOW_RANK, HEALED = "dense", "low rank", "healed"
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 
 
@@ -43,6 +47,8 @@ class Wanted:
     multiple: int | None
     seed: int
     country: str
+    heal: Healing | None = None
+    heal_texts: Path | None = None
 
 
 def run(
@@ -53,6 +59,7 @@ def run(
     Raises:
         ValueError: what a user can mend.
         OSError: a file that cannot be read or written.
+        Stopped: a signal ended healing early; the same call goes on with it.
     """
     check_target(wanted.out)
     for name in ("limit", "length"):
@@ -64,9 +71,15 @@ def run(
         raise ValueError(f"solver {wanted.solver!r} needs texts: name a file with --calibrate")
     if wanted.lengths:
         EnergyMeter(wanted.country)  # which knows the country, or says now that it does not
+    if wanted.heal_texts is not None and wanted.heal is None:
+        raise ValueError("texts to heal with go with a number of steps: --heal")
+    taught = wanted.heal_texts or wanted.calibrate
+    if wanted.heal is not None and taught is None:
+        raise ValueError("healing needs texts: name a file with --heal-texts or --calibrate")
+    lessons = None if wanted.heal is None or taught is None else read_texts(taught)
     seen = None if wanted.calibrate is None else read_texts(wanted.calibrate)
     judged = None if wanted.evaluate is None else read_texts(wanted.evaluate)
-    dense, tokenizer = pretrained(wanted.model, needs_tokenizer=seen is not None or judged is not None)
+    dense, tokenizer = pretrained(wanted.model, needs_tokenizer=any((seen, judged, lessons)))
     calibration = None if seen is None or tokenizer is None else _calibration(seen, tokenizer, dense, wanted)
     example: Any = None
     lengths = [*wanted.lengths, *([] if seen is None and judged is None else [wanted.length])]
@@ -82,6 +95,10 @@ def run(
     if all(layer.rank is None for layer in report.layers):
         raise ValueError("no map became low rank: the budget, or what is faster, leaves all of them dense")
     models = {DENSE: dense, LOW_RANK: small}
+    if wanted.heal is not None and lessons is not None and tokenizer is not None:
+        small = copy.deepcopy(small)
+        _healed(small, dense, lessons, tokenizer, wanted, progress)
+        models[HEALED] = small
     records: list[Record] = []
     if judged is not None and tokenizer is not None:
         progress("judging", 0.0)
@@ -90,13 +107,34 @@ def run(
     progress("measuring", 0.0)
     sizes = {DENSE: _bytes(dense), LOW_RANK: _bytes(small)}
     vocabulary = small.config.get_text_config().vocab_size if wanted.lengths else 1
-    costs = measured(
-        models, sizes, wanted.lengths, vocabulary=vocabulary, country=wanted.country, about=about
+    costs = measured(  # healing changes none
+        {DENSE: dense, LOW_RANK: small}, sizes, wanted.lengths, vocabulary=vocabulary, country=wanted.country,
+        about=about,
     )  # fmt: skip
     progress("measuring", 1.0)
     records = with_ratios([*costs, *records], to=DENSE)
     save(small, wanted.out, report, card=_card(wanted, records), tokenizer=tokenizer)
+    shutil.rmtree(_checkpoints(wanted), ignore_errors=True)
     return report, records
+
+
+def _checkpoints(wanted: Wanted) -> Path:
+    """Where those of a healing are, while it lasts: beside the model to be, with what tells it from others."""
+    about = repr((wanted.model, wanted.budget, wanted.solver, wanted.select, wanted.seed, wanted.length, wanted.heal))
+    return wanted.out.with_name(f"{wanted.out.name}.healing-{hashlib.sha256(about.encode()).hexdigest()[:8]}")
+
+
+def _healed(
+    small: PreTrainedModel, dense: PreTrainedModel, lessons: Texts, tokenizer: PreTrainedTokenizerBase,
+    wanted: Wanted, progress: Callable[[str, float], None],
+) -> None:  # fmt: skip
+    assert wanted.heal is not None
+    history = heal(
+        small, dense, lessons.lines, tokenizer, wanted.heal, length=wanted.length, folder=_checkpoints(wanted),
+        resume=True, progress=progress,
+    )  # fmt: skip
+    if history.stopped is not None:
+        raise Stopped(history.stopped)
 
 
 def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
@@ -205,8 +243,8 @@ def _card(wanted: Wanted, records: Sequence[Record]) -> str:
         "",
         f"Made from `{Path(wanted.model).name}` with solver `{wanted.solver}`, budget `{wanted.budget}`.",
         "",
-        "| | setting | dense | low rank |",
-        "|---|---|---:|---:|",
+        "| | setting | dense | low rank |" + " healed |" * (wanted.heal is not None),
+        "|---|---|---:|---:|" + "---:|" * (wanted.heal is not None),
     ]
     values: dict[tuple[str, str], dict[str, str]] = {}
     for record in records:
@@ -214,5 +252,7 @@ def _card(wanted: Wanted, records: Sequence[Record]) -> str:
         kind = "" if record.source == "measured" else f" ({record.source})"
         text = f"{record.value:,.4g} {record.unit}{kind}".strip()
         values.setdefault((METRICS[record.metric].label, setting), {})[record.variant] = text
-    lines += [f"| {label} | {at} | {row[DENSE]} | {row[LOW_RANK]} |" for (label, at), row in values.items()]
+    names = [DENSE, LOW_RANK, *([HEALED] if wanted.heal is not None else [])]
+    for (label, at), row in values.items():
+        lines.append(f"| {label} | {at} | " + " | ".join(row.get(name, "") for name in names) + " |")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ The loss is a weighted sum, over positions that are no padding:
 - similarities: squared difference of the cosines of all pairs of means of a batch (Tung 2019, arXiv:1907.09682).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,14 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from greenformers.compress.texts import Task, task_of
 from greenformers.train.fit import History, Schedule, fit
@@ -89,9 +96,9 @@ def heal(
     healing: Healing,
     *,
     length: int = 128,
-    console: Console | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    progress: Callable[[str, float], None] = lambda *_: None,
 ) -> History:
     """Train a compressed network, in place, to say what the original says.
 
@@ -102,9 +109,9 @@ def heal(
         tokenizer: of both.
         healing: how.
         length: longest text, in tokens.
-        console: where the progress bar goes; nowhere without it.
         folder: where checkpoints go; none are made without it.
         resume: go on from the newest checkpoint of the folder.
+        progress: called as work goes on.
 
     Returns:
         What was logged; "eval_distance" is the loss on the texts that are not learnt from.
@@ -120,12 +127,23 @@ def heal(
         objective,
         healing.schedule(),
         label="healing",
-        console=console or Console(quiet=True),
+        console=Console(quiet=True),
         folder=folder,
         resume=resume,
+        callbacks=(_Progress(progress),),
     )
     model.eval()
     return history
+
+
+class _Progress(TrainerCallback):
+    """Tells of every step."""
+
+    def __init__(self, progress: Callable[[str, float], None]) -> None:
+        self._progress = progress
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._progress("healing", state.global_step / state.max_steps)
 
 
 class Distillation(Objective):

@@ -78,7 +78,7 @@ def test_without_its_hashes_it_does_not():
     ("attention", "options"),
     [
         ("reformer", {"chunk": 32, "rounds": 4}),
-        ("routing", {"clusters": 8, "window": 48, "decay": 0.99}),
+        ("routing", {"clusters": 8, "window": 96, "decay": 0.99}),
         ("sinkhorn", {"block": 32}),
     ],
 )
