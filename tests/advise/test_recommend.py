@@ -59,7 +59,7 @@ def test_ranks_that_do_not_fit_are_left_out_and_names_are_all_by_default() -> No
     assert {row.cell.variant for row in recommend(NEED, ALL, ranks=(4,))} >= {BASELINE, *NAMES}
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("mode", ["inference", pytest.param("training", marks=pytest.mark.slow)])
 def test_parameters_and_memory_are_real_ones(mode: str) -> None:
     for row in advised(replace(NEED, mode=mode)):
         stack = Stack(NETWORK, row.cell)

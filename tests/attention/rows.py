@@ -247,7 +247,7 @@ ROWS = (
     Row("dacs", oracles_span.dacs, causal=True),
     Row("dacs", oracles_span.dacs, {"look_ahead": 3}, causal=True),
     # Distances.
-    Row("transformer_xl", oracles_relative.relative, causal=True, cross=False, time=2.0, memory=2.0),
+    Row("transformer_xl", oracles_relative.relative, causal=True, cross=False),
     Row("compressive", oracles_relative.relative, {"ratio": 3, "compressed": 5}, causal=True, cross=False),
     # Patterns.
     *patterns(

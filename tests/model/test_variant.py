@@ -39,5 +39,5 @@ def test_every_mechanism_is_a_variant_with_and_without_lrt(name):
 def test_no_such_variant(variant):
     with pytest.raises(ValueError, match="variant must be one of") as caught:
         slots(variant, rank=7)
-    allowed = ", ".join(["transformer", "lrt", *names()])
-    assert str(caught.value) == f"variant must be one of {allowed}, or lrt+ and an attention; got {variant!r}"
+    allowed = ", ".join(["transformer", "lrt", *names(), "bp", "isab", "star"])
+    assert str(caught.value) == f"variant must be one of {allowed}, or lrt+ and an attention or block; got {variant!r}"
