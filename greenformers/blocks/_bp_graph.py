@@ -65,7 +65,7 @@ def graph(x: Tensor, k: int, clip: int, causal: bool) -> Graph:
     return make(x.shape[1], k, clip, causal, TILE, x.device)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # batches of texts have many lengths
 def _graph(n: int, k: int, clip: int, causal: bool, tile: int, device: torch.device) -> Graph:
     # What is made in inference mode could not be kept for a later backward pass.
     with torch.inference_mode(False):
