@@ -28,7 +28,7 @@ from greenformers.compress.texts import batches
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
 
 BARS = {0.5: 0.99, 0.25: 0.96}
-STEPS, BATCH, RATE = 400, 64, 5e-4
+STEPS, BATCH, RATE = 300, 64, 5e-4
 
 
 def told(what: str, share: float) -> None:
