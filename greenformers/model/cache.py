@@ -1,11 +1,13 @@
 """What the cache of `generate` holds in place of all keys and values: a state of fixed size, or the last positions."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+Kind = TypeVar("Kind", bound=CacheLayerMixin)
 
 
 class StateLayer(CacheLayerMixin):
@@ -25,15 +27,7 @@ class StateLayer(CacheLayerMixin):
         Raises:
             ValueError: it holds keys and values, or makes room for a fixed number of them.
         """
-        while len(cache.layers) <= layer:
-            cache.layers.append(DynamicLayer())
-        held = cache.layers[layer]
-        if isinstance(held, cls):
-            return held
-        if type(held) is not DynamicLayer or held.get_seq_length():
-            raise ValueError(f"a mechanism with a state needs an empty dynamic cache, got {type(held).__name__}")
-        cache.layers[layer] = cls()
-        return cast(StateLayer, cache.layers[layer])
+        return _layer_of(cache, layer, cls, cls, "a state")
 
     def advance(self, state: tuple[Tensor, ...], count: int) -> None:
         """The state after `count` positions more."""
@@ -103,15 +97,7 @@ class RecentLayer(DynamicLayer):
         Raises:
             ValueError: it holds keys and values of its own kind.
         """
-        while len(cache.layers) <= layer:
-            cache.layers.append(DynamicLayer())
-        held = cache.layers[layer]
-        if isinstance(held, cls):
-            return held
-        if type(held) is not DynamicLayer or held.get_seq_length():
-            raise ValueError(f"a mechanism with a memory needs an empty dynamic cache, got {type(held).__name__}")
-        cache.layers[layer] = cls(limit)
-        return cast(RecentLayer, cache.layers[layer])
+        return _layer_of(cache, layer, cls, lambda: cls(limit), "a memory")
 
     def add(self, k: Tensor, v: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values of what is kept and of what is given (B, H, M, D), and their mask (B, M), None for all.
@@ -164,6 +150,20 @@ class RecentLayer(DynamicLayer):
             ValueError: always: what was forgotten cannot be brought back.
         """
         raise ValueError("a memory of the last positions cannot be cropped")
+
+
+def _layer_of(cache: Cache, layer: int, kind: type[Kind], make: Callable[[], Kind], what: str) -> Kind:
+    """The layer of a cache, which becomes one of a kind if it has not been used."""
+    while len(cache.layers) <= layer:
+        cache.layers.append(DynamicLayer())
+    held = cache.layers[layer]
+    if isinstance(held, kind):
+        return held
+    if type(held) is not DynamicLayer or held.get_seq_length():
+        raise ValueError(f"a mechanism with {what} needs an empty dynamic cache, got {type(held).__name__}")
+    made = make()
+    cache.layers[layer] = made
+    return made
 
 
 def _or_all(mask: Tensor | None, k: Tensor) -> Tensor:

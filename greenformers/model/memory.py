@@ -102,12 +102,14 @@ class SegmentMemory:
         return memory, sum(losses[1:], losses[0]) if losses else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, as `read` takes it."""
+        """All of it by name, each with memory of its own, as `read` takes it."""
+        return {name: x.clone(memory_format=torch.contiguous_format) for name, x in self._named().items()}
+
+    def _named(self) -> dict[str, Tensor]:
         found = {f"recent.{index}": x for index, x in enumerate(self.recent)}
         found |= {f"compressed.{index}": x for index, x in enumerate(self.compressed)}
         found |= {f"compressed_mask.{index}": x for index, x in enumerate(self.compressed_mask) if x is not None}
-        found |= {} if self.mask is None else {"mask": self.mask}
-        return {name: x.clone(memory_format=torch.contiguous_format) for name, x in found.items()}
+        return found | ({} if self.mask is None else {"mask": self.mask})
 
     def rows(self, count: int) -> "SegmentMemory":
         """That of the first sequences."""
@@ -122,7 +124,7 @@ class SegmentMemory:
         return self._each(lambda x: x.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "SegmentMemory":
-        return SegmentMemory.read(self.length, {name: change(x) for name, x in self.tensors().items()})
+        return SegmentMemory.read(self.length, {name: change(x) for name, x in self._named().items()})
 
     @classmethod
     def read(cls, length: int, tensors: dict[str, Tensor]) -> "SegmentMemory":
