@@ -30,7 +30,7 @@ def spectrum(
     """Measure the singular values of a trained model's attention over real text, and suggest a k for each layer."""
     from itertools import islice
 
-    from greenformers.compress.command import pretrained
+    from greenformers.compress.pretrained import pretrained
     from greenformers.compress.texts import read_texts
     from greenformers.measure import spectrum as measure
     from greenformers.measure.record import append, context
@@ -170,14 +170,10 @@ def bench(
     from greenformers.measure.grid import variants as every
     from greenformers.measure.record import append, context, read
     from greenformers.report.study import write
-    from greenformers.train.settings import value_of
 
     terminal.quiet()
     console = terminal.console()
-    further = dict(pair.partition("=")[::2] for pair in slot or [])
-    network = Network(
-        hidden, heads, feed_forward, layers, causal, {name: value_of(value) for name, value in further.items()}
-    )
+    network = Network(hidden, heads, feed_forward, layers, causal, terminal.pairs("slot", slot or []))
     how = How(
         tuple(mode.strip() for mode in modes.split(",")), tokens, None if memory is None else memory * 2**30, repeats,
         country if energy else None, device, compiled, seed,
@@ -256,21 +252,16 @@ def pattern(
     from greenformers.measure.connectivity import connectivity
     from greenformers.report.curves import save
     from greenformers.report.pattern import figure, table
-    from greenformers.train.settings import value_of
 
     console = terminal.console()
     if out.suffix != ".png":
         raise ValueError(f"out must end in .png, got {out.name!r}")
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is not a folder")
-    pairs = [text.partition("=") for text in option or []]
-    for given, equals, _ in pairs:
-        if not equals:
-            raise ValueError(f"option must be name=value, got {given!r}")
+    options = terminal.pairs("option", option or [])
     with terminal.Steps(console) as steps:
         found = connectivity(
-            name, length, {given: value_of(value) for given, _, value in pairs},
-            heads=heads, layers=layers, causal=causal, progress=steps,
+            name, length, options, heads=heads, layers=layers, causal=causal, progress=steps,
         )  # fmt: skip
     console.print(table(found))
     save(figure(found), out)

@@ -62,6 +62,21 @@ def numbers(name: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+def pairs(name: str, texts: list[str]) -> dict[str, Any]:
+    """Options as typed, name=value, with values as numbers, true or false, lists or text.
+
+    Raises:
+        ValueError: one without a value.
+    """
+    from greenformers.train.settings import value_of
+
+    found = [text.partition("=") for text in texts]
+    for given, equals, _ in found:
+        if not equals:
+            raise ValueError(f"{name} must be name=value, got {given!r}")
+    return {given: value_of(value) for given, _, value in found}
+
+
 def check_writable(results: Path) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
     existed, folder = results.exists(), results.parent

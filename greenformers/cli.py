@@ -3,20 +3,19 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from greenformers import _terminal as terminal
+from greenformers._compress import COMMANDS as COMPRESSING
+from greenformers._export import export
 from greenformers._genome import app as genome
 from greenformers._speech import app as speech
 from greenformers._study import COMMANDS
 from greenformers._terminal import FeedForward, Heads, Hidden, Layers
 from greenformers._training import training
 from greenformers.train.settings import Settings
-
-if TYPE_CHECKING:
-    from greenformers.compress.budget import Budget
 
 app = typer.Typer(
     name="greenformers",
@@ -114,118 +113,6 @@ app.command("train")(
 
 
 @app.command()
-def compress(
-    model: Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")],
-    out: Annotated[Path, typer.Option(help="Folder for the compressed model.")],
-    keep: Annotated[float | None, typer.Option(help="Share of the maps to keep, in (0, 1]; 0.5 if not given.")] = None,
-    of: Annotated[str, typer.Option(help="What is shared out: parameters, flops, or latency, which is measured.")] = (
-        "parameters"
-    ),
-    uniform: Annotated[
-        bool, typer.Option("--uniform", help="The same share of every map, not where it loses least.")
-    ] = False,
-    rank: Annotated[int | None, typer.Option(help="In place of --keep: one rank for all maps.")] = None,
-    energy: Annotated[float | None, typer.Option(help="In place of --keep: share of squared singular values.")] = None,
-    stable_rank: Annotated[float | None, typer.Option(help="In place of --keep: this many stable ranks.")] = None,
-    solver: Annotated[
-        str, typer.Option(help="svd, randomized, nmf, semi_nmf, random; with texts: activation, sequential, loss.")
-    ] = "svd",
-    calibrate: Annotated[
-        Path | None, typer.Option(help="Texts the model is to be good at: a line each, or a .tsv.")
-    ] = (None),
-    limit: Annotated[int, typer.Option(help="At most so many texts for calibration.")] = 1000,
-    length: Annotated[int, typer.Option(help="Longest text in tokens, and length of a language model's blocks.")] = 128,
-    select: Annotated[
-        list[str] | None, typer.Option(help="Pattern of paths such as '*.query', or linear, conv, embedding; repeat.")
-    ] = None,
-    only_if_faster: Annotated[bool, typer.Option("--only-if-faster", help="Leave dense what is no faster.")] = False,
-    multiple: Annotated[
-        int | None, typer.Option(help="Ranks are multiples of this; by default 8, on a GPU 64; a named rank is exact.")
-    ] = None,
-    evaluate: Annotated[
-        Path | None,
-        typer.Option(help="Texts to judge by: .txt, or .tsv with sentence, label or sentence1, sentence2, score."),
-    ] = None,
-    from_disk: Annotated[
-        bool,
-        typer.Option("--from-disk", help="A map at a time, for models too large for memory: no texts, no measuring."),
-    ] = False,
-    heal: Annotated[
-        int | None, typer.Option(help="Steps of distillation afterwards: the model learns from the original.")
-    ] = None,
-    heal_texts: Annotated[
-        Path | None, typer.Option(help="Texts to heal with, labels unread; by default those of --calibrate.")
-    ] = None,
-    heal_batch: Annotated[int, typer.Option(help="Texts a step of healing.")] = 64,
-    heal_rate: Annotated[float, typer.Option(help="Highest learning rate of healing.")] = 5e-4,
-    heal_patience: Annotated[
-        int | None, typer.Option(help="End healing after so many of its ten evaluations without a better one.")
-    ] = None,
-    lengths: Annotated[str, typer.Option(help="Lengths to measure costs at, with commas; '' for none.")] = "128",
-    seed: Seed = 0,
-    country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Folder of a report page; by default OUT/report.")] = None,
-) -> None:
-    """Factorise a trained model's maps; measure what it gained and what it lost."""
-    from greenformers.compress.command import Wanted, run
-    from greenformers.compress.heal import Healing
-    from greenformers.compress.shards import compress_shards
-    from greenformers.measure.record import append, context
-    from greenformers.report.page import write
-    from greenformers.report.table import tables
-
-    terminal.quiet()
-    console = terminal.console()
-    budget = _budget(keep, of, uniform, rank, energy, stable_rank)
-    wanted = Wanted(
-        model=model, out=out, budget=budget, solver=solver, select=select, calibrate=calibrate, limit=limit,
-        length=length, evaluate=evaluate, lengths=terminal.numbers("lengths", lengths), only_if_faster=only_if_faster,
-        multiple=multiple, seed=seed, country=country, heal_texts=heal_texts,
-        heal=None if heal is None else Healing(heal, heal_batch, heal_rate, patience=heal_patience, seed=seed),
-    )  # fmt: skip
-    if results is not None:
-        terminal.check_writable(results)
-    if from_disk:
-        if calibrate or evaluate or only_if_faster or heal:
-            raise ValueError("--from-disk goes without --calibrate, --evaluate, --heal and --only-if-faster")
-        with terminal.Steps(console) as steps:
-            done = compress_shards(
-                model, out, budget, solver=solver, select=select, multiple=multiple, seed=seed, progress=steps
-            )
-        console.print(f"{str(done).splitlines()[0]}\nmodel:  {out}", soft_wrap=True)
-        return
-    with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
-        done, found = run(wanted, context(terminal.command(), seed), steps)
-    console.print(str(done).splitlines()[0])
-    terminal.show(console, tables(found, console.width))
-    if results is not None:
-        append(results, found)
-    page = write(found, report or out / "report", f"{Path(model).name}, low rank")
-    console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
-
-
-def _budget(
-    keep: float | None, of: str, uniform: bool, rank: int | None, energy: float | None, stable_rank: float | None
-) -> "Budget":
-    from greenformers.compress.budget import Budget
-
-    given = {"--keep": keep, "--rank": rank, "--energy": energy, "--stable-rank": stable_rank}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise ValueError(f"{' and '.join(named)} exclude each other")
-    if named and named != ["--keep"] and (uniform or of != "parameters"):
-        raise ValueError(f"{'--uniform' if uniform else '--of'} goes with --keep, not with {named[0]}")
-    if rank is not None:
-        return Budget(rank, "rank")
-    if energy is not None:
-        return Budget(energy, "energy")
-    if stable_rank is not None:
-        return Budget(stable_rank, "stable")
-    return Budget(0.5 if keep is None else keep, "uniform" if uniform else "hull", of)
-
-
-@app.command()
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
@@ -299,8 +186,8 @@ def report(
     console.print(f"report:  {page}", soft_wrap=True)
 
 
-for study in COMMANDS:
-    app.command()(study)
+for command in (*COMPRESSING, export, *COMMANDS):
+    app.command()(command)
 app.add_typer(speech)
 app.add_typer(genome)
 

@@ -1,39 +1,67 @@
-"""Where a compressed network differs from the dense one, written into it and read back: ranks by path, and ties."""
+"""Where a compressed network differs from the one its class builds, written into it and read back."""
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress.quantizer import LowRankConfig
+from greenformers.compress import int8, interface
+from greenformers.compress.quantizer import Structure
 from greenformers.compress.walk import Unit, kind_of, pack, put, unit, units, unpack
 
 
 def ranks_of(model: nn.Module) -> dict[str, int]:
     """The rank of every low-rank unit, by path."""
-    return {path: made.rank for path, made in units(model)}
+    return {path: made.rank for path, made in _parts(model) if not isinstance(made, int8.Plain)}
 
 
 def ties_of(model: nn.Module) -> list[list[str]]:
-    """Groups of paths whose units share their factors."""
+    """Groups of paths whose low-rank units, or numbers of 8 bits, are shared."""
     groups: dict[int, list[str]] = {}
-    for path, made in units(model):
-        groups.setdefault(id(made.decoder), []).append(path)
+    for path, made in _parts(model):
+        factor = made.decoder if hasattr(made, "decoder") else made
+        groups.setdefault(id(getattr(factor, "weight", factor)), []).append(path)
     return [paths for paths in groups.values() if len(paths) > 1]
 
 
+def _parts(model: nn.Module) -> Iterable[tuple[str, Any]]:
+    eights = ((path, model.get_submodule(path)) for path in int8.int8_of(model))
+    return chain(units(model), eights)
+
+
+def structure(model: nn.Module) -> Structure:
+    """Where a network differs from the one its class builds."""
+    attention = {path: asdict(made) for path, made, _ in interface.swapped(model)}
+    before = getattr(getattr(model, "config", None), "quantization_config", None)
+    layers = before.layers if isinstance(before, Structure) else []
+    return Structure(ranks_of(model), ties_of(model), attention, int8.int8_of(model), layers)
+
+
 def mark(model: nn.Module) -> None:
-    """Write into a `transformers` model's configuration which of its maps are low rank, and keep its ties."""
-    ranks = ranks_of(model)
-    if isinstance(model, PreTrainedModel) and ranks:
+    """Write into a `transformers` model's configuration where it differs, and keep its ties."""
+    found = structure(model)
+    if isinstance(model, PreTrainedModel) and not found.empty:
         # A configuration of its own: on the same one another, dense network may stand.
         shared, own = model.config, copy.copy(model.config)
-        own.quantization_config = LowRankConfig(ranks, ties_of(model))
+        own.quantization_config = found
         for part in model.modules():
             if vars(part).get("config") is shared:
                 vars(part)["config"] = own
         _tie(model)
+
+
+def settle(model: PreTrainedModel) -> None:
+    """What a network that was read anew needs before it is used."""
+    mark(model)
+    if any(True for _ in interface.swapped(model)):
+        interface.use(model)
+    if int8.is_quantised(model):
+        model.requires_grad_(False)
 
 
 def _tie(model: PreTrainedModel) -> None:
@@ -41,7 +69,7 @@ def _tie(model: PreTrainedModel) -> None:
 
     The first of a group is the one that is saved.
     """
-    made = dict(units(model))
+    made = {path for path, _ in units(model)} | set(int8.int8_of(model))
     for prefix, part in model.named_modules(remove_duplicate=False):
         if not isinstance(part, PreTrainedModel):
             continue
@@ -56,20 +84,51 @@ def _tie(model: PreTrainedModel) -> None:
                 for group in ties_of(model)
                 for path in group[1:]
                 for name in ("decoder", "encoder")
+                if isinstance(model.get_submodule(path), Unit)
             }
+            kept |= dict([*int8.shared(model), *interface.shared(model)])
         if kept != known:
             part._tied_weights_keys = kept
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
-def place(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[str]] = ()) -> list[str]:
-    """Put empty units in the place of dense maps, as `ranks_of` and `ties_of` said. The paths that are not there.
+def place(model: nn.Module, described: Structure) -> list[str]:
+    """Change a network as a `Structure` says; what is put in is empty. The paths that are not there.
 
     Of a `transformers` model the prefix of the base model may be there or not, so that a head may come or go.
 
     Raises:
-        ValueError: a path leads to something that has no low-rank form, or a rank is out of range.
+        ValueError: a path leads to something that cannot be changed so, or a number is out of range.
     """
+    missing = _place_units(model, described.ranks, described.ties)
+    at = {path: found for path in described.attention if (found := _find(model, path))}
+    made = {}
+    for path, where in at.items():
+        try:
+            made[where] = interface.Swapped(**described.attention[path])
+            with torch.device(next(model.parameters()).device):
+                mechanisms = interface.built(made)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+    if made:
+        interface.put(model, made, mechanisms)
+    eights = {path: found for path in described.int8 if (found := _find(model, path))}
+    int8.place(model, eights.values())
+    for group in described.ties:
+        members: list[Any] = [model.get_submodule(eights[path]) for path in group if path in eights]
+        for member in members[1:]:
+            int8.share(member, members[0])
+    if isinstance(model, PreTrainedModel):
+        _tie(model)
+    return missing + [path for path in (*described.attention, *described.int8) if path not in at | eights]
+
+
+def _find(model: nn.Module, path: str) -> str | None:
+    stem = f"{model.base_model_prefix}." if isinstance(model, PreTrainedModel) and model.base_model_prefix else ""
+    return _found(dict(model.named_modules(remove_duplicate=False)), path, stem)
+
+
+def _place_units(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[str]]) -> list[str]:
     shared = model.get_expanded_tied_weights_keys(all_submodels=True) if isinstance(model, PreTrainedModel) else {}
     unpacked = unpack(model)
     named = dict(model.named_modules(remove_duplicate=False))
@@ -86,15 +145,13 @@ def place(model: nn.Module, ranks: Mapping[str, int], ties: Iterable[Iterable[st
     _follow(model, shared)
     pack(model, unpacked)
     for group in ties:
-        members = [at[path] for path in group if path in at]
+        members = [at[path] for path in group if path in at]  # of units alone
         for place in members[1:]:
             other, origin = model.get_submodule(place), model.get_submodule(members[0])
             for name in ("decoder", "encoder"):
                 if getattr(other, name).shape != getattr(origin, name).shape:
                     raise ValueError(f"{place} and {members[0]} cannot be tied: their factors differ in shape")
                 setattr(other, name, getattr(origin, name))
-    if isinstance(model, PreTrainedModel):
-        _tie(model)
     return [path for path in ranks if path not in at]
 
 

@@ -9,6 +9,7 @@ The loss is a weighted sum, over positions that are no padding:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,9 +27,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from greenformers.compress.texts import Task, task_of
+from greenformers.compress.int8 import aware, is_quantised
+from greenformers.compress.texts import Task, batches, task_of
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective, padded
+from greenformers.train.stream import Stream
 
 PARTS = ("logits", "hidden", "embeddings", "similarities")
 WEIGHTS: dict[Task, dict[str, float]] = {
@@ -55,6 +58,7 @@ class Healing:
         weights: of the parts of the loss; by default what suits the model.
         patience: end after so many evaluations, of which there are ten, without a better one; None for never.
         seed: of the order of the texts, and of dropout.
+        int8: weights and inputs of maps are rounded to 8 bits meanwhile, as they will be: training that is aware of it.
 
     Raises:
         ValueError: a value out of range.
@@ -67,6 +71,7 @@ class Healing:
     weights: Mapping[str, float] = field(default_factory=dict)
     patience: int | None = None
     seed: int = 0
+    int8: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -91,7 +96,7 @@ class Healing:
 def heal(
     model: PreTrainedModel,
     original: PreTrainedModel,
-    texts: Sequence[str],
+    texts: "Sequence[str] | Distillation",
     tokenizer: PreTrainedTokenizerBase,
     healing: Healing,
     *,
@@ -105,10 +110,10 @@ def heal(
     Args:
         model: the compressed one.
         original: what it was made from, or any network with the same outputs and tokens; not changed.
-        texts: without labels.
+        texts: without labels; or what `lessons` made of them.
         tokenizer: of both.
         healing: how.
-        length: longest text, in tokens.
+        length: longest text, in tokens; of running text for a causal language model, that of its blocks.
         folder: where checkpoints go; none are made without it.
         resume: go on from the newest checkpoint of the folder.
         progress: called as work goes on.
@@ -117,23 +122,40 @@ def heal(
         What was logged; "eval_distance" is the loss on the texts that are not learnt from.
 
     Raises:
-        ValueError: too few texts for a batch, or a part of the loss that the model has no outputs for.
+        ValueError: too few texts for a batch, a part of the loss that the model has no outputs for, or a model whose
+            weights are of 8 bits.
     """
+    if is_quantised(model):
+        raise ValueError("weights of 8 bits cannot be trained: heal first, then quantise")
     weights = dict(healing.weights) or WEIGHTS[task_of(original)]
-    objective = Distillation(texts, tokenizer, length)
+    objective = texts if isinstance(texts, Distillation) else lessons(texts, tokenizer, original, healing, length)
     pupil = Pupil(model, original, weights, healing.temperature)
-    history = fit(
-        pupil,  # type: ignore[arg-type]  # the Trainer takes any module
-        objective,
-        healing.schedule(),
-        label="healing",
-        console=Console(quiet=True),
-        folder=folder,
-        resume=resume,
-        callbacks=(_Progress(progress),),
-    )
+    with aware(model) if healing.int8 else nullcontext():
+        history = fit(
+            pupil,  # type: ignore[arg-type]  # the Trainer takes any module
+            objective,
+            healing.schedule(),
+            label="healing",
+            console=Console(quiet=True),
+            folder=folder,
+            resume=resume,
+            callbacks=(_Progress(progress),),
+        )
     model.eval()
     return history
+
+
+def lessons(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, original: PreTrainedModel, healing: Healing, length: int
+) -> "Distillation":
+    """The texts as a network reads them.
+
+    Raises:
+        ValueError: too few of them for a batch, or texts cannot heal such a model.
+    """
+    found = Distillation(texts, tokenizer, length, task_of(original))
+    Stream(found, healing.batch_size, healing.steps, healing.seed)  # which knows how many it needs
+    return found
 
 
 class _Progress(TrainerCallback):
@@ -152,16 +174,25 @@ class Distillation(Objective):
     Args:
         texts: without labels; those without a token are left out.
         tokenizer: of the model.
-        length: longest text, in tokens.
+        length: longest text, in tokens; of a causal language model, that of the blocks which its texts are cut into.
+        task: what the model is for.
+
+    Raises:
+        ValueError: fewer than 2 texts.
     """
 
     metric = "distance"
     greater_is_better = False
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
 
-    def __init__(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int) -> None:
-        found = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
-        rows = [torch.tensor(ids) for ids in found if ids]
+    def __init__(
+        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, task: Task = "encoder"
+    ) -> None:
+        if task == "causal_lm":
+            rows = [row for batch in batches(texts, tokenizer, task, length) for row in batch["input_ids"]]
+        else:
+            found = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
+            rows = [torch.tensor(ids) for ids in found if ids]
         if len(rows) < 2:
             raise ValueError(f"healing needs at least 2 texts, got {len(rows)}")
         held = range(0, len(rows), VALID)

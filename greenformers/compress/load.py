@@ -10,8 +10,8 @@ from safetensors.torch import load_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress.checkpoint import place, ranks_of
-from greenformers.compress.quantizer import NAME, LowRankConfig
+from greenformers.compress.checkpoint import place, structure
+from greenformers.compress.quantizer import NAME, Structure
 from greenformers.compress.save import STRUCTURE
 
 
@@ -41,7 +41,7 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     described = config.get("quantization_config")
     if not isinstance(described, dict) or described.get("quant_method") != NAME:
         raise ValueError(f"{folder / 'config.json'} does not describe a compressed network; it may be a dense one")
-    wanted = LowRankConfig(described.get("ranks"), described.get("ties"))
+    wanted = Structure.read(described)
     try:
         found: Any = (cls or model_class(config, folder)).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -55,18 +55,18 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
         if info[what]:
             some = ", ".join(map(str, sorted(info[what])[:3]))
             raise ValueError(f"{folder}: {len(info[what])} {what.replace('_', ' ')}: {some}")
-    absent = set(wanted.ranks) - set(ranks_of(model))
+    made = structure(model)
+    absent = {*wanted.ranks, *wanted.attention, *wanted.int8} - {*made.ranks, *made.attention, *made.int8}
     if absent and cls is None:  # another class may have no place for some: a head comes or goes
-        raise ValueError(f"{folder}: the network has no {sorted(absent)[0]!r}, one of {len(absent)} low-rank maps")
+        raise ValueError(f"{folder}: the network has no {sorted(absent)[0]!r}, one of {len(absent)} changed parts")
     return model
 
 
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
-    structure = read_json(folder / STRUCTURE)
-    described = LowRankConfig(structure.get("ranks"), structure.get("ties"))
-    missing = place(model, described.ranks, described.ties)
+    found = read_json(folder / STRUCTURE)
+    missing = place(model, Structure.read(found))
     if missing:
-        raise ValueError(f"{folder}: the network has no {missing[0]!r}, one of {len(missing)} low-rank maps")
+        raise ValueError(f"{folder}: the network has no {missing[0]!r}, one of {len(missing)} changed parts")
     try:
         load_model(model, folder / "model.safetensors")
     except (RuntimeError, SafetensorError) as error:

@@ -3,7 +3,9 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress.quantizer import LowRankConfig, LowRankQuantizer
+from greenformers.compress.checkpoint import mark, structure
+from greenformers.compress.int8 import is_quantised
+from greenformers.compress.quantizer import Structure, StructureQuantizer
 from greenformers.compress.walk import expand, put, units
 from greenformers.lowrank.multihead import LowRankMultihead
 
@@ -12,7 +14,12 @@ def merge(model: nn.Module) -> int:
     """Make every low-rank unit dense again, in place: each map is the product of its factors. How many there were.
 
     Weights that were tied are tied again.
+
+    Raises:
+        ValueError: weights are of 8 bits.
     """
+    if is_quantised(model):
+        raise ValueError("weights of 8 bits do not become dense again: merge before they are quantised")
     found = list(units(model))
     expand(model, found)
     _pack(model)
@@ -21,9 +28,12 @@ def merge(model: nn.Module) -> int:
             if isinstance(part, PreTrainedModel) and "_tied_weights_keys" in vars(part):
                 del part._tied_weights_keys
         model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
-        if isinstance(getattr(model.config, "quantization_config", None), LowRankConfig):
+        if not structure(model).empty:  # fewer layers, or another attention: these stay
+            mark(model)
+            return len(found)
+        if isinstance(getattr(model.config, "quantization_config", None), Structure):
             del model.config.quantization_config
-        if isinstance(getattr(model, "hf_quantizer", None), LowRankQuantizer):
+        if isinstance(getattr(model, "hf_quantizer", None), StructureQuantizer):
             del model.hf_quantizer
     return len(found)
 

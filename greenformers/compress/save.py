@@ -11,7 +11,7 @@ from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.checkpoint import ranks_of, ties_of
+from greenformers.compress.checkpoint import structure
 from greenformers.compress.result import CompressionReport
 
 STRUCTURE = "greenformers.json"
@@ -33,7 +33,7 @@ def save(
     A folder that exists is replaced once all is written: a crash leaves the old one, or the new one.
 
     Args:
-        model: with low-rank units.
+        model: with low-rank units, another attention or weights of 8 bits, or with fewer layers.
         folder: for the files.
         report: of `compress`; its table goes on the card, and all of it into `compression.json`.
         card: more Markdown for the card.
@@ -46,16 +46,16 @@ def save(
         ValueError: the network has no low-rank unit.
         OSError: the folder cannot be written, or holds something that is no saved network.
     """
-    ranks = ranks_of(model)
-    if not ranks:
-        raise ValueError("the network has no low-rank map: compress it first")
+    found = structure(model)
+    if found.empty:
+        raise ValueError("the network has no low-rank map, and nothing else was changed: compress it first")
     folder = Path(folder)
     with building(folder) as made:
         if isinstance(model, PreTrainedModel):
             model.save_pretrained(made)
         else:
             save_model(model, str(made / "model.safetensors"))
-            (made / STRUCTURE).write_text(json.dumps({"ranks": ranks, "ties": ties_of(model)}, indent=1) + "\n")
+            (made / STRUCTURE).write_text(json.dumps({"ranks": found.ranks, "ties": found.ties}, indent=1) + "\n")
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
         describe(made, model, report, card)
@@ -132,11 +132,19 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> st
         if isinstance(model, PreTrainedModel)
         else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
     )
+    found = structure(model)
+    changes = {
+        "some linear maps are products of two smaller ones": found.ranks,
+        "another attention stands in the place of its own": found.attention,
+        "weights are of 8 bits": found.int8,
+        f"of the layers {', '.join(map(str, found.layers))} are left": found.layers,
+    }
+    said = "; ".join(text for text, there in changes.items() if there)
     parts = [
-        f"---\n{MARK}\ntags: [greenformers, low-rank]\n---",
-        f"# {name}, low rank",
-        "Some linear maps of this network are products of two smaller ones. `greenformers` must be installed to load "
-        "it: **without it `transformers` warns and draws these weights at random.**",
+        f"---\n{MARK}\ntags: [greenformers]\n---",
+        f"# {name}, compressed",
+        f"In this network {said}. `greenformers` must be installed to load it: **without it `transformers` warns and "
+        "draws weights at random, or leaves out what it does not know.**",
         f"```python\n{loading}\n```",
         card,
         "" if report is None else f"## What was done\n\n{report.markdown()}",

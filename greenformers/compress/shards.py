@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from greenformers.compress.budget import Budget, Layer, ranks
-from greenformers.compress.checkpoint import place, ranks_of, ties_of
+from greenformers.compress.checkpoint import place, structure
 from greenformers.compress.load import check_local, check_weights, model_class, read_json
-from greenformers.compress.quantizer import LowRankConfig
+from greenformers.compress.quantizer import Structure
 from greenformers.compress.result import CompressionReport, LayerReport
 from greenformers.compress.save import building, check_target, describe
 from greenformers.compress.solve import Solved, solve
@@ -85,8 +85,9 @@ def compress_shards(
     with building(out) as made:
         reports: list[LayerReport] = []
         sizes = _write(made, _tensors(stored, by_key, solver, seed, reports, progress))
-        place(model, {path: rank for site, rank in by_key.values() if rank for path in site.paths}, _ties(by_key))
-        model.config.quantization_config = LowRankConfig(ranks_of(model), ties_of(model))
+        ranks_by_path = {path: rank for site, rank in by_key.values() if rank for path in site.paths}
+        place(model, Structure(ranks_by_path, _ties(by_key)))
+        model.config.quantization_config = structure(model)
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(made)
         for pattern in OTHER:
@@ -180,8 +181,8 @@ def _tensors(
         progress("factorising", (number + 1) / len(stored))
 
 
-def _ties(by_key: Mapping[str, tuple[Site, int | None]]) -> list[tuple[str, ...]]:
-    return [site.paths for site, rank in by_key.values() if rank and len(site.paths) > 1]
+def _ties(by_key: Mapping[str, tuple[Site, int | None]]) -> list[list[str]]:
+    return [list(site.paths) for site, rank in by_key.values() if rank and len(site.paths) > 1]
 
 
 def _write(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> int:

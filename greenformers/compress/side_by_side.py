@@ -22,6 +22,7 @@ def measured(
     sizes: Mapping[str, int],
     lengths: Sequence[int],
     *,
+    benchmark: str = "compress",
     vocabulary: int,
     repeats: int = 20,
     country: str = "USA",
@@ -33,6 +34,7 @@ def measured(
         models: by variant, all on one device.
         sizes: bytes of each on disk.
         lengths: in tokens.
+        benchmark: name of the records.
         vocabulary: how many token ids to draw from.
         repeats: timed runs of each, interleaved.
         country: whose electricity: a 3-letter ISO code.
@@ -42,20 +44,20 @@ def measured(
     for name, model in models.items():
         whole = {"parameters": float(parameters(model)), "size": sizes[name] / 2**20}
         records += [
-            Record("compress", name, {}, metric, value, METRICS[metric].unit, source="counted", context=about)
+            Record(benchmark, name, {}, metric, value, METRICS[metric].unit, source="counted", context=about)
             for metric, value in whole.items()
         ]
     for length in lengths:
         setting = {"length": length, "batch": BATCH}
         subjects = {name: Subject(model, on_tokens(model, length, vocabulary)) for name, model in models.items()}
-        found = costs(subjects, METERED, benchmark="compress", setting=setting, repeats=repeats, about=about)
+        found = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=repeats, about=about)
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
         calls = {name: subject.forward for name, subject in subjects.items()}
         for name, (spent, source) in energy_of(calls, by_name, country).items():
             unit = METRICS["energy_inference"].unit
             records.append(
-                Record("compress", name, setting, "energy_inference", spent, unit, source=source, context=about)
+                Record(benchmark, name, setting, "energy_inference", spent, unit, source=source, context=about)
             )
     return records
 

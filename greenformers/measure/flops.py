@@ -26,7 +26,7 @@ def flops(call: Callable[[], object]) -> int:
     the uncompiled call.
 
     Raises:
-        ValueError: the call uses an operator whose products cannot be counted (fused recurrent layers, int8).
+        ValueError: the call uses an operator whose products cannot be counted (fused recurrent layers).
     """
     with _no_fused_encoder(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
         call()
@@ -59,6 +59,14 @@ def _addmm(_sum: Size, left: Size, right: Size, *_: Any, **__: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
+def _int_mm(left: Size, right: Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(left) * right[-1]
+
+
+def _linear_dynamic(x: Size, *_: Any, out_shape: Size, **__: Any) -> int:
+    return 2 * prod(x) * out_shape[-1]
+
+
 def _tiled(*arguments: Any, **_: Any) -> int:
     return amount(arguments).flops
 
@@ -78,6 +86,8 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.dot: _mv,
     aten.addmm_: _addmm,
     aten.baddbmm_: _addmm,
+    aten._int_mm: _int_mm,
+    torch.ops.quantized.linear_dynamic: _linear_dynamic,
     torch.ops.greenformers.tiled: _tiled,
     torch.ops.greenformers.tiled_backward: _tiled,
 } | {
@@ -85,9 +95,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     for operator in (
         aten.mkldnn_rnn_layer,
         aten._cudnn_rnn,
-        aten._int_mm,
         torch.ops.quantized.linear,
-        torch.ops.quantized.linear_dynamic,
     )
 }
 

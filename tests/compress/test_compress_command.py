@@ -91,7 +91,7 @@ def test_an_encoder_with_texts_and_pairs(
         assert text in card, text
     assert "Made from `BertModel`" in card
     assert str(home) not in card + page
-    assert "BertModel, low rank" in page
+    assert "BertModel, compressed" in page
     done = json.loads((out / "compression.json").read_text())
     assert done["kept"] <= 0.5
     assert all(layer["predicted"] == pytest.approx(layer["achieved"], abs=1e-4) for layer in done["layers"])

@@ -202,7 +202,7 @@ def test_ranks_of_another_form(folder: Path, ranks: object) -> None:
         (
             "encoder.layer.7.output.dense",
             8,
-            "the network has no 'encoder.layer.7.output.dense', one of 1 low-rank maps",
+            "the network has no 'encoder.layer.7.output.dense', one of 1 changed parts",
         ),
         ("embeddings.word_embeddings", 8, "1 unexpected keys|2 missing keys"),
     ],

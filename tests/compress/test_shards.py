@@ -36,7 +36,8 @@ def test_it_is_what_compress_makes(models, tmp_path, name, budget, select):
     ids = torch.randint(3, 53, (2, 9))
     with torch.no_grad():
         ours, theirs = read(ids)[0], model(ids)[0]
-    assert torch.equal(ours, theirs)
+    # To rounding: some processors sum a narrow product otherwise than the first columns of a wide one.
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_large_checkpoints_are_written_in_parts(models, tmp_path, monkeypatch):

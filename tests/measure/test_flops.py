@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from greenformers.compress.int8 import Int8Linear
 from greenformers.measure.flops import flops
 
 B, H, N, M, D, DV = 2, 3, 5, 7, 8, 16
@@ -98,9 +99,13 @@ def test_convolution():
 def test_what_cannot_be_counted_is_an_error_and_not_zero():
     with pytest.raises(ValueError, match="mkldnn_rnn_layer cannot be counted"):
         flops(lambda: nn.LSTM(7, 5)(torch.randn(3, 7)))
+
+
+def test_products_of_integers_count_as_those_of_floats():
     a, b = torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)
-    with pytest.raises(ValueError, match="_int_mm cannot be counted"):
-        flops(lambda: torch._int_mm(a, b))
+    assert flops(lambda: torch._int_mm(a, b)) == 2 * 32**3
+    layer, x = Int8Linear(7, 5), torch.randn(2, 3, 7)
+    assert flops(lambda: layer(x)) == 2 * 2 * 3 * 7 * 5
 
 
 def test_products_in_place_count_as_those_that_are_not() -> None:

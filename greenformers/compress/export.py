@@ -1,0 +1,250 @@
+"""Write a trained network for other runtimes: as a program of torch.export, and as ONNX, both checked before use.
+
+Both take `input_ids` and `attention_mask`, whole numbers (B, N) of any batch B and length N, and give one tensor:
+logits, or of a network without a head the last hidden state.
+"""
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers import PreTrainedModel
+
+from greenformers.compress.load import line
+
+FORMATS = {"torch": "model.pt2", "onnx": "model.onnx"}
+"""The file of each format."""
+
+INPUTS = ("input_ids", "attention_mask")
+TOLERANCE = 1e-4  # of the largest output: far above the rounding of float32, far below what a lost mask changes
+
+Call = Callable[[Tensor, Tensor], Tensor]
+
+
+def export(
+    model: PreTrainedModel,
+    folder: str | Path,
+    formats: Sequence[str] = tuple(FORMATS),
+    *,
+    length: int = 128,
+    progress: Callable[[str, float], None] = lambda _, __: None,
+) -> dict[str, float]:
+    """Write `model.pt2`, which `torch.export.load` reads, and `model.onnx`.
+
+    Each file is read again, and compared with the model on padded batches of other sizes than the one that was traced:
+    an ONNX file keeps no note of the sizes that it holds for. torch.export.load unpickles: load only files of your own.
+    Causal language models are exported without cache.
+
+    Args:
+        model: dense or compressed, of float32, on the CPU; left as it is, in evaluation mode.
+        folder: for the files; it is made where it is missing.
+        formats: of `FORMATS`.
+        length: the longest that is tried, in tokens; from 4 on.
+        progress: called with a step and the share of it that is done.
+
+    Returns:
+        Of each format the largest difference from the model's outputs, relative to the largest of these.
+
+    Raises:
+        ValueError: an unknown format; a model that does not fit; one that cannot be traced or written, or whose file
+            says something else than the model does.
+        ImportError: onnx, onnxruntime or onnxscript is not installed.
+        OSError: a file cannot be written.
+    """
+    check_formats(formats)
+    network, folder = Tensors(model), Path(folder)
+    examples = _examples(model, length)
+    expected = [_run(network, "the model", example) for example in examples]
+    folder.mkdir(parents=True, exist_ok=True)
+    progress("tracing", 0.0)
+    program = trace(network, batch(model, 2, length // 2))
+    progress("tracing", 1.0)
+    found = {}
+    for name in formats:
+        progress(name, 0.0)
+        path = folder / FORMATS[name]
+        if name == "torch":
+            torch.export.save(program, path)
+        else:
+            _save_onnx(program, path)
+        progress(name, 0.5)
+        run = reader(name, path)
+        pairs = zip(examples, expected, strict=True)
+        found[name] = max(_difference(run, FORMATS[name], example, right) for example, right in pairs)
+        progress(name, 1.0)
+    return found
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """See that formats are known, and that what they need is installed.
+
+    Raises:
+        ValueError: one is not, or there is none.
+        ImportError: onnx, onnxruntime or onnxscript is not installed.
+    """
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise ValueError(f"formats must be of {', '.join(FORMATS)}; got {unknown[0] if unknown else ''!r}")
+    if "onnx" in formats:
+        try:
+            for name in ("onnx", "onnxruntime", "onnxscript"):
+                import_module(name)
+        except ModuleNotFoundError as error:
+            raise ImportError("ONNX needs onnx, onnxruntime, onnxscript: pip install 'greenformers[export]'") from error
+
+
+class Tensors(nn.Module):
+    """A model of `transformers` from tensors to a tensor: ids and mask (B, N) to logits, or to the last hidden state.
+
+    Raises:
+        ValueError: it takes other inputs, is not of float32, or not on the CPU.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        name, takes = type(model).__name__, inspect.signature(model.forward).parameters
+        if getattr(model.config, "is_encoder_decoder", False) or not set(INPUTS) <= set(takes):
+            raise ValueError(f"only networks that take {' and '.join(INPUTS)} alone can be exported; got a {name}")
+        if model.dtype != torch.float32 or model.device.type != "cpu":
+            raise ValueError(f"the model must be of float32 and on the CPU, got {model.dtype} on {model.device}")
+        self.model = model.eval()
+        self.more = {"use_cache": False} if "use_cache" in takes else {}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits or hidden state."""
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **self.more)
+        for name in ("logits", "last_hidden_state"):
+            if isinstance(found.get(name), Tensor):
+                return found[name]
+        raise ValueError(f"{type(self.model).__name__} gives neither logits nor last_hidden_state")
+
+
+def batch(model: PreTrainedModel, size: int, length: int, padded: str = "") -> tuple[Tensor, Tensor]:
+    """Random tokens (size, length) and their mask, padded on no side, or on the "left" or "right"."""
+    config = model.config.get_text_config()
+    pad = getattr(config, "pad_token_id", None) or 0
+    ids = torch.randint(0, config.vocab_size - 1, (size, length), generator=torch.Generator().manual_seed(0))
+    ids += (ids >= pad).long()  # padding stands for nothing else: some models find it by its id
+    real = torch.linspace(length, (length + 1) // 2, size).long() if padded else torch.full((size,), length)
+    mask = (torch.arange(length) < real[:, None]).long()
+    mask = mask.flip(1) if padded == "left" else mask
+    return ids.where(mask.bool(), pad), mask
+
+
+def _examples(model: PreTrainedModel, length: int) -> list[tuple[Tensor, Tensor]]:
+    if length < 4:
+        raise ValueError(f"length must be at least 4, got {length}")
+    lengths = [1, 2]
+    while sum(lengths[-2:]) < length - 1:  # divisible by much and by little, and few of them
+        lengths.append(sum(lengths[-2:]))
+    return [
+        batch(model, (1, 4, 3, 5)[at % 4], tokens, ("", "right", "left")[at % 3])
+        for at, tokens in enumerate([*lengths, length - 1, length])
+    ]
+
+
+def trace(network: nn.Module, example: tuple[Tensor, Tensor]) -> ExportedProgram:
+    """A program for every batch and length.
+
+    Raises:
+        ValueError: the network cannot be traced, or only for one batch or length.
+    """
+    free = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}  # with which torch refuses what it could only do for one size
+    try:
+        with torch.no_grad():
+            program = torch.export.export(network, example, dynamic_shapes=(free, free))
+    except Exception as error:  # whatever networks raise that read their inputs' values
+        raise ValueError(f"the model cannot be traced for every batch and length: {line(error)}") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # which names the folders of this machine
+    return program
+
+
+def reader(name: str, path: Path) -> Call:
+    """A file of a format as a function of ids and mask.
+
+    Raises:
+        ValueError: onnxruntime cannot read it.
+    """
+    return _read_onnx(path) if name == "onnx" else torch.export.load(path).module()
+
+
+def _save_onnx(program: ExportedProgram, path: Path) -> None:
+    try:
+        with _silent():
+            found = torch.onnx.export(program, dynamo=True, verbose=False, input_names=INPUTS, output_names=["output"])
+    except Exception as error:  # of one of the exporter's passes, with its reason behind it
+        raise ValueError(f"the model cannot be written as ONNX: {line(_root(error))}") from error
+    assert found is not None
+    inputs: Any = found.model.graph.inputs
+    found.rename_axes({given.shape[at].value: axis for at, axis in enumerate(("batch", "length")) for given in inputs})
+    found.save(path)
+
+
+def _root(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _root(error.__cause__)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Of the exporter: torch uses what it calls deprecated, and logs that there is no torchvision."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _read_onnx(path: Path) -> Call:
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4  # what goes wrong is raised, and need not be printed too
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own kinds, which have no name outside of it
+        raise ValueError(f"onnxruntime cannot read {path.name}: {line(error)}") from error
+
+    def run(ids: Tensor, mask: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, dict(zip(INPUTS, (ids.numpy(), mask.numpy()), strict=True)))[0])
+
+    return run
+
+
+def _run(call: Call, name: str, example: tuple[Tensor, Tensor]) -> Tensor:
+    size, length = example[0].shape
+    try:
+        with torch.inference_mode():
+            return call(*example)
+    except Exception as error:  # of a network, or of a runtime: whatever they raise
+        raise ValueError(f"{name} cannot be run on a batch of {size} with {length} tokens: {line(error)}") from error
+
+
+def _difference(run: Call, name: str, example: tuple[Tensor, Tensor], right: Tensor) -> float:
+    size, length = example[0].shape
+    got = _run(run, name, example)
+    if got.shape != right.shape:
+        raise ValueError(f"{name} gives {tuple(got.shape)} where the model gives {tuple(right.shape)}")
+    if right.shape[:2] == (size, length):  # nobody reads what stands at the padding
+        got, right = got[example[1].bool()], right[example[1].bool()]
+    found = ((got - right).abs().max() / right.abs().max()).item()
+    if not found <= TOLERANCE:  # nor if it is not a number
+        raise ValueError(
+            f"{name} differs from the model by {found:.2g} of the largest output, on a batch of {size} with {length} "
+            f"tokens; {TOLERANCE:g} is allowed"
+        )
+    return found

@@ -1,0 +1,93 @@
+"""Latency of an exported network: eager, compiled, as a program of torch.export, and in onnxruntime."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from transformers import PreTrainedModel
+
+from greenformers.compress.export import FORMATS, Call, Tensors, batch, reader
+from greenformers.measure.latency import interleaved
+from greenformers.measure.record import METRICS, Record, with_ratios
+
+EAGER, COMPILED = "eager", "compiled"
+NAMES = {"torch": "torch.export", "onnx": "onnxruntime"}
+"""What the files of each format are called in records: who runs them."""
+
+
+def differences(found: Mapping[str, float], about: dict[str, Any]) -> list[Record]:
+    """Records of what `export` found.
+
+    Args:
+        found: by format.
+        about: context of the records.
+    """
+    return [
+        Record("export", NAMES[name], {}, "relative_error", value, METRICS["relative_error"].unit, context=about)
+        for name, value in found.items()
+    ]
+
+
+def latencies(
+    model: PreTrainedModel,
+    folder: Path,
+    formats: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    size: int = 8,
+    repeats: int = 20,
+    about: dict[str, Any],
+) -> list[Record]:
+    """Records of the model and its exported forms, interleaved, with torch's number of threads, without padding.
+
+    Where torch.compile fails, for want of a C++ compiler say, there are none of `COMPILED`.
+
+    Args:
+        model: as it was exported.
+        folder: with the files.
+        formats: of the files, see `FORMATS`.
+        lengths: in tokens.
+        size: of the batch.
+        repeats: timed runs of each.
+        about: context of the records.
+
+    Raises:
+        ValueError: as `Tensors` and `reader` do.
+    """
+    network = Tensors(model)
+    calls: dict[str, Call] = {EAGER: network}
+    compiled = _compiled(network, batch(model, size, max(lengths))) if lengths else None
+    if compiled is not None:
+        calls[COMPILED] = compiled
+    calls |= {NAMES[name]: reader(name, folder / FORMATS[name]) for name in formats}
+    records = []
+    for length in lengths:
+        example, setting = batch(model, size, length), {"length": length, "batch": size}
+        with torch.inference_mode():
+            timings = interleaved({name: partial(call, *example) for name, call in calls.items()}, repeats=repeats)
+        records += [
+            Record(
+                "export", name, setting, "latency", 1e3 * timing.median, METRICS["latency"].unit,
+                spread=1e3 * (timing.q3 - timing.q1), context=about,
+            )
+            for name, timing in timings.items()
+        ]  # fmt: skip
+    return with_ratios(records, to=EAGER)
+
+
+def _compiled(network: Tensors, example: tuple[torch.Tensor, torch.Tensor]) -> Call | None:
+    with warnings.catch_warnings():
+        # Inductor, as it is imported, uses what torch calls deprecated.
+        warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+        try:
+            # One program for all lengths, as the exported ones are.
+            found = torch.compile(network, dynamic=True)
+            with torch.inference_mode():
+                found(*example)
+        except TorchDynamoException:
+            return None
+    return found

@@ -1,0 +1,91 @@
+"""Read a trained model and its tokenizer, from a folder or the hub; compressed ones too."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from greenformers.compress.load import check_local, check_weights, line, load, model_class, read_json
+from greenformers.compress.quantizer import NAME
+from greenformers.compress.side_by_side import on_tokens
+
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
+
+
+def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A model of a local folder, without any network, or of the hub; weights in safetensors, no code of its own.
+
+    One that was compressed is read by `load`.
+
+    Raises:
+        ValueError: damaged or foreign files; a model that asks for code of its own; no tokenizer where one is needed.
+        OSError: not found.
+    """
+    local = Path(name).is_dir()
+    if local:
+        check_local(read_json(Path(name) / "config.json"), Path(name))
+        check_weights(Path(name))
+    elif Path(name).exists() or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"{name} is not a folder with a model")
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    model = _model(name, local, options)
+    tokenizer = None
+    # Where there is no file of it, `transformers` may make one up that knows no word.
+    if not local or any(found for pattern in TOKENIZER for found in Path(name).glob(pattern)):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        except Exception as error:
+            raise ValueError(f"{name} has no tokenizer that can be read: {line(error)}") from error
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    if needs_tokenizer:
+        _check_tokenizer(tokenizer, model, name)
+    return model.eval(), tokenizer
+
+
+def _model(name: str, local: bool, options: dict[str, Any]) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+    except Exception as error:
+        raise ValueError(f"{name} has no configuration that can be read: {line(error)}") from error
+    described = getattr(config, "quantization_config", None)
+    if local and described is not None:
+        method = described.get("quant_method") if isinstance(described, dict) else described.quant_method
+        if method != NAME:
+            raise ValueError(f"{name} is quantised by {method}: give the model it was made from")
+        found: Any = load(name)
+        return found
+    cls = model_class({"architectures": config.architectures or []}, Path(name))
+    try:
+        found = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
+    except OSError as error:
+        raise OSError(line(error)) from error
+    except Exception as error:  # whatever `transformers` makes of files that anyone may have written
+        raise ValueError(f"{name}: the weights do not fit the configuration: {line(error)}") from error
+    model, info = found
+    if info["missing_keys"]:
+        raise ValueError(
+            f"{name} lacks {len(info['missing_keys'])} weights, {sorted(info['missing_keys'])[0]} among them"
+        )
+    return model
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel, name: str) -> None:
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, which texts need")
+    table: Any = model.get_input_embeddings()
+    if len(tokenizer) > table.num_embeddings:
+        raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {table.num_embeddings}")
+
+
+def check_length(model: PreTrainedModel, length: int) -> None:
+    """See that a model takes so many tokens, before the work and not after it."""
+    if length:
+        try:
+            with torch.inference_mode():
+                on_tokens(model, length, vocabulary=1, size=1)()
+        except Exception as error:  # whatever networks raise that take no tokens, or fewer
+            raise ValueError(
+                f"the model cannot be run on {length} tokens, see --length and --lengths: {line(error)}"
+            ) from error

@@ -1,0 +1,233 @@
+"""Exported networks say what the model says, for every batch and length, with padding."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertModel, PreTrainedModel
+from zoo import everything, network
+
+import greenformers
+from greenformers.compress import export as exporting
+from greenformers.compress.export import FORMATS, batch, export, reader
+from greenformers.compress.export_speed import latencies
+from greenformers.compress.walk import TransposedLED, units
+
+
+class Exported(NamedTuple):
+    model: PreTrainedModel
+    folder: Path
+    found: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    """An encoder and a language model of low rank in all maps, embeddings too, in both formats."""
+    made = {}
+    for name, cls, more in [
+        ("bert", "BertModel", {"num_hidden_layers": 1}),
+        ("gpt2", "GPT2LMHeadModel", {"n_layer": 1}),
+    ]:
+        model, folder = network(name, cls, **more), tmp_path_factory.mktemp(name)
+        with torch.no_grad():
+            for parameter in model.parameters():  # as first drawn, attention hardly looks at its keys
+                parameter.mul_(6 if parameter.dim() == 2 else 1)
+        greenformers.compress(model, 0.5, select=everything)
+        made[name] = Exported(model, folder, export(model, folder, length=16))
+    return made
+
+
+@torch.no_grad()
+def said(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    found = model(input_ids=ids, attention_mask=mask)
+    return found.logits if "logits" in found else found.last_hidden_state
+
+
+def test_differences_are_those_of_rounding(exported: dict[str, Exported]) -> None:
+    assert any(isinstance(unit, TransposedLED) for _, unit in units(exported["gpt2"].model))
+    for made in exported.values():
+        assert made.found.keys() == FORMATS.keys()
+        assert all(0 <= value < 1e-5 for value in made.found.values())
+        assert sorted(path.name for path in made.folder.iterdir()) == ["model.onnx", "model.pt2"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_any_batch_and_length_with_its_mask(exported: dict[str, Exported], name: str, form: str) -> None:
+    model, folder, _ = exported[name]
+    run = reader(form, folder / FORMATS[form])
+    for size, length in [(1, 1), (7, 19), (2, 40), (11, 2)]:
+        ids, mask = torch.randint(3, 53, (size, length)), torch.ones(size, length, dtype=torch.long)
+        for row in range(1, size):
+            mask[row, max(1, length - row) :] = 0
+        right, got = said(model, ids, mask), run(ids, mask)
+        torch.testing.assert_close(got.detach()[mask.bool()], right[mask.bool()], rtol=1e-4, atol=1e-5)
+        # What stands at the padding changes nothing; without the mask it would.
+        other = run(torch.where(mask.bool(), ids, 55 - ids), mask)
+        torch.testing.assert_close(other[mask.bool()], got[mask.bool()], rtol=1e-4, atol=1e-5)
+        if name == "bert" and not mask.all():
+            assert (run(ids, torch.ones_like(mask)) - got)[mask.bool()].abs().max() > 1e-3
+
+
+def test_onnx_names_its_axes(exported: dict[str, Exported]) -> None:
+    for made in exported.values():
+        session = onnxruntime.InferenceSession(made.folder / "model.onnx", providers=["CPUExecutionProvider"])
+        assert [(given.name, given.shape) for given in session.get_inputs()] == [
+            ("input_ids", ["batch", "length"]),
+            ("attention_mask", ["batch", "length"]),
+        ]
+        assert [given.shape[:2] for given in session.get_outputs()] == [["batch", "length"]]
+
+
+def test_files_name_no_folder_of_this_machine(exported: dict[str, Exported]) -> None:
+    home = str(Path(greenformers.__file__).parents[1]).encode()
+    for made in exported.values():
+        for path in made.folder.iterdir():
+            data = path.read_bytes()
+            assert home not in data
+            assert b"site-packages" not in data
+
+
+def test_the_model_stays_as_it_was(exported: dict[str, Exported], tmp_path: Path) -> None:
+    model = exported["bert"].model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    export(model.train(), tmp_path / "new" / "folder", ["torch"], length=4)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert not model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["model.pt2"]
+
+
+def test_a_classifier_that_looks_for_the_last_token(tmp_path: Path) -> None:
+    model = network("gpt2", "GPT2ForSequenceClassification", n_layer=1)
+    assert export(model, tmp_path, ["torch"], length=8)["torch"] < 1e-5
+    ids, mask = batch(model, 5, 9, padded="right")
+    got = reader("torch", tmp_path / "model.pt2")(ids, mask)
+    torch.testing.assert_close(got, said(model, ids, mask), check_stride=False)
+    assert got.shape == (5, 2)
+
+
+def test_batches_pad_with_what_stands_nowhere_else() -> None:
+    model = network("roberta", num_hidden_layers=1)
+    for side in ("left", "right"):
+        ids, mask = batch(model, 5, 12, padded=side)
+        assert ((ids == model.config.pad_token_id) == (mask == 0)).all()
+        assert mask.sum(1).tolist() == [12, 10, 9, 7, 6]
+        assert bool(mask[-1, 0]) is (side == "right")
+    assert batch(model, 3, 4)[1].all()
+
+
+class Bert(BertModel):
+    """One that may be told to go wrong."""
+
+    how: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **more: Any) -> Any:
+        return super().forward(*self.how(input_ids, attention_mask), **more)
+
+
+def forgets_the_mask(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return ids, torch.ones_like(mask) if torch.compiler.is_exporting() else mask
+
+
+def bakes_the_length(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return (ids.flip(1) if ids.shape[1] == 8 else ids), mask
+
+
+def bakes_the_longest(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return (ids, mask) if ids.shape[1] <= 8 or not torch.compiler.is_exporting() else (ids[:, :8], mask[:, :8])
+
+
+def bakes_the_batch(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return ids[torch.arange(len(ids) if len(ids) == 2 else 0)], mask
+
+
+def reads_a_value(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return (ids, mask) if ids[0, 0] != 54 else (ids + 1, mask)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (forgets_the_mask, "model.pt2 differs from the model by .* on a batch of 4 with 2 tokens"),
+        (bakes_the_length, "cannot be traced for every batch and length"),
+        (bakes_the_longest, r"model\.pt2 cannot be run on a batch of 4 with 13 tokens"),
+        (bakes_the_batch, "cannot be run on a batch of 1 with 1 tokens|cannot be traced for every batch"),
+        (reads_a_value, "cannot be traced for every batch and length"),
+    ],
+)
+def test_what_is_baked_in_or_forgotten_is_found(how: Any, message: str, tmp_path: Path) -> None:
+    model = Bert(network("bert", "BertModel", num_hidden_layers=1).config).eval()
+    model.how = how
+    with pytest.raises(ValueError, match=message):
+        export(model, tmp_path, ["torch"], length=16)
+
+
+def test_an_onnx_file_that_says_something_else(
+    exported: dict[str, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (exported["gpt2"].folder / "model.onnx").read_bytes()
+    monkeypatch.setattr(exporting, "_save_onnx", lambda _, path: path.write_bytes(data))
+    other = network("gpt2", n_layer=1)
+    with pytest.raises(ValueError, match=r"model\.onnx differs from the model by"):
+        export(other, tmp_path, ["onnx"], length=4)
+    with pytest.raises(ValueError, match=r"model\.onnx gives \(1, 1, 53\) where the model gives \(1, 1, 32\)"):
+        export(network("bert", "BertModel", num_hidden_layers=1), tmp_path, ["onnx"], length=4)
+    data = data[:-100]
+    with pytest.raises(ValueError, match=r"onnxruntime cannot read model\.onnx"):
+        export(other, tmp_path, ["onnx"], length=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("bert", {"formats": ["tflite"]}, "formats must be of torch, onnx; got 'tflite'"),
+        ("bert", {"formats": []}, "formats must be of torch, onnx; got ''"),
+        ("bert", {"length": 3}, "length must be at least 4, got 3"),
+        ("bert", {"length": 41}, "the model cannot be run on a batch of 4 with 41 tokens"),
+        ("t5", {}, "only networks that take input_ids and attention_mask alone can be exported; got a T5"),
+        ("vit", {}, "can be exported; got a ViTForImageClassification"),
+    ],
+)
+def test_refusals(name: str, more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(network(name), tmp_path / "out", **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_precision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must be of float32 and on the CPU, got torch.bfloat16"):
+        export(network("bert").bfloat16(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript"])
+def test_without_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install 'greenformers\[export\]'"):
+        export(network("bert"), tmp_path)
+
+
+def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, folder, _ = exported["bert"]
+    compiled = partial(torch.compile, backend="eager")  # Inductor takes half a minute
+    monkeypatch.setattr(torch, "compile", compiled)
+    found = latencies(model, folder, list(FORMATS), [5, 9], size=3, repeats=2, about={"seed": 1})
+    names = ["eager", "compiled", "torch.export", "onnxruntime"]
+    assert [(record.variant, record.setting) for record in found] == [
+        (name, {"length": length, "batch": 3}) for length in (5, 9) for name in names
+    ]
+    assert all(record.metric == "latency" and record.value > 0 and record.to == "eager" for record in found)
+    assert latencies(model, folder, ["onnx"], [], about={}) == []
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", partial(compiled.func, backend=broken))
+    found = latencies(model, folder, ["onnx"], [5], repeats=1, about={})
+    assert [record.variant for record in found] == ["eager", "onnxruntime"]

@@ -1,0 +1,175 @@
+"""`greenformers export`, as a user meets it: what it prints, what it leaves on disk, and how it refuses."""
+
+import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import refused, run
+from models import tokenizer
+from zoo import network
+
+import greenformers
+from greenformers.measure.record import read
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that no command changes."""
+    root = tmp_path_factory.mktemp("home")
+    model = network("bert", "BertForSequenceClassification", num_hidden_layers=1)
+    greenformers.compress(model, 0.5)
+    greenformers.save(model, root / "small", tokenizer=tokenizer("bert"))
+    network("gpt2", n_layer=1).save_pretrained(root / "gpt2")
+    tokenizer("gpt2").save_pretrained(root / "gpt2")
+    network("bert", "BertModel", num_hidden_layers=1).bfloat16().save_pretrained(root / "half")
+    network("t5").save_pretrained(root / "t5")
+    return root
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor takes half a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def listing(root: Path) -> dict[str, int]:
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+def shown(card: Path) -> list[dict[str, Any]]:
+    """What the Python on a card leaves."""
+    found = []
+    for block in re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL):
+        found.append({})
+        exec(block, found[-1])
+    return found
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_compressed_classifier(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, out, results = listing(home), tmp_path / "deep" / "exported", tmp_path / "results.jsonl"
+    words = ["export", str(home / "small"), "--out", str(out), "--results", str(results)]
+    assert run(monkeypatch, *words, "--lengths", "8,20", "--batch", "2") == 0
+    text = capsys.readouterr().out
+    for part in (
+        "eager",
+        "compiled",
+        "torch.export",
+        "onnxruntime",
+        "Relative error",
+        "Inference latency",
+        "Length 20",
+    ):
+        assert part in text, part
+    assert f"model:  {out}" in text
+    assert listing(home) == before
+    assert [path.name for path in out.parent.iterdir()] == ["exported"]
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"README.md", "model.onnx", "model.pt2", "tokenizer.json"}
+    assert not any(name.endswith((".safetensors", ".bin")) for name in names)
+
+    found = read(results)
+    assert {(record.benchmark, record.metric) for record in found} == {
+        ("export", "latency"), ("export", "relative_error"),
+    }  # fmt: skip
+    assert all(record.value < 1e-4 for record in found if record.metric == "relative_error")
+    assert found[0].context["command"].startswith("greenformers export small --out exported")
+
+    # The folder alone is enough, as its card says.
+    card = (out / "README.md").read_text()
+    assert "Up to 20 tokens a text" in card
+    assert str(home) not in card
+    monkeypatch.chdir(out)
+    by_torch, by_onnx = shown(out / "README.md")
+    tokens = by_onnx["tokens"]
+    assert 0 in tokens["attention_mask"]
+    with torch.no_grad():
+        right = greenformers.load(home / "small")(**tokens.convert_to_tensors("pt")).logits
+    torch.testing.assert_close(torch.from_numpy(by_onnx["output"]), right, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(by_torch["output"].detach(), right, rtol=1e-4, atol=1e-5)
+
+    # Again, in its place.
+    assert run(monkeypatch, *words, "--lengths", "", "--formats", "torch") == 0
+    assert "Inference latency" not in capsys.readouterr().out
+    assert not (out / "model.onnx").exists()
+    assert "model.onnx" not in (out / "README.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "results.jsonl"]
+
+
+@pytest.mark.parametrize("model", ["half", "gpt2"])
+def test_dense_models(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    words = ["export", str(home / model), "--out", str(tmp_path / "out"), "--lengths", "", "--formats", "torch"]
+    assert run(monkeypatch, *words) == 0
+    monkeypatch.chdir(tmp_path / "out")
+    (found,) = shown(tmp_path / "out" / "README.md")
+    assert found["output"].dtype is torch.float32
+    assert found["output"].shape[:2] == found["tokens"]["input_ids"].shape
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("small --formats tflite", "formats must be of torch, onnx; got 'tflite'"),
+        ("small --formats torch,tf", "formats must be of torch, onnx; got 'tf'"),
+        ("small --formats ,", "formats must be of torch, onnx; got ''"),
+        ("small --lengths 8,x", "lengths must be whole numbers from 1 on, with commas between; got '8,x'"),
+        ("small --lengths 0", "lengths must be whole numbers from 1 on"),
+        ("small --lengths 41", "the model cannot be run on a batch of 4 with 41 tokens"),
+        ("small --batch 0", "batch must be at least 1, got 0"),
+        ("t5", "only networks that take input_ids and attention_mask alone can be exported; got a T5"),
+        ("./nowhere", "./nowhere is not a folder with a model"),
+        (".", "config.json is missing"),
+    ],
+)
+def test_refusals(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(home)
+    before = listing(home)
+    assert message in refused(monkeypatch, capsys, "export", *words.split(), "--out", str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+    assert listing(home) == before
+
+
+def test_without_the_extra(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    message = refused(monkeypatch, capsys, "export", str(home / "small"), "--out", str(tmp_path / "out"))
+    assert message.endswith("pip install 'greenformers[export]'")
+
+
+def test_what_stands_in_the_way_stays(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("# dear to me")
+    (tmp_path / "file").write_text("dear to me")
+    before = listing(tmp_path) | listing(home)
+    for out in (tmp_path / "project", tmp_path / "file", home / "small"):  # not even the model itself
+        message = refused(monkeypatch, capsys, "export", str(home / "small"), "--out", str(out))
+        assert message.endswith(f"{out.name} exists and holds no exported model: name another folder")
+    assert listing(tmp_path) | listing(home) == before
+
+
+@pytest.mark.parametrize("step", ["tracing", "measuring"])
+def test_interrupted_it_leaves_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
+) -> None:
+    def progress(_: object, what: str, __: float) -> None:
+        if what == step:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("greenformers._terminal.Steps.__call__", progress)
+    words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--formats", "torch", "--lengths", "8"]
+    assert run(monkeypatch, *words) not in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
