@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from command_line import refused, run
 
-from greenformers.advise import calibration
+from greenformers.advise import calibration, recommend
 from greenformers.advise.calibration import Prices
 from greenformers.measure import bench as bench_module
+from greenformers.measure.grid import BASELINE, variants
 from greenformers.measure.record import append, read
 from greenformers.measure.trace import Work
+from greenformers.report import advice
 
 TINY = ["--hidden", "8", "--heads", "2", "--feed-forward", "16", "--layers", "1"]
 GRID = [*TINY, "--lengths", "4,8", "--ranks", "2", "--tokens", "16", "--repeats", "1", "--no-energy"]
@@ -126,6 +128,13 @@ def test_mistyped_options_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is advised is chosen from some variants of either kind, not from all."""
+    some = ["lrt", "linformer", "lrt+linformer", "nystromformer", "lrt+nystromformer"]
+    monkeypatch.setattr(recommend, "variants", lambda: some)
+
+
+@pytest.fixture
 def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration that costs nothing: all work is as dear."""
     fake = Prices((1.0,) * (len(Work.FEATURES) + 1), 0.04, 48)
@@ -141,6 +150,14 @@ def lines(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.usefixtures("prices")
+def test_advice_is_chosen_from_all_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, table = [], advice.table
+    monkeypatch.setattr(advice, "table", lambda rows, *more: chosen.extend(rows) or table(rows, *more))
+    assert run(monkeypatch, *ADVISE, "--ranks", "2") == 0
+    assert {row.cell.variant for row in chosen} == {BASELINE, *variants()}
+
+
+@pytest.mark.usefixtures("prices", "few")
 @pytest.mark.parametrize("task", ["inference", "training"])
 def test_advice_is_a_table_and_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], task: str
@@ -154,7 +171,7 @@ def test_advice_is_a_table_and_a_sentence(
     assert "measured here" not in out
 
 
-@pytest.mark.usefixtures("prices")
+@pytest.mark.usefixtures("prices", "few")
 def test_advice_is_as_long_as_asked_for_and_names_the_dense_network(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,13 +183,13 @@ def test_advice_is_as_long_as_asked_for_and_names_the_dense_network(
     assert "top must be at least 1, got 0" in refused(monkeypatch, capsys, *ADVISE, "--top", "0")
 
 
-@pytest.mark.usefixtures("prices")
+@pytest.mark.usefixtures("prices", "few")
 def test_advice_for_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, *ADVISE, "--causal") == 0
     assert "The thesis' choice between LRT and Linformer does not arise:" in lines(capsys)
 
 
-@pytest.mark.usefixtures("prices")
+@pytest.mark.usefixtures("prices", "few")
 def test_advice_from_records_of_bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--lengths", "16", "--tokens", "32", "--modes", "inference"]
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *grid) == 0
@@ -181,6 +198,7 @@ def test_advice_from_records_of_bench(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.count("measured") >= 1 + 2  # the caption, the dense network, LRT at rank 2
 
 
+@pytest.mark.usefixtures("few")
 def test_a_kept_calibration_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(calibration, "fit", lambda rows: Prices((1.0,) * 9, 0.25, len(rows)))
     monkeypatch.setattr(calibration, "measured", lambda *words: dict.fromkeys(words[5], ([1.0] * 9, 1.0)))
@@ -194,7 +212,7 @@ def test_a_kept_calibration_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert table in lines(capsys)
 
 
-@pytest.mark.usefixtures("prices")
+@pytest.mark.usefixtures("prices", "few")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -216,7 +234,7 @@ def test_mistakes_of_recommend_are_one_line(
     assert re.search(message, refused(monkeypatch, capsys, *ADVISE, *words.split()))
 
 
-@pytest.mark.usefixtures("prices")
+@pytest.mark.usefixtures("prices", "few")
 def test_of_ranks_wider_than_the_network_dense_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,7 +72,7 @@ def export(
         progress(name, 0.0)
         path = folder / FORMATS[name]
         if name == "torch":
-            torch.export.save(program, path)
+            _save_program(program, path)
         else:
             _save_onnx(program, path)
         progress(name, 0.5)
@@ -177,16 +177,35 @@ def reader(name: str, path: Path) -> Call:
     return _read_onnx(path) if name == "onnx" else torch.export.load(path).module()
 
 
+def _save_program(program: ExportedProgram, path: Path) -> None:
+    try:
+        torch.export.save(program, path)
+    except OSError:
+        raise
+    except Exception as error:  # of its own checks of the graph
+        raise ValueError(f"the model cannot be written as a program: {line(error)}") from error
+
+
 def _save_onnx(program: ExportedProgram, path: Path) -> None:
     try:
         with _silent():
-            found = torch.onnx.export(program, dynamo=True, verbose=False, input_names=INPUTS, output_names=["output"])
+            found = torch.onnx.export(
+                program, dynamo=True, verbose=False, input_names=INPUTS, output_names=["output"],
+                custom_translation_table={torch.ops.aten._int_mm.default: _integers},
+            )  # fmt: skip
     except Exception as error:  # of one of the exporter's passes, with its reason behind it
         raise ValueError(f"the model cannot be written as ONNX: {line(_root(error))}") from error
     assert found is not None
     inputs: Any = found.model.graph.inputs
     found.rename_axes({given.shape[at].value: axis for at, axis in enumerate(("batch", "length")) for given in inputs})
     found.save(path)
+
+
+def _integers(a: Any, b: Any) -> Any:
+    """The product of maps of 8 bits, which the exporter does not know."""
+    from onnxscript import opset18
+
+    return opset18.MatMulInteger(a, b)
 
 
 def _root(error: BaseException) -> BaseException:

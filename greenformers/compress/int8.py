@@ -72,7 +72,7 @@ class Int8Linear(nn.Module):
 
     def _in_graph(self, x: Float[Tensor, "N n"], bias: Tensor | None) -> Float[Tensor, "N m"]:
         """What the fused kernel computes: inputs of 8 bits without a sign, x ~ step (q - zero)."""
-        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+        low, high = x.amin((0, 1)).clamp(max=0), x.amax((0, 1)).clamp(min=0)
         step = (high - low) / 255
         step = torch.where(step == 0, 1.0, step)
         zero = (-low / step).round()

@@ -29,24 +29,23 @@ def pattern(sees: Sees) -> Callable[..., Tensor]:
             if not found:
                 out.append(torch.zeros_like(q[b, h, row]))
                 continue
-            scores = [score(module, q[b, h, row], k[b, h, j], i, j, h) for j in found]
-            weights = torch.stack(scores).softmax(0)
-            out.append(sum(weight * v[b, h, j] for weight, j in zip(weights, found, strict=True)))
+            given = k[b, h, found]
+            if getattr(module, "clip", None) is not None:
+                given = given + torch.stack([label(module, i, j, h) for j in found])
+            weights = (given @ q[b, h, row] / math.sqrt(q.shape[3])).softmax(0)
+            out.append(weights @ v[b, h, found])
         return torch.stack(out).view(q.shape)
 
     return oracle
 
 
-def score(module: Any, query: Tensor, key: Tensor, i: int, j: int, head: int) -> Tensor:
-    """q k / sqrt(D); of ETC with the label of a relative position. Ainslie 2020, 3.2."""
-    if getattr(module, "clip", None) is not None:
-        distance = max(-module.clip, min(module.clip, j - i)) + module.clip
-        wide, other = i < module.globals, j < module.globals
-        if wide != other:
-            key = key + module.between[head, int(wide)]
-        else:
-            key = key + (module.wide if wide else module.long)[head, distance]
-    return (query * key).sum() / math.sqrt(len(query))
+def label(module: Any, i: int, j: int, head: int) -> Tensor:
+    """What ETC adds to a key, by its relative position. Ainslie 2020, 3.2."""
+    distance = max(-module.clip, min(module.clip, j - i)) + module.clip
+    wide, other = i < module.globals, j < module.globals
+    if wide != other:
+        return module.between[head, int(wide)]
+    return (module.wide if wide else module.long)[head, distance]
 
 
 def sliding_window(module: Any, i: int, j: int, head: int, length: int) -> bool:

@@ -1,6 +1,7 @@
 """Relative attention, one pair at a time."""
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,19 +14,18 @@ def relative(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | No
     out = []
     for b, h, i in torch.cartesian_prod(*map(torch.arange, (B, H, N))).tolist():
         place = i + M - N
-        weights, values = [], []
-        for j in range(place + 1 if module.shape.causal else M):
-            if key_mask is not None and not key_mask[b, j]:
-                continue
-            R = module.W_R[h] @ _waves(place - j, H * D).to(q)
-            a, bee, c, d = q[b, h, i] @ k[b, h, j], q[b, h, i] @ R, module.u[h] @ k[b, h, j], module.v[h] @ R
-            weights.append(torch.exp((a + bee + c + d) / math.sqrt(D)))
-            values.append(v[b, h, j])
-        whole = [weight * value for weight, value in zip(weights, values, strict=True)]
-        out.append(sum(whole) / sum(weights) if whole else torch.zeros_like(q[b, h, i]))
+        last = place + 1 if module.shape.causal else M
+        seen = [j for j in range(last) if key_mask is None or key_mask[b, j]]
+        if not seen:
+            out.append(torch.zeros_like(q[b, h, i]))
+            continue
+        keys, R = k[b, h, seen], torch.stack([_waves(place - j, H * D) for j in seen]).to(q) @ module.W_R[h].T
+        weights = torch.exp((keys @ q[b, h, i] + R @ q[b, h, i] + keys @ module.u[h] + R @ module.v[h]) / math.sqrt(D))
+        out.append(weights @ v[b, h, seen] / weights.sum())
     return torch.stack(out).view(q.shape)
 
 
+@cache
 def _waves(distance: int, width: int) -> Tensor:
     rates = [10000.0 ** (-2 * n / width) for n in range((width + 1) // 2)]
     both = [math.sin(distance * rate) for rate in rates] + [math.cos(distance * rate) for rate in rates]

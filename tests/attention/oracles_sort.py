@@ -36,7 +36,8 @@ def sinkhorn(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | No
                     share, total = sum(one for one, _ in there), sum(P[row])
                     if not share > 0:
                         continue
-                    key, value = (sum(one * x[b, h, j] for one, j in there) * total / share for x in (k, v))
+                    shares, places = torch.stack([one for one, _ in there]), [j for _, j in there]
+                    key, value = (shares @ x[b, h, places] * total / share for x in (k, v))
                     alone = key_mask is None and M % size == 0
                     weights.append(_weight(q[b, h, i], key) * (1.0 if alone else share / total))
                     values.append(value)
@@ -99,13 +100,10 @@ def routing(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | Non
         for h in range(H):
             found: list[list[Tensor]] = [[] for _ in range(N)]
             for centroid in module.centroids[h]:
-                near = [
-                    sorted(kept, key=lambda i, x=x, c=centroid: -(x[b, h, i] * c).sum().item())[: min(width, N)]
-                    for x in (q, k)
-                ]
+                scores = [(x[b, h] @ centroid).tolist() for x in (q, k)]
+                near = [sorted(kept, key=lambda i, found=found: -found[i])[: min(width, N)] for found in scores]
                 for i in near[0]:
-                    weights = [torch.exp((q[b, h, i] * k[b, h, j]).sum() / math.sqrt(D)) for j in near[1]]
-                    mixed = sum(w * v[b, h, j] for w, j in zip(weights, near[1], strict=True))
-                    found[i].append(mixed / sum(weights))
+                    weights = torch.exp(k[b, h, near[1]] @ q[b, h, i] / math.sqrt(D))
+                    found[i].append(weights @ v[b, h, near[1]] / weights.sum())
             rows += [sum(some) / len(some) if some else torch.zeros_like(q[b, h, 0]) for some in found]
     return torch.stack(rows).view(q.shape)

@@ -74,12 +74,12 @@ class Row:
         return build(self.name, shape, **self.options if self.large is None else self.large)
 
 
-def softmax_mixture(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """sum_j exp(q k_j / sqrt(D)) v_j / sum_j exp(q k_j / sqrt(D)), of vectors of D; 0 without keys."""
-    if not keys:
+def softmax_mixture(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """sum_j exp(q k_j / sqrt(D)) v_j / sum_j exp(q k_j / sqrt(D)), of a vector of D and rows of D; 0 without keys."""
+    if not len(keys):
         return torch.zeros_like(q)
-    weights = [torch.exp((q * key).sum() / math.sqrt(len(q))) for key in keys]
-    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+    weights = torch.exp(keys @ q / math.sqrt(len(q)))
+    return weights @ values / weights.sum()
 
 
 def kept_positions(key_mask: Tensor | None, batch: int, keys: int) -> list[int]:
@@ -93,7 +93,7 @@ def full(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) 
     for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
         last = i + keys - queries if module.shape.causal else keys
         seen = [j for j in kept_positions(key_mask, b, keys) if j <= last]
-        out.append(softmax_mixture(q[b, h, i], [k[b, h, j] for j in seen], [v[b, h, j] for j in seen]))
+        out.append(softmax_mixture(q[b, h, i], k[b, h, seen], v[b, h, seen]))
     return torch.stack(out).view(q.shape)
 
 
@@ -115,26 +115,28 @@ def _matrix(module: Any, name: str, head: int) -> Tensor:
     return getattr(module, name)[head if module.sharing == "none" else 0]
 
 
-def _by_matrix(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, str], list[Tensor]]:
-    def project(x: Tensor, name: str) -> list[Tensor]:
+def _by_matrix(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, str], Tensor]:
+    def project(x: Tensor, name: str) -> Tensor:
         rows = _matrix(module, name, head)[: module.k_per_head[head]]
-        return [sum((row[j] * x[j] for j in kept), torch.zeros_like(x[0])) for row in rows]
+        return rows[:, kept] @ x[kept]
 
     return project
 
 
-def _by_windows(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, str], list[Tensor]]:
+def _by_windows(module: Any, head: int, kept: list[int]) -> Callable[[Tensor, str], Tensor]:
     width = math.ceil(module.shape.max_len / module.k_per_head[head])
     windows = [[j for j in kept if j // width == step] for step in range(module.shape.max_len)]
 
-    def project(x: Tensor, name: str) -> list[Tensor]:
+    def project(x: Tensor, name: str) -> Tensor:
         seen = [window for window in windows if window]
+        if not seen:
+            return x[:0]
         if module.projection == "mean":
-            return [sum(x[j] for j in window) / len(window) for window in seen]
+            return torch.stack([x[window].sum(0) / len(window) for window in seen])
         if module.projection == "max":
-            return [x[window].amax(0) for window in seen]
-        kernel = _matrix(module, name, head)  # (D, width)
-        return [sum(kernel[:, j % width] * x[j] for j in window) for window in seen]
+            return torch.stack([x[window].amax(0) for window in seen])
+        kernel = _matrix(module, name, head).T  # (width, D)
+        return torch.stack([(kernel[[j % width for j in window]] * x[window]).sum(0) for window in seen])
 
     return project
 

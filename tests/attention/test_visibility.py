@@ -14,6 +14,21 @@ def causal_lengths(row):
     return [(1, 1), (7, 7), (67, 67), *([(1, 5), (7, 11), (5, 67)] if row.cross else [])]
 
 
+def positions(queries):
+    """Each of them, whose future is looked at; some of many."""
+    return range(0, queries, 1 if queries < 10 else 11)
+
+
+def repeated(x, at):
+    """A batch of a copy for each of these positions, one after the other."""
+    return None if x is None else x.repeat(len(at), *[1] * (x.dim() - 1))
+
+
+def later_than(at, length, past):
+    """(B, length): what is later than the position of its copy."""
+    return torch.stack([torch.arange(length) > past + i for i in at]).repeat_interleave(BATCH, 0)
+
+
 @causal_row
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @other_contents
@@ -21,17 +36,19 @@ def test_the_future_never_changes_an_output(row, masked, fill):
     for queries, keys in causal_lengths(row):
         module = row.build(causal=True, cross=queries != keys, max_len=67)
         key_mask = holes(keys) if masked else None
-        q, k, v = draw(queries, keys, dtype=torch.float32)
-        out = module(q, k, v, key_mask)
+        at = positions(queries)
+        q, k, v = (repeated(x, at) for x in draw(queries, keys, dtype=torch.float32))
+        given = repeated(key_mask, at)
         past = keys - queries  # the queries are the last N of M positions
-        for i in range(0, queries, 1 if queries < 10 else 11):
-            later_q, later = torch.arange(queries) > i, torch.arange(keys) > past + i
-            changed = module(filled(q, later_q, fill), filled(k, later, fill), filled(v, later, fill), key_mask)
-            assert torch.equal(changed[:, :, : i + 1], out[:, :, : i + 1]), (queries, keys, i)
+        later_q, later = (later_than(at, length, past) for length, past in ((queries, 0), (keys, past)))
+        out = module(q, k, v, given)
+        changed = module(filled(q, later_q, fill), filled(k, later, fill), filled(v, later, fill), given)
+        for i, one, other in zip(at, out.split(BATCH), changed.split(BATCH), strict=True):
+            assert torch.equal(other[:, :, : i + 1], one[:, :, : i + 1]), (queries, keys, i)
             # A mechanism that reads no queries has nothing to change where all later keys are padding.
             reads = "q" in module.projections or key_mask is None or key_mask[:, past + i + 1 :].any()
             if i + 1 < queries and reads:
-                assert not torch.equal(changed[:, :, i + 1 :], out[:, :, i + 1 :])
+                assert not torch.equal(other[:, :, i + 1 :], one[:, :, i + 1 :])
 
 
 @causal_row
@@ -40,11 +57,13 @@ def test_an_output_has_no_gradient_in_its_future(row, masked):
     for queries, keys in causal_lengths(row):
         module = row.build(causal=True, cross=queries != keys, max_len=67)
         key_mask = holes(keys) if masked else None
-        q, k, v = (x.requires_grad_() for x in draw(queries, keys, dtype=torch.float32))
-        out = module(q, k, v, key_mask)
+        at = positions(queries)
+        inputs = [repeated(x, at).requires_grad_() for x in draw(queries, keys, dtype=torch.float32)]
+        outs = module(*inputs, repeated(key_mask, at)).split(BATCH)
         past = keys - queries
-        for i in range(0, queries, 1 if queries < 10 else 11):
-            grads = torch.autograd.grad(out[:, :, i].sum(), (q, k, v), retain_graph=True, materialize_grads=True)
+        total = sum(out[:, :, i].sum() for i, out in zip(at, outs, strict=True))
+        of_all = torch.autograd.grad(total, inputs, materialize_grads=True)
+        for i, *grads in zip(at, *(grad.split(BATCH) for grad in of_all), strict=True):
             for grad, position in zip(grads, (i, past + i, past + i), strict=True):
                 assert not grad[:, :, position + 1 :].any()
             if key_mask is None or key_mask[1, past + i]:

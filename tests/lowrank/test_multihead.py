@@ -98,17 +98,24 @@ def masks(kinds, layout, dtype=torch.float64, lengths=(L, S)):
     return arguments
 
 
-def check(unit, plain, tensors, close=CLOSE[torch.float64], **arguments):
-    """Outputs, weights and gradients of the inputs."""
-    (out, weights), (expected, expected_weights) = unit(*tensors, **arguments), plain(*tensors, **arguments)
-    torch.testing.assert_close(out, expected, **close)
-    assert (weights is None) == (expected_weights is None)
-    if weights is not None:
-        torch.testing.assert_close(weights, expected_weights, **close)
-    if out.requires_grad:
-        g = torch.randn_like(out)
-        found, expected = (torch.autograd.grad(x, tensors, g, materialize_grads=True) for x in (out, expected))
-        torch.testing.assert_close(found, expected, **close)
+def check(units, plain, tensors, close=CLOSE[torch.float64], **arguments):
+    """Outputs, weights and gradients of the inputs, of one unit or each of several."""
+
+    def results(unit):
+        out, weights = unit(*tensors, **arguments)
+        grads = torch.autograd.grad(out, tensors, g.to(out), materialize_grads=True) if out.requires_grad else ()
+        return out, weights, grads
+
+    lead = tensors[0].shape[:-1]
+    g = torch.randn(*lead, plain.embed_dim, dtype=torch.float64)
+    expected, expected_weights, expected_grads = results(plain)
+    for unit in units if isinstance(units, tuple) else (units,):
+        out, weights, grads = results(unit)
+        torch.testing.assert_close(out, expected, **close)
+        assert (weights is None) == (expected_weights is None)
+        if weights is not None:
+            torch.testing.assert_close(weights, expected_weights, **close)
+        torch.testing.assert_close(grads, expected_grads, **close)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -118,9 +125,9 @@ def check(unit, plain, tensors, close=CLOSE[torch.float64], **arguments):
 def test_equals_the_attention_it_replaces(widths, options, kinds, layout):
     plain = dense(batch_first=layout == "batch first", **widths, **options)
     arguments, tensors = masks(kinds, layout), inputs(layout, **widths)
-    for unit in (low_rank(plain, rank=None), low_rank(plain, names=())):
-        for wanted in ({"need_weights": False}, {}, {"average_attn_weights": False}):
-            check(unit, plain, tensors, **arguments, **wanted)
+    units = low_rank(plain, rank=None), low_rank(plain, names=())
+    for wanted in ({"need_weights": False}, {}, {"average_attn_weights": False}):
+        check(units, plain, tensors, **arguments, **wanted)
 
 
 @pytest.mark.parametrize("kinds", MASKS, ids=str)

@@ -26,7 +26,8 @@ def test_inference(name):
 def test_training(name):
     block, mask = layer(name).train(), padding(B, N)
     x, g = (torch.randn(B, N, d, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    # Without a search for what to recompute, which changes no value.
+    compiled = torch.compile(block, backend="aot_eager_default_partitioner", fullgraph=True)
     leaves = [x, *block.parameters()]
     found, expected = compiled(x, mask), block(x, mask)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)

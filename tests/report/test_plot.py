@@ -1,6 +1,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 
 import matplotlib
 import pytest
@@ -37,6 +38,7 @@ def drawn(request, pictures):
     return plot.pictures(crowd()) if request.param == "crowd" else pictures
 
 
+@cache
 def seen(figure):
     """The texts that are drawn, each with its box in pixels."""
     renderer = FigureCanvasAgg(figure).get_renderer()

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from greenformers.measure.bench import NAMES
 from greenformers.measure.record import METRICS, Record, read
-from greenformers.report import published, study
+from greenformers.report import curves, heat, published, study
 from greenformers.report import rates as rates_module
 from greenformers.report.heat import Heat, heat_maps
 from greenformers.report.names import broken
@@ -49,8 +49,16 @@ def names(of: list[Record], references: Path | None = None) -> list[str]:
 
 
 @pytest.fixture
-def heats(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Heat]]:
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures whose parts are not moved to where they fit, of which most of the time is: for what does not look."""
+    for module in (curves, heat, rates_module):
+        monkeypatch.setattr(module, "settle", lambda *_, **__: None)
+
+
+@pytest.fixture
+def heats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Heat]]:
     """Of each figure, by the end of its title, its heat maps by title."""
+    request.getfixturevalue("unsettled")
     seen: dict[str, dict[str, Heat]] = {}
 
     def keep(title: str, rows: list[list[Heat]], **_: str) -> Figure:
@@ -72,10 +80,12 @@ def csv(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
 
+@pytest.mark.usefixtures("unsettled")
 def test_every_picture_is_there_with_all_records() -> None:
     assert names(records()) == EVERY
 
 
+@pytest.mark.usefixtures("unsettled")
 @pytest.mark.parametrize(
     ("some", "expected"),
     [
@@ -156,6 +166,7 @@ def test_time_saved_and_larger_batches(heats: dict[str, dict[str, Heat]]) -> Non
     assert set(panels["larger batch than SDPA"].values.values()) == {4.0}
 
 
+@pytest.mark.usefixtures("unsettled")
 def test_time_of_1000_tokens_and_parameters_by_rank() -> None:
     figures = {picture.name: picture.figure for picture in study.pictures(records())}
     lines = {line.get_label(): line.get_xydata().tolist() for line in figures["time"].axes[0].lines}
@@ -226,6 +237,7 @@ def test_no_published_figures_where_they_are_not_at_hand(
     assert not [title for panels in heats.values() for title in panels if "thesis" in title or "paper" in title]
 
 
+@pytest.mark.usefixtures("unsettled")
 def test_rates_are_those_of_the_best_rank_beside_the_survey(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = {}
     monkeypatch.setattr(rates_module, "_drawn", lambda bars, _: seen.update(bars) or Figure())
@@ -251,6 +263,7 @@ def test_the_reference_files_are_read() -> None:
     )
 
 
+@pytest.mark.usefixtures("unsettled")
 def test_a_mechanism_without_a_rank_has_its_line_too() -> None:
     without = [replace(r, variant="linear", setting={**r.setting, "rank": None}) for r in records(variants=("lrt",))]
     (time,) = (picture for picture in study.pictures([*records(), *without]) if picture.name == "time")

@@ -1,13 +1,22 @@
-"""Small real runs in processes of their own, for tests that kill them or start several."""
+"""Small real runs in processes of their own, for tests that kill them or start several.
+
+A run is forked from a server, a process that has done nothing but import, once, what costs seconds to import; or, where
+it is the command itself that is tested, it is a fresh Python.
+"""
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
+import pytest
 
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 40
 
@@ -17,6 +26,68 @@ FLAGS = {
     "rank": 3, "hidden": 16, "heads": 2, "feed_forward": 24, "layers": 2, "steps": 40, "batch": 8, "accumulate": 2,
     "learning_rate": 0.01, "evaluate_every": 10, "log_every": 4, "save_every": 3, "dropout": 0.1,
 }  # fmt: skip
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["greenformers.cli", "greenformers.train.run", "transformers.trainer", "accelerate"])
+
+
+class Forked:
+    """One run of as many forked processes, to be used as a `subprocess.Popen`."""
+
+    def __init__(self, words: list[str], printed: Path, processes: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with pytest.MonkeyPatch.context() as patch:  # the environment of a server is that of its first start
+            for name, value in ENVIRONMENT.items():
+                patch.setenv(name, value)
+            forkserver.ensure_running()
+        self._printed, self.returncode, self._members = printed, None, []
+        for rank in range(processes):
+            environment = {  # as torchrun would
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes,
+                "LOCAL_WORLD_SIZE": processes, "RANK": rank, "LOCAL_RANK": rank,
+            } if processes > 1 else {}  # fmt: skip
+            member = SERVER.Process(target=_command, args=(words, str(printed), environment), daemon=True)
+            member.start()
+            self._members.append(member)
+        self.pid = self._members[0].pid
+
+    def poll(self) -> int | None:
+        codes = [member.exitcode for member in self._members]
+        if None not in codes:
+            self.returncode = next((code for code in codes if code), 0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        for member in self._members:
+            os.kill(member.pid, number)
+
+    def kill(self) -> None:
+        for member in self._members:
+            member.kill()
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        end = time.monotonic() + timeout
+        for member in self._members:
+            member.join(max(0.0, end - time.monotonic()))
+        if self.poll() is None:
+            self.kill()
+            raise subprocess.TimeoutExpired("greenformers", timeout, self._printed.read_text())
+        return self._printed.read_text(), None
+
+
+def _command(words: list[str], printed: str, environment: dict[str, object]) -> None:
+    """`python -m greenformers` with these words, in a process that is there already."""
+    from greenformers import cli
+
+    os.environ |= {name: str(value) for name, value in environment.items()}
+    with open(printed, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.argv = ["greenformers", *words]
+    cli.main()
 
 
 def corpus(folder: Path) -> Path:
@@ -35,23 +106,28 @@ def flags(**changed) -> list[str]:
     return words
 
 
-def start(out: Path, *more: str, processes: int = 1, **changed) -> subprocess.Popen:
-    """Start `greenformers train` on one core a process."""
+def start(out: Path, *more: str, processes: int = 1, fresh: bool = False, **changed) -> subprocess.Popen | Forked:
+    """Start `greenformers train` on one core a process; in a fresh Python, by torchrun where it takes several."""
+    words = ["train", "--out", str(out), *flags(**changed), *more]
+    if not fresh:
+        return Forked(words, out.with_name(f"{out.name}-{time.monotonic_ns()}.txt"), processes)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launcher, "-m", "greenformers", "train", "--out", str(out), *flags(**changed), *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, *launcher, "-m", "greenformers", *words]
+    return subprocess.Popen(
+        command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
-def kill(process: subprocess.Popen) -> str:
+def kill(process: subprocess.Popen | Forked) -> str:
     """End a run and all its processes at once; what it printed."""
-    for child in psutil.Process(process.pid).children(recursive=True):
-        child.kill()
+    with suppress(psutil.NoSuchProcess):  # of a fork that has ended nothing is left
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
     process.kill()
     return process.communicate(timeout=60)[0]
 
 
-def finish(process: subprocess.Popen) -> str:
+def finish(process: subprocess.Popen | Forked) -> str:
     """Wait for the end of a run that must end well; what it printed."""
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 0, printed

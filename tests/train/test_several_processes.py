@@ -30,7 +30,9 @@ def single(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_curve_is_that_of_one_process(single: Path, data: str, tmp_path: Path, way: str) -> None:
     accumulate = 1 if way == "pipeline" else 2
-    finish(start(tmp_path / "run", *WAYS[way], processes=2, folder=data, **SETTINGS | {"accumulate": accumulate}))
+    settings = SETTINGS | {"accumulate": accumulate}
+    # One of them by torchrun itself; the others are told of each other in the words of torchrun.
+    finish(start(tmp_path / "run", *WAYS[way], processes=2, fresh=way == "data-parallel", folder=data, **settings))
     expected, found = curve(single, *CURVES), curve(tmp_path / "run", *CURVES)
     assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
     assert len(expected) == 14
@@ -44,7 +46,7 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_processes(data: str, tmp_
     """Begun in two sharded processes and killed, ended in one."""
     longer = SETTINGS | {"steps": 60, "save_every": 2, "evaluate_every": 20}
     out = tmp_path / "run"
-    process = start(out, "--shard", processes=2, folder=data, **longer)
+    process = start(out, "--shard", processes=2, fresh=True, folder=data, **longer)
     wait_for(out / "checkpoints" / "step-4")
     kill(process)
     assert (out / "checkpoints").exists(), "it ended before it could be killed"
