@@ -31,6 +31,7 @@ _HOME = {
     "load": "greenformers.compress.load",
     "merge": "greenformers.compress.merge",
     "save": "greenformers.compress.save",
+    "swap_attention": "greenformers.compress.swap",
     "warm_start": "greenformers.model.warm_start",
     "Record": "greenformers.measure.record",
 }
