@@ -205,11 +205,12 @@ def _layers(text: str) -> list[int] | None:
         ValueError: anything else.
     """
     found: list[int] = []
-    for word in filter(None, (word.strip() for word in text.split(","))):
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or not (last if dash else first).isdecimal():
+    for word in text.split(",") if text.strip() else []:
+        first, dash, last = (part.strip() for part in word.partition("-"))
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
             raise ValueError(f"layers must be whole numbers from 0 on, such as 0,2,4 or 0-2; got {text!r}")
-        found += range(int(first), int(last if dash else first) + 1)
+        found += range(int(first), int(last) + 1)
     return found or None
 
 

@@ -77,7 +77,11 @@ def _tie(model: PreTrainedModel) -> None:
         known = part._tied_weights_keys or {}
         weights = {stem + name.removesuffix(".weight"): name for name in (*known, *known.values())}
         gone = {name for path, name in weights.items() if path in made}
-        kept = {target: origin for target, origin in known.items() if not {target, origin} & gone}
+        kept = {
+            target: origin
+            for target, origin in known.items()
+            if not {target, origin} & gone and not _was_swapped(part, target)
+        }
         if prefix == "":
             kept |= {
                 f"{path}.{name}": f"{group[0]}.{name}"
@@ -90,6 +94,15 @@ def _tie(model: PreTrainedModel) -> None:
         if kept != known:
             part._tied_weights_keys = kept
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def _was_swapped(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is of a mechanism put in before: its layer may be gone since, or hold another."""
+    owner, slot, _ = name.partition(f".{interface.SLOT}.")
+    if not slot:
+        return False
+    module = dict(model.named_modules()).get(owner)
+    return module is None or hasattr(module, interface.MADE)
 
 
 def place(model: nn.Module, described: Structure) -> list[str]:

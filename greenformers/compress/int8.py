@@ -63,6 +63,8 @@ class Int8Linear(nn.Module):
         """The map with a bias that may be another's."""
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("maps of 8 bits have no gradient: train before they are quantised")
+        if x.ndim == 1:
+            return self.product(x[None], bias)[0]
         if x.is_cpu and not torch.compiler.is_compiling():
             # A processor without VNNI adds pairs of products in 16 bits: one bit less, or they overflow.
             spare = not torch.cpu._is_vnni_supported()

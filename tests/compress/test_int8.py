@@ -1,0 +1,223 @@
+"""Weights of 8 bits: what they compute, what they weigh, and training that knows of them."""
+
+import copy
+
+import pytest
+import torch
+from models import sentences, tokenizer
+from torch import Tensor, nn
+from zoo import ZOO, difference, everything, inputs, network, outputs
+
+import greenformers
+from greenformers.compress.heal import Healing, heal
+from greenformers.compress.int8 import (
+    Int8Embedding,
+    Int8LED,
+    Int8Linear,
+    aware,
+    int8_of,
+    is_quantised,
+    quantise,
+    quantised,
+    targets,
+)
+
+LEVELS = 255 if torch.cpu._is_vnni_supported() else 127
+"""Of inputs, in the fused kernel: without VNNI one bit less."""
+
+
+def linear(m: int = 24, n: int = 16, bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
+    dense = nn.Linear(n, m, bias)
+    return dense, Int8Linear.of(dense.weight, dense.bias)
+
+
+def oracle(x: Tensor, made: Int8Linear, levels: int = 255) -> Tensor:
+    """The formula, in float64; the step and what is rounded by it in float32, as it is stated."""
+    low, high = x.float().amin().clamp(max=0), x.float().amax().clamp(min=0)
+    step = (high - low) / levels
+    step = step if step > 0 else torch.tensor(1.0)
+    zero = (-low / step).round()
+    q = ((x.float() / step).round() + zero).clamp(0, levels)
+    read = (q - zero).double() * step.double()
+    found = read @ (made.weight.double() * made.scale.double()[:, None]).T
+    return found if made.bias is None else found + made.bias.double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(16,), (5, 16), (2, 3, 16)])
+def test_it_computes_its_formula(shape: tuple[int, ...], bias: bool) -> None:
+    dense, made = linear(bias=bias)
+    x = torch.randn(shape) + 0.3
+    with torch.no_grad():
+        torch.testing.assert_close(made(x).double(), oracle(x, made, LEVELS), atol=1e-5, rtol=1e-5)
+        flat = made._in_graph(x.flatten(0, -2) if x.ndim > 1 else x[None], made.bias).view(*shape[:-1], 24)
+        torch.testing.assert_close(flat.double(), oracle(x, made), atol=1e-5, rtol=1e-5)
+        if LEVELS == 255:
+            torch.testing.assert_close(flat, made(x), atol=1e-6, rtol=1e-6)
+        assert (made(x) - dense(x)).abs().max() < 0.05
+    assert made.weight.dtype == torch.int8
+    assert made.extra_repr() == f"16, 24, bias={bias}"
+
+
+def test_weights_are_within_half_a_step() -> None:
+    weight = torch.randn(9, 33) * torch.logspace(-6, 3, 9)[:, None]
+    weight[4] = 0
+    q, scale = quantised(weight)
+    error = (q.double() * scale.double()[:, None] - weight.double()).abs().amax(1)
+    assert (error <= scale.double() / 2 * (1 + 1e-5)).all()
+    assert q[4].eq(0).all()
+    assert scale.gt(0).all()
+    assert (q.abs().amax(1) == 127).sum() == 8
+
+
+def test_rows_and_inputs_of_nothing() -> None:
+    dense, made = linear()
+    with torch.no_grad():
+        dense.weight[3] = 0
+        made = Int8Linear.of(dense.weight, dense.bias)
+        assert made(torch.randn(4, 16))[:, 3].equal(dense.bias[3].expand(4))
+        torch.testing.assert_close(made(torch.zeros(4, 16)), dense.bias.expand(4, -1))
+        torch.testing.assert_close(made._in_graph(torch.zeros(4, 16), made.bias), dense.bias.expand(4, -1))
+
+
+def test_types_gradients_and_copies() -> None:
+    _, made = linear()
+    x = torch.randn(4, 16)
+    half = made(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half, made(x.bfloat16().float()).bfloat16())
+    with pytest.raises(RuntimeError, match="no gradient"):
+        made(x.clone().requires_grad_())
+    expected = made(x)  # packed now, and what is packed cannot be copied
+    again = copy.deepcopy(made)
+    assert again(x).equal(expected)
+    with torch.no_grad():
+        again.scale.mul_(2)
+        again.bias.zero_()
+    torch.testing.assert_close(again(x), 2 * (expected - made.bias), atol=1e-5, rtol=1e-5)
+    assert made(x).equal(expected)
+
+
+def test_embeddings() -> None:
+    table = nn.Embedding(11, 8, padding_idx=2)
+    made, ids = Int8Embedding.of(table), torch.arange(11)[None]
+    assert (made(ids) - table(ids)).abs().max() <= made.scale.max() / 2 * 1.001
+    assert made(ids).equal((made.weight * made.scale[:, None])[None])
+    assert made.padding_idx == 2
+    assert made.extra_repr() == "11, 8"
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "albert", "t5"])
+def test_a_quarter_of_the_bytes(name: str) -> None:
+    model, dense = network(name, **({"vocab_size": 530} if name != "t5" else {})), network(name)
+    weight = sum(part.numel() * part.element_size() for part in model.parameters())
+    count = sum(part.numel() for part in model.parameters())
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    assert head.weight is table.weight
+    paths = quantise(model)
+    assert paths == int8_of(model)
+    assert is_quantised(model)
+    assert not any(part.requires_grad for part in model.parameters())
+    small = sum(part.numel() * part.element_size() for part in model.parameters())
+    assert 0.25 < small / weight < 0.36  # of rows as narrow as these, scales weigh an eighth
+    assert 1 < sum(part.numel() for part in model.parameters()) / count < 1.05
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    assert isinstance(head, Int8Linear)
+    assert isinstance(table, Int8Embedding)
+    assert head.weight is table.weight
+    assert head.scale is table.scale
+    small_model = copy.deepcopy(dense)
+    quantise(small_model)
+    wanted = outputs(dense, inputs(name))[0]
+    error = difference(outputs(small_model, inputs(name))[:1], [wanted])
+    assert 0 < error < 0.1 * wanted.abs().max()
+
+
+def test_low_rank_maps_too() -> None:
+    model = network("bert")
+    greenformers.compress(model, 0.5, select=everything)
+    expected = outputs(model, inputs("bert"))[0]
+    quantise(model)
+    assert any(isinstance(part, Int8LED) for part in model.modules())
+    assert difference(outputs(model, inputs("bert"))[:1], [expected]) < 0.1 * expected.abs().max()
+
+
+def test_what_cannot_be_quantised_is_refused() -> None:
+    with pytest.raises(ValueError, match="no linear map and no table"):
+        quantise(nn.Sequential(nn.ReLU()))
+    model = network("bert")
+    quantise(model)
+    with pytest.raises(ValueError, match="no linear map and no table"):
+        quantise(model)
+    model = network("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        quantise(model)
+    assert not is_quantised(model)
+    assert all(part.requires_grad for part in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_training_that_is_aware(name: str) -> None:
+    model, small = network(name), network(name)
+    quantise(small)
+    before = {key: (part, part.detach().clone()) for key, part in model.named_parameters()}
+    given = inputs(name)
+    dense, quantised_outputs = outputs(model, given)[0], outputs(small, given)[0]
+    with aware(model):
+        seen = outputs(model, given)[0]
+        # Nearly what the quantised one will say, which the dense one does not.
+        assert 0 < difference([seen], [quantised_outputs]) < 0.5 * difference([dense], [quantised_outputs])
+        model(**given, labels=given["input_ids"]).loss.backward()
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[key] is part and part.equal(value) for key, (part, value) in before.items())
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert all(module.weight.grad.abs().sum() > 0 for path, module in targets(model) if "token_type" not in path)
+    assert outputs(model, given)[0].equal(dense)
+
+
+def test_aware_ends_with_an_error_too() -> None:
+    model = network("bert")
+    keys = model.state_dict().keys()
+    with pytest.raises(KeyError), aware(model):
+        raise KeyError
+    assert model.state_dict().keys() == keys
+
+
+def test_healing_that_is_aware_brings_it_nearer() -> None:
+    original, words = network("bert", "BertModel"), tokenizer("bert")
+    with torch.no_grad():
+        for part in original.parameters():
+            part.mul_(4 if part.dim() == 2 else 1)
+    model = copy.deepcopy(original)
+    greenformers.compress(model, 0.5)
+    healing = Healing(12, batch_size=8, learning_rate=2e-3, int8=True)
+    history = heal(model, original, sentences(60), words, healing, length=16)
+    distances = [row["eval_distance"] for row in history.log if "eval_distance" in row]
+    assert distances[-1] < distances[0]
+    assert not any("parametrizations" in key for key in model.state_dict())
+    quantise(model)
+    with pytest.raises(ValueError, match="heal first, then quantise"):
+        heal(model, original, sentences(60), words, healing, length=16)
+
+
+def test_causal_models_are_healed_with_blocks() -> None:
+    original, words = network("gpt2"), tokenizer("gpt2")
+    model = copy.deepcopy(original)
+    greenformers.compress(model, 0.5)
+    heal(model, original, sentences(60), words, Healing(2, batch_size=8), length=16)
+    with pytest.raises(ValueError, match="one block of 400"):
+        heal(model, original, sentences(6), words, Healing(2, batch_size=8), length=400)
+
+
+def test_a_graph_computes_the_same() -> None:
+    model = network("bert")
+    quantise(model)
+    given = inputs("bert")
+    expected = outputs(model, given)[0]
+    with torch.no_grad():
+        found = torch.compile(model, backend="eager")(**given).logits
+    torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=0.0)
+    assert ZOO["bert"][0] == type(model).__name__
