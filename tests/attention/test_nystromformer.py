@@ -12,10 +12,11 @@ ONE = Shape(heads=1, head_dim=8, max_len=12)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-8)])
+# of float32, eps times 530, the condition of A: what rounding gains in the inverse
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 6e-5), (torch.float64, 1e-8)])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 def test_with_a_landmark_for_each_position_it_is_full_attention(dtype, tolerance, masked):
-    q, k, v = draw(11, 11, dtype=dtype, seed=7)  # rounding errors grow with the condition of A
+    q, k, v = draw(11, 11, dtype=dtype, seed=7)
     mask = holes(11) if masked else None
     module = build("nystromformer", SHAPE, landmarks=11, iterations=20)
     out, expected = (kept(each(q, k, v, mask), mask) for each in (module, build("full", SHAPE)))

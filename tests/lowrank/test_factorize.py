@@ -72,7 +72,8 @@ def test_svd_is_the_truncated_svd(shape):
         torch.testing.assert_close(found.energies, torch.linalg.svdvals(W).square(), atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
+# of float32, eps * |W| / gap = 1.2e-7 * 2 / 0.077: what rounding turns the r leading directions by
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_svd_of_narrower_weights(shape, dtype, tolerance):
     W = falling(*shape).to(dtype)
