@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import json
 import random
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -142,6 +143,12 @@ def shown(records: list[Record]) -> Table:
         setting = ", ".join(f"{key} {value}" for key, value in record.setting.items())
         table.add_row(setting, record.variant, record.metric, f"{record.value:.4g}", of_dense, interval, bar)
     return table
+
+
+def told(what: str, share: float) -> None:
+    """Progress in a log: a line every tenth."""
+    if abs(10 * share - round(10 * share)) < 1e-9:
+        print(f"{what}: {100 * share:.0f} %", file=sys.stderr, flush=True)
 
 
 def main() -> None:

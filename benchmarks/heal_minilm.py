@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from compress_minilm import LENGTH, model_folder, pairs, sentences
+from compress_minilm import LENGTH, model_folder, pairs, sentences, told
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, logging
@@ -29,11 +29,6 @@ from greenformers.measure.record import METRICS, Record, append, context, with_r
 
 BARS = {0.5: 0.99, 0.25: 0.96}
 STEPS, BATCH, RATE = 300, 64, 5e-4
-
-
-def told(what: str, share: float) -> None:
-    if round(share * STEPS) % 20 == 0:
-        print(f"{what}: {100 * share:.0f} %", file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Commands that make a trained model smaller or faster. Heavy imports are inside, so that --help answers at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +9,11 @@ import typer
 from greenformers import _terminal as terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from greenformers.compress.budget import Budget
     from greenformers.compress.heal import Healing
+    from greenformers.measure.record import Record
 
 Steps = Annotated[
     int | None, typer.Option("--heal", help="Steps of distillation afterwards: the model learns from the original.")
@@ -94,9 +97,7 @@ def compress(
     """
     from greenformers.compress.command import Wanted, run
     from greenformers.compress.shards import compress_shards
-    from greenformers.measure.record import append, context
-    from greenformers.report.page import write
-    from greenformers.report.table import tables
+    from greenformers.measure.record import context
 
     terminal.quiet()
     console = terminal.console()
@@ -124,11 +125,7 @@ def compress(
         done, found = run(wanted, context(terminal.command(), seed), steps)
     if done is not None:
         console.print(str(done).splitlines()[0])
-    terminal.show(console, tables(found, console.width))
-    if results is not None:
-        append(results, found)
-    page = write(found, report or out / "report", f"{Path(model).name}, compressed")
-    console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
+    _present(console, found, results, out, report, f"{Path(model).name}, compressed")
 
 
 def swap(
@@ -161,9 +158,7 @@ def swap(
 ) -> None:
     """Put another attention in the place of a trained model's own; measure what it gained and what it lost."""
     from greenformers.compress.swap_command import Wanted, run
-    from greenformers.measure.record import append, context
-    from greenformers.report.page import write
-    from greenformers.report.table import tables
+    from greenformers.measure.record import context
 
     terminal.quiet()
     console = terminal.console()
@@ -181,10 +176,21 @@ def swap(
     except TypeError as error:
         raise ValueError(f"{attention}: {str(error).rpartition('() ')[2]}") from error
     console.print("\n  ".join(done), markup=False)
+    _present(console, found, results, out, report, f"{Path(model).name}, {attention}")
+
+
+def _present(
+    console: "Console", found: "Sequence[Record]", results: Path | None, out: Path, report: Path | None, title: str
+) -> None:
+    """Show records, add them to a file, and make a page of them."""
+    from greenformers.measure.record import append
+    from greenformers.report.page import write
+    from greenformers.report.table import tables
+
     terminal.show(console, tables(found, console.width))
     if results is not None:
         append(results, found)
-    page = write(found, report or out / "report", f"{Path(model).name}, {attention}")
+    page = write(found, report or out / "report", title)
     console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
 
 

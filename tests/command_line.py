@@ -1,6 +1,7 @@
 """Running the command line in this process."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,20 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     assert len(lines) == 1, error
     assert lines[0].startswith("greenformers: ")
     return lines[0]
+
+
+def refused_unchanged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path, out: Path, *words: str
+) -> str:
+    """The line by which a command line is refused that changes nothing at home and leaves nothing in `out`."""
+    before = listing(home)
+    monkeypatch.chdir(home)
+    said = refused(monkeypatch, capsys, *words)
+    assert list(out.iterdir()) == []
+    assert listing(home) == before
+    return said
+
+
+def listing(root: Path) -> dict[str, int]:
+    """The files below a folder, and when they were written."""
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}

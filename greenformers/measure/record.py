@@ -51,6 +51,7 @@ METRICS: dict[str, Metric] = {
     "tokens_per_second": Metric("Tokens a second", "1/s", False),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
+    "cache": Metric("Cache of the context", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),
     "flops_training": Metric("FLOPs, training", "GFLOP"),
     "compression_time": Metric("Compression time", "s"),

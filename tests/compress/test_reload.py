@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fresh import read_again
 from safetensors import safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import GENERATES, ZOO, difference, everything, inputs, network, outputs
 
 import greenformers
 from greenformers.compress.checkpoint import ranks_of, ties_of
 
-FRESH = Path(__file__).with_name("reloading.py")
 SELECTIONS = {"default": None, "everything": everything}
 TIED = ("bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "t5", "whisper")
 
@@ -35,22 +34,8 @@ def parameters(model: torch.nn.Module) -> int:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the networks did before they were saved, and in a process that knows nothing but their folders."""
-    root = tmp_path_factory.mktemp("saved")
-    before: dict[str, dict[str, Any]] = {}
-    for name, (_, auto, _) in ZOO.items():
-        for what, select in SELECTIONS.items():
-            model, folder = small(name, select), root / f"{name}-{what}"
-            model.save_pretrained(folder)
-            batch = inputs(name)
-            found = {f"out.{place}": part.contiguous().clone() for place, part in enumerate(outputs(model, batch))}
-            save_file(found | {f"in.{key}": value for key, value in batch.items()}, folder / "expected.safetensors")
-            (folder / "auto.txt").write_text(auto)
-            before[folder.name] = {"folder": folder, "parameters": parameters(model), "model": model}
-    shown = subprocess.run([sys.executable, str(FRESH), str(root)], capture_output=True, text=True, timeout=280)
-    assert shown.returncode == 0, shown.stderr
-    assert "newly initialized" not in shown.stderr
-    after = json.loads(shown.stdout.splitlines()[-1])
-    return {name: found | {"after": after[name]} for name, found in before.items()}
+    models = ((f"{name}-{what}", name, small(name, select)) for name in ZOO for what, select in SELECTIONS.items())
+    return read_again(tmp_path_factory.mktemp("saved"), models)
 
 
 @pytest.mark.parametrize("what", SELECTIONS)
@@ -61,7 +46,7 @@ def test_a_fresh_process_reads_the_same_network(saved: dict[str, Any], name: str
     assert after["difference"] == 0.0
     assert after["outputs"] >= 1
     assert after["keys"] == {}
-    assert after["parameters"] == before["parameters"] < parameters(network(name))
+    assert after["parameters"] == parameters(before["model"]) < parameters(network(name))
     if name in GENERATES:
         assert after["cached"] == after["uncached"]
         assert len(after["cached"][0]) >= 6

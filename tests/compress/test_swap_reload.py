@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from fresh import read_again
 from transformers import PreTrainedModel
-from zoo import ZOO, difference, everything, inputs, network, outputs
+from zoo import difference, everything, inputs, network, outputs
 
 import greenformers
 from greenformers.compress.checkpoint import mark, structure
@@ -21,7 +19,6 @@ from greenformers.compress.depth import drop_layers
 from greenformers.compress.int8 import quantise
 from greenformers.compress.swap import swap_attention
 
-FRESH = Path(__file__).with_name("reloading.py")
 DEEP = {"bert": "num_hidden_layers", "roberta": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 WRITES = ("gpt2", "llama", "bart", "t5")
 
@@ -101,20 +98,8 @@ def count(model: torch.nn.Module) -> int:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The models, and what they did in a process that knows nothing but their folders."""
-    root = tmp_path_factory.mktemp("saved")
-    before: dict[str, dict[str, Any]] = {}
-    for what, (name, _) in CHANGES.items():
-        model, folder, batch = made(what), root / what, inputs(name)
-        model.save_pretrained(folder)
-        found = {f"out.{place}": part.contiguous().clone() for place, part in enumerate(outputs(model, batch))}
-        save_file(found | {f"in.{key}": value for key, value in batch.items()}, folder / "expected.safetensors")
-        (folder / "auto.txt").write_text(ZOO[name][1])
-        before[what] = {"folder": folder, "model": model}
-    shown = subprocess.run([sys.executable, str(FRESH), str(root)], capture_output=True, text=True, timeout=280)
-    assert shown.returncode == 0, shown.stderr
-    assert "newly initialized" not in shown.stderr
-    after = json.loads(shown.stdout.splitlines()[-1])
-    return {what: found | {"after": after[what]} for what, found in before.items()}
+    models = ((what, name, made(what)) for what, (name, _) in CHANGES.items())
+    return read_again(tmp_path_factory.mktemp("saved"), models)
 
 
 @pytest.mark.parametrize("what", CHANGES)

@@ -1,0 +1,31 @@
+"""Saves models of the zoo, and has a process that knows nothing but their folders read them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from zoo import ZOO, inputs, outputs
+
+FRESH = Path(__file__).with_name("reloading.py")
+
+
+def read_again(root: Path, models: Iterable[tuple[str, str, PreTrainedModel]]) -> dict[str, dict[str, Any]]:
+    """Of models (folder's name, name in the zoo, model): folder, model and what `reloading.py` says of it, `after`."""
+    found: dict[str, dict[str, Any]] = {}
+    for what, name, model in models:
+        folder, batch = root / what, inputs(name)
+        model.save_pretrained(folder)
+        expected = {f"out.{place}": part.contiguous().clone() for place, part in enumerate(outputs(model, batch))}
+        save_file(expected | {f"in.{key}": value for key, value in batch.items()}, folder / "expected.safetensors")
+        (folder / "auto.txt").write_text(ZOO[name][1])
+        found[what] = {"folder": folder, "model": model}
+    shown = subprocess.run([sys.executable, str(FRESH), str(root)], capture_output=True, text=True, timeout=280)
+    assert shown.returncode == 0, shown.stderr
+    assert "newly initialized" not in shown.stderr
+    after = json.loads(shown.stdout.splitlines()[-1])
+    return {what: each | {"after": after[what]} for what, each in found.items()}
