@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.compress.quality import judge
-from greenformers.compress.side_by_side import measured
+from greenformers.compress.side_by_side import BATCH, REPEATS, measured
 from greenformers.compress.texts import Texts
 from greenformers.measure.record import METRICS, Record, with_ratios
 
@@ -20,6 +20,8 @@ def compared(
     length: int,
     lengths: Sequence[int],
     unmeasured: Sequence[str] = (),
+    batch: int = BATCH,
+    repeats: int = REPEATS,
     country: str,
     about: dict[str, Any],
     progress: Callable[[str, float], None],
@@ -34,6 +36,8 @@ def compared(
         length: longest text, in tokens.
         lengths: to measure costs at.
         unmeasured: models whose costs are another's: only their weights differ.
+        batch: texts at once, where costs are measured.
+        repeats: timed runs of each model.
         country: whose electricity: a 3-letter ISO code.
         about: context of the records.
         progress: called as work goes on.
@@ -58,7 +62,10 @@ def compared(
     sizes = {name: _bytes(model) for name, model in timed.items()}
     first = next(iter(models.values()))
     vocabulary = first.config.get_text_config().vocab_size if lengths else 1
-    costs = measured(timed, sizes, lengths, benchmark=benchmark, vocabulary=vocabulary, country=country, about=about)
+    costs = measured(
+        timed, sizes, lengths, benchmark=benchmark, vocabulary=vocabulary, batch=batch, repeats=repeats,
+        country=country, about=about,
+    )  # fmt: skip
     progress("measuring", 1.0)
     return with_ratios([*costs, *records], to=next(iter(models)))
 

@@ -14,7 +14,7 @@ from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record
 
 METERED = ("latency", "peak_memory_inference", "flops")
-BATCH = 8
+BATCH, REPEATS = 8, 20
 
 
 def measured(
@@ -24,11 +24,12 @@ def measured(
     *,
     benchmark: str = "compress",
     vocabulary: int,
-    repeats: int = 20,
+    batch: int = BATCH,
+    repeats: int = REPEATS,
     country: str = "USA",
     about: dict[str, Any],
 ) -> list[Record]:
-    """Records of each model, on batches of 8 random texts of each length, without padding.
+    """Records of each model, on batches of random texts of each length, without padding.
 
     Args:
         models: by variant, all on one device.
@@ -36,6 +37,7 @@ def measured(
         lengths: in tokens.
         benchmark: name of the records.
         vocabulary: how many token ids to draw from.
+        batch: texts at once.
         repeats: timed runs of each, interleaved.
         country: whose electricity: a 3-letter ISO code.
         about: context of the records.
@@ -48,8 +50,8 @@ def measured(
             for metric, value in whole.items()
         ]
     for length in lengths:
-        setting = {"length": length, "batch": BATCH}
-        subjects = {name: Subject(model, on_tokens(model, length, vocabulary)) for name, model in models.items()}
+        setting = {"length": length, "batch": batch}
+        subjects = {name: Subject(model, on_tokens(model, length, vocabulary, batch)) for name, model in models.items()}
         found = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=repeats, about=about)
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
