@@ -200,8 +200,8 @@ def test_advice_from_records_of_bench(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @pytest.mark.usefixtures("few")
 def test_a_kept_calibration_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(calibration, "fit", lambda rows: Prices((1.0,) * 9, 0.25, len(rows)))
-    monkeypatch.setattr(calibration, "measured", lambda *words: dict.fromkeys(words[5], ([1.0] * 9, 1.0)))
+    monkeypatch.setattr(calibration, "fit", lambda rows: Prices((1.0,) * 12, 0.25, len(rows)))
+    monkeypatch.setattr(calibration, "measured", lambda *words: dict.fromkeys(words[5], ([1.0] * 12, 1.0)))
     assert run(monkeypatch, *ADVISE) == 0
     first = lines(capsys)
     assert "median error 25 %" in first

@@ -1,7 +1,8 @@
 """What time costs on this machine: a few networks are measured once, and a price is fitted to each kind of work.
 
 Time of a call = sum over kinds of work of price x amount, prices not negative (`greenformers.measure.trace.Work`, and
-layers). Fitted to relative errors, those of outliers counting less: other load on a machine makes some.
+layers). Fitted to relative errors, those of outliers counting less. A time is the least of its repeats: other load on
+a machine only adds to it.
 """
 
 import hashlib
@@ -20,14 +21,13 @@ from scipy.optimize import nnls
 
 from greenformers.measure import trace as counting
 from greenformers.measure.bench import call
-from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack
+from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, ranked, variants
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import context
 from greenformers.measure.trace import Work, trace
 
-USUAL = (BASELINE, "lrt", "linformer", "lrt+linformer")
-SETTINGS = 12
-"""How many networks of each mode are measured, each with all variants."""
+SETTINGS, BESIDE = 20, 3
+"""How many networks of each mode are measured, each dense and with so many variants."""
 REPEATS = 5
 ROUNDS = 10
 LEAST = 0.02
@@ -88,45 +88,66 @@ def fit(rows: Sequence[tuple[Sequence[float], float]]) -> Prices:
     return Prices(tuple(map(float, seconds)), float(np.median(errors)), len(y))
 
 
-def drawn(draw: random.Random) -> tuple[Network, int, int, int]:
-    """A network, a length, a rank and a batch, at random."""
-    length = int(2 ** draw.uniform(5, 11.5))
-    hidden = draw.choice([128, 192, 256, 384, 512, 768])
-    heads = draw.choice([h for h in (2, 4, 6, 8, 12) if hidden % h == 0 and hidden // h >= 16])
-    rank = min(draw.choice([8, 16, 32, 64, 96, 128, 192]), length // 2, hidden // 2)
-    network = Network(hidden=hidden, heads=heads, feed_forward=draw.choice([2, 4]) * hidden, layers=1)
-    return network, length, rank, max(1, draw.choice([256, 512, 1024, 2048]) // length)
+class Draw:
+    """Networks and variants at random, every variant once before any comes again."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = random.Random(seed)
+        self._all = {causal: variants(causal) for causal in (False, True)}
+        self._left: list[str] = []
+
+    def network(self) -> tuple[Network, int, int, int]:
+        """A network of one layer, a length, a rank and a batch."""
+        draw = self.source
+        length = int(2 ** draw.uniform(5, 11.5))
+        hidden = draw.choice([128, 192, 256, 384, 512, 768])
+        heads = draw.choice([h for h in (2, 4, 6, 8, 12) if hidden % h == 0 and hidden // h >= 16])
+        rank = min(draw.choice([8, 16, 32, 64, 96, 128, 192]), length // 2, hidden // 2)
+        feed_forward, causal = draw.choice([2, 4]) * hidden, draw.random() < 0.3
+        network = Network(hidden=hidden, heads=heads, feed_forward=feed_forward, layers=1, causal=causal)
+        return network, length, rank, max(1, draw.choice([256, 512, 1024, 2048]) // length)
+
+    def variants(self, count: int, causal: bool) -> list[str]:
+        """The dense one, and so many others that can be causal, or not."""
+        found = [BASELINE]
+        while len(found) <= count:
+            fitting = [name for name in self._left if name in self._all[causal] and name not in found]
+            if fitting:
+                found.append(fitting[0])
+                self._left.remove(fitting[0])
+            else:
+                self._left += self.source.sample(self._all[False], len(self._all[False]))
+        return found
 
 
 def measured(
-    network: Network, length: int, rank: int, batch: int, mode: str, variants: Sequence[str], device: str = "cpu"
+    network: Network, length: int, rank: int, batch: int, mode: str, names: Sequence[str], device: str = "cpu"
 ) -> dict[str, tuple[list[float], float]]:
     """(amounts, seconds) of each variant, interleaved."""
-    cells = {name: Cell(name, None if name == BASELINE else rank, length) for name in variants}
+    cells = {name: Cell(name, rank if ranked(name) else None, length) for name in names}
     x = torch.randn(batch, length, network.hidden, device=device)
     calls = {}
     for name, cell in cells.items():
         calls[name] = call(Stack(network, cell).to(device).train(mode == "training"), x, mode)
     with torch.inference_mode(mode == "inference"):
         times = interleaved(calls, repeats=REPEATS, warmup=1, device=device)
-    return {name: (amounts(network, cell, batch, mode, device)[0], times[name].median) for name, cell in cells.items()}
+    least = {name: min(timing.samples) for name, timing in times.items()}
+    return {name: (amounts(network, cell, batch, mode, device)[0], least[name]) for name, cell in cells.items()}
 
 
-def calibrate(
-    variants: Sequence[str] = USUAL,
-    device: str = "cpu",
-    progress: Callable[[str, float], None] = lambda *_: None,
-) -> dict[str, Prices]:
+def calibrate(device: str = "cpu", progress: Callable[[str, float], None] = lambda *_: None) -> dict[str, Prices]:
     """Prices of each mode on this machine, from its cache or measured."""
-    place = _place(variants, device)
+    place = _place(device)
     if place.exists():
         kept = json.loads(place.read_text())
         return {mode: Prices(tuple(kept[mode]["seconds"]), kept[mode]["error"], kept[mode]["count"]) for mode in MODES}
     rows: dict[str, list[tuple[list[float], float]]] = {mode: [] for mode in MODES}
-    draw = random.Random(0)
+    draw = Draw(0)
     for number in range(SETTINGS):
         for mode in MODES:  # in turns: the load of a machine drifts
-            rows[mode] += measured(*drawn(draw), mode, variants, device).values()
+            network, length, rank, batch = draw.network()
+            names = draw.variants(BESIDE, network.causal)
+            rows[mode] += measured(network, length, rank, batch, mode, names, device).values()
         progress("calibrating on this machine", (number + 1) / SETTINGS)
     found = {mode: fit(some) for mode, some in rows.items()}
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -136,13 +157,13 @@ def calibrate(
     return found
 
 
-def _place(variants: Sequence[str], device: str) -> Path:
+def _place(device: str) -> Path:
     """A file a machine and version."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     where: dict[str, Any] = {"machine": context("", 0)["machine"], "threads": torch.get_num_threads(), "device": gpu}
     # Prices are of what these two count.
     counted = [hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in (__file__, counting.__file__)]
-    what = [*sorted(variants), torch.__version__, version("greenformers"), *counted]
+    what = [torch.__version__, version("greenformers"), *counted]
     key = hashlib.sha256(json.dumps([where, what], sort_keys=True).encode()).hexdigest()[:16]
     return root / "greenformers" / f"calibration-{key}.json"

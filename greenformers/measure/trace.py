@@ -20,7 +20,19 @@ NARROW = 64
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
 TILED = (torch.ops.greenformers.tiled, torch.ops.greenformers.tiled_backward)
-FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
+FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten._unsafe_view, torch.ops.prim.device}
+"""Make no time: nothing is read or written, or, as the last, only tensors without content ask it."""
+EXPONENTIAL = {
+    aten.exp, aten.exp_, aten.softmax, aten._softmax, aten._safe_softmax, aten._softmax_backward_data, aten.gelu,
+    aten.gelu_backward, aten.sigmoid, aten.sigmoid_, aten.tanh, aten.sin, aten.cos, aten.pow, aten.logsumexp,
+}  # fmt: skip
+GATHERING = {
+    aten.gather, aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.index, aten.index_select,
+    aten.index_add, aten.index_add_, aten.index_put, aten.index_put_, aten._index_put_impl_, aten.embedding, aten.roll,
+    aten.cumsum, aten.slice_backward, aten.select_backward, aten.tril, aten.tril_,
+}  # fmt: skip
+"""Not in the order of memory, or one entry after the other."""
+SORTING = {aten.sort, aten.topk, aten.argsort}
 
 
 @dataclass
@@ -33,6 +45,8 @@ class Work:
         moved: bytes read and written by matrix products.
         attention: FLOPs of fused attention.
         scores: entries of its matrices.
+        exponential, gathered, sorted: bytes read and written by exponentials and their like, by operations that gather
+            or scatter, and by sorting.
         elementwise: bytes read and written by all other operations.
         operations: how many there are that are no views.
         peak: most bytes of tensors that live at once, above those at the start.
@@ -44,11 +58,17 @@ class Work:
     moved: float = 0.0
     attention: float = 0.0
     scores: float = 0.0
+    exponential: float = 0.0
+    gathered: float = 0.0
+    sorted: float = 0.0
     elementwise: float = 0.0
     operations: float = 0.0
     peak: float = 0.0
 
-    FEATURES = ("wide", "narrow", "batched", "moved", "attention", "scores", "elementwise", "operations")
+    FEATURES = (
+        "wide", "narrow", "batched", "moved", "attention", "scores", "exponential", "gathered", "sorted", "elementwise",
+        "operations",
+    )  # fmt: skip
 
     def features(self) -> list[float]:
         """What time is made of, in giga of each unit; operations in thousands."""
@@ -106,6 +126,12 @@ class _Watch(TorchDispatchMode):
             # Reads and writes of each score, and operations of a slice, as counted on the engine itself.
             work.elementwise += 4.0 * found.scores * (13 if backward else 10)
             work.operations += found.slices * (37 if backward else 17)
+        elif kind in EXPONENTIAL:
+            work.exponential += size
+        elif kind in GATHERING:
+            work.gathered += size
+        elif kind in SORTING:
+            work.sorted += size
         else:
             work.elementwise += size
 

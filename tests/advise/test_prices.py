@@ -9,7 +9,7 @@ import torch
 
 from greenformers.advise import calibration
 from greenformers.advise.calibration import Prices, amounts, calibrate, fit
-from greenformers.measure.grid import Cell, Network, Stack
+from greenformers.measure.grid import Cell, Network, Stack, ranked, variants
 from greenformers.measure.trace import Work, trace
 
 TRUE = np.array([0.02, 0.05, 0.0, 0.1, 0.01])
@@ -65,13 +65,29 @@ def test_amounts_are_linear_in_layers_and_those_of_the_whole_network(cell: Cell,
 
 
 def test_drawn_networks_can_be_built() -> None:
-    draw = calibration.random.Random(1)
+    draw, causal = calibration.Draw(1), set()
     for _ in range(20):
-        network, length, rank, batch = calibration.drawn(draw)
+        network, length, rank, batch = draw.network()
         assert rank <= length // 2
         assert batch >= 1
+        causal.add(network.causal)
+        names = draw.variants(1, network.causal)
         with torch.device("meta"):
-            Stack(network, Cell("lrt+linformer", rank, length))
+            for name in names:
+                Stack(network, Cell(name, rank if ranked(name) else None, length))
+    assert causal == {False, True}
+
+
+def test_every_variant_comes_once_before_any_comes_again() -> None:
+    draw, every = calibration.Draw(0), variants()
+    taken = [draw.variants(5, causal=False) for _ in range(len(every) // 5)]
+    assert all(names[0] == "transformer" for names in taken)
+    once = [name for names in taken for name in names[1:]]
+    assert len(set(once)) == len(once) == len(every) // 5 * 5
+    causal = draw.variants(9, causal=True)
+    assert len(set(causal)) == 10
+    assert set(causal[1:]) <= set(variants(causal=True))
+    assert calibration.Draw(0).variants(5, causal=False) == taken[0] != calibration.Draw(1).variants(5, causal=False)
 
 
 def test_measured_has_a_time_and_amounts_of_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +130,9 @@ def test_calibration_is_written_once_and_then_read(cheap: list[str], tmp_path: P
     assert calibrate() == found
     assert len(cheap) == 2 * calibration.SETTINGS
     assert file.read_bytes() == before
-    # In whatever order the variants are named.
-    assert calibrate(calibration.USUAL[::-1]) == found
-    assert len(cheap) == 2 * calibration.SETTINGS
 
 
-def test_other_threads_another_version_and_other_variants_are_other_files(
+def test_other_threads_and_another_version_are_other_files(
     cheap: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calibrate()
@@ -127,14 +140,13 @@ def test_other_threads_another_version_and_other_variants_are_other_files(
         with monkeypatch.context() as patch:
             patch.setattr(name, value, lambda *_: 99)
             calibrate()
-    calibrate(["transformer", "lrt"])
-    assert len(list((tmp_path / "greenformers").iterdir())) == 4
-    assert len(cheap) == 4 * 2 * calibration.SETTINGS
+    assert len(list((tmp_path / "greenformers").iterdir())) == 3
+    assert len(cheap) == 3 * 2 * calibration.SETTINGS
     calibrate()
-    assert len(cheap) == 4 * 2 * calibration.SETTINGS
+    assert len(cheap) == 3 * 2 * calibration.SETTINGS
 
 
 def test_without_xdg_the_cache_is_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert calibration._place(["lrt"], "cpu").parent == tmp_path / ".cache/greenformers"
+    assert calibration._place("cpu").parent == tmp_path / ".cache/greenformers"

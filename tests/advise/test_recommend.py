@@ -192,7 +192,7 @@ def test_the_change_is_looked_for_on_the_device_that_is_asked_about(monkeypatch:
 
     def fake(_: Network, cell: Cell, batch: int, mode: str, device: str = "") -> tuple[list[float], Work]:
         seen.add((mode, device, batch * cell.length))
-        return [1.0] * 9, Work()
+        return [1.0] * (len(Work.FEATURES) + 1), Work()
 
     monkeypatch.setattr(module, "amounts", fake)
     finding(Need(NETWORK, 4096, 1, "training"), ALL, 16)

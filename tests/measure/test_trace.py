@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from greenformers.measure.bench import call
 from greenformers.measure.flops import flops
@@ -106,9 +108,45 @@ def test_products_are_told_apart_by_their_sides() -> None:
         assert (narrow.wide, narrow.narrow) == (0, 2 * rows * sizes[0] * sizes[1])
 
 
+class Kinds(nn.Module):
+    """One operation of each kind that is no product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp() + x.gather(1, x.new_zeros(4, 8, dtype=torch.long)).sort().values
+
+
+def test_kinds_are_told_apart_and_what_is_free_is_no_operation() -> None:
+    work = trace(Kinds, (4, 8), training=False)
+    entries = 4 * 8
+    assert work.exponential == entries * (4 + 4)
+    assert work.gathered == entries * (4 + 8 + 4)
+    assert work.sorted == entries * (4 + 4 + 8)
+    # The zeros and what they are made like, a sum of two, the sum of all.
+    assert work.elementwise == entries * ((4 + 8) + (4 + 4 + 4) + 4) + 4
+    assert work.operations == 6
+
+
+class Counted(TorchDispatchMode):
+    """Counts what is no view and is run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and "empty" not in str(func) and "_unsafe_view" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@each_variant
+def test_as_many_operations_as_are_run(variant: str) -> None:
+    module, x = builder(variant)().eval(), torch.randn(2, 64, 32)
+    with torch.no_grad(), Counted() as counted:
+        module(x).sum()
+    assert traced(builder(variant), (2, 64, 32), "inference").operations == counted.count
+
+
 def test_features_are_in_order_of_their_names() -> None:
-    work = Work(1e9, 2e9, 3e9, 4e9, 5e9, 6e9, 7e9, 8e3)
-    assert work.features() == [1, 2, 3, 4, 5, 6, 7, 8]
+    work = Work(1e9, 2e9, 3e9, 4e9, 5e9, 6e9, 7e9, 8e9, 9e9, 10e9, 11e3)
+    assert work.features() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
 @pytest.mark.slow
