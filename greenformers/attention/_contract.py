@@ -225,8 +225,11 @@ def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: S
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A `with` block in which autocast leaves the types of products alone."""
-    # There is no autocast for the meta device, on which operations are counted.
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    # There is no autocast for the meta device, on which operations are counted; and a program of torch.export with such
+    # a block cannot be read again.
+    if x.is_meta or (torch.compiler.is_exporting() and not torch.is_autocast_enabled(x.device.type)):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def accurate(x: Tensor) -> torch.dtype:

@@ -172,9 +172,16 @@ def reader(name: str, path: Path) -> Call:
     """A file of a format as a function of ids and mask.
 
     Raises:
-        ValueError: onnxruntime cannot read it.
+        ValueError: it cannot be read.
     """
-    return _read_onnx(path) if name == "onnx" else torch.export.load(path).module()
+    if name == "onnx":
+        return _read_onnx(path)
+    try:
+        return torch.export.load(path).module()
+    except OSError:
+        raise
+    except Exception as error:  # of its own checks of the graph, which are not those of writing
+        raise ValueError(f"{path.name} cannot be read again: {line(error)}") from error
 
 
 def _save_program(program: ExportedProgram, path: Path) -> None:

@@ -231,3 +231,16 @@ def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "compile", partial(compiled.func, backend=broken))
     found = latencies(model, folder, ["onnx"], [5], repeats=1, about={})
     assert [record.variant for record in found] == ["eager", "onnxruntime"]
+
+
+@pytest.mark.parametrize("name", ["linear_transformer", "linformer"])
+def test_another_attention_goes_with_it(name: str, tmp_path: Path) -> None:
+    model = network("bert", "BertModel", num_hidden_layers=1)
+    greenformers.swap_attention(model, name)
+    assert export(model, tmp_path, ["torch"], length=16)["torch"] < 1e-5
+
+
+def test_a_program_that_cannot_be_read_again_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"PK nothing")
+    with pytest.raises(ValueError, match=r"^model\.pt2 cannot be read again: .+$"):
+        reader("torch", tmp_path / "model.pt2")
