@@ -1,6 +1,6 @@
 """A Llama trained on Tiny Shakespeare, its softmax attention then swapped for linear attention and healed.
 
-    python benchmarks/swap_language_model.py [--quick] [--json results/swap_language_model.jsonl]
+    python benchmarks/swap_language_model.py [--steps N] [--quick] [--json results/swap_language_model.jsonl]
     python benchmarks/swap_language_model.py --speed [--json results/swap_language_model.jsonl]
 
 Characters, 4 layers of 128, blocks of 256. Swapped in all layers or in every other one, healed towards the original's
@@ -145,6 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/tinyshakespeare"), help="folder of the text")
     parser.add_argument("--runs", type=Path, default=Path("runs/swap_language_model"), help="folder of the original")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of healing")
     parser.add_argument("--speed", action="store_true", help="only time the networks")
     parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
     parser.add_argument("--json", type=Path, help="file the records are added to")
@@ -160,12 +161,13 @@ def main() -> int:
     original = trained(text, tokenizer, folder, schedule)
     contexts = CONTEXTS[:2] if given.quick else CONTEXTS
     words = "python benchmarks/swap_language_model.py" + " --speed" * given.speed + " --quick" * given.quick
+    words += f" --steps {given.steps}" * (given.steps != STEPS)
     about = context(words, 0)
     met = True
     if given.speed:
         records = speed(original, contexts, about)
     else:
-        records = quality(original, text, tokenizer, 4 if given.quick else STEPS, about)
+        records = quality(original, text, tokenizer, 4 if given.quick else given.steps, about)
     records = with_ratios(records, to="softmax")
     for table in tables(records, 120):
         Console(width=120).print(table)
