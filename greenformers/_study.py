@@ -302,7 +302,7 @@ def _for_model(
             network, cast(Any, tokenizer), read, length=length, batch=batch, limit=limit, country=country,
             about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
-    console.print(measured_table(advice, Path(model).name or model, batch))
+    console.print(measured_table(advice, Path(model).name or model))
     console.print(words(advice, loss / 100, model, str(texts)), markup=False, soft_wrap=True)
     if results is not None:
         append(results, advice.records)

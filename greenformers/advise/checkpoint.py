@@ -32,7 +32,8 @@ LONG = 256
 """From here on attention is a part of the time that another one can save."""
 MARGIN = 1.05
 """A change is to be faster than the model as it is by so much at least."""
-REPEATS = 9
+REPEATS, HEALED = 9, 64
+"""Timed runs, and texts a step of healing where there are as many."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,45 @@ class Change:
         rank = "" if self.keep is None else f"low rank {self.keep:g}"
         return " + ".join(filter(None, [self.attention, rank, "int8" * self.int8])) or DENSE
 
-    def commands(self, model: str, texts: str, healed: bool = False) -> list[str]:
+    def commands(self, model: str, texts: str, at: "Setting", healed: bool = False) -> list[str]:
         """The command lines that make it, with healing or without."""
-        found, heal = [], f" --heal 300 --heal-texts {shlex.quote(texts)}" * healed
-        more = self.keep is not None or self.int8
-        source = shlex.quote(model)
+        if self == Change():
+            return []
+        model, texts, lengths = shlex.quote(model), shlex.quote(texts), f" --lengths {at.length}"
+        heal = f" --heal 300 --heal-texts {texts}{f' --heal-batch {at.rows}' * (at.rows < HEALED)}" * healed
         if self.attention is not None:
-            out = "swapped" if more else "small"
             options = "".join(f" --option {name}={value}" for name, value in self.options.items())
-            swap = f"greenformers swap {source} --attention {self.attention}{options} --out {out}"
-            found.append(swap + heal * (not more))
-        if more:
-            start = source if self.attention is None else f"swapped --teacher {source}"
-            rank = ""
-            if self.keep is not None:
-                rank = f" --keep {self.keep:g} --solver {SOLVER} --calibrate {shlex.quote(texts)}"
-            found.append(f"greenformers compress {start}{rank}{' --int8' * self.int8}{heal} --out small")
-        return found
+            longer = f" --length {at.length}" * at.longer
+            swap = f"greenformers swap {model} --attention {self.attention}{options}{longer}{lengths}"
+            if self.keep is None and not self.int8:
+                return [f"{swap}{heal} --out small"]
+            return [f"{swap} --out swapped", self._compress(f"swapped --teacher {model}", texts, at, lengths, heal)]
+        return [self._compress(model, texts, at, lengths, heal)]
+
+    def _compress(self, model: str, texts: str, at: "Setting", lengths: str, heal: str) -> str:
+        rank = "" if self.keep is None else f" --keep {self.keep:g} --solver {SOLVER} --calibrate {texts}"
+        aware = " --int8-aware" * (self.int8 and bool(heal))
+        return (
+            f"greenformers compress {model}{rank}{' --int8' * self.int8} --length {at.length}{lengths}{heal}{aware} "
+            "--out small"
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was measured at.
+
+    Attributes:
+        length: tokens of a text, as timed.
+        batch: texts at once.
+        longer: the model's own positions end before that length.
+        rows: texts, or blocks, that are there to learn from at least.
+    """
+
+    length: int
+    batch: int
+    longer: bool = False
+    rows: int = 64
 
 
 @dataclass(frozen=True)
@@ -85,7 +108,7 @@ class Measured:
         speed, smaller, kept: times as fast, times smaller on disk, and share of the quality, of the model as it is.
         quality: the metric, in its unit, and `interval`, of 95 %, of its difference, where there is one.
         mib: on disk.
-        co2: kg of a million texts; None where the country is not known.
+        co2: kg of a million texts.
         refused: why it cannot be, else None.
     """
 
@@ -108,13 +131,13 @@ class Advice:
     Attributes:
         rows: the fastest first, those that cannot be last.
         metric: which judged.
-        length: tokens of a text, as timed.
+        setting: at what.
         records: all that was measured.
     """
 
     rows: list[Measured]
     metric: str
-    length: int
+    setting: Setting
     records: list[Record]
 
     def chosen(self, loss: float) -> Measured:
@@ -189,8 +212,13 @@ def advise(
         country=country, about=about, progress=progress,
     )  # fmt: skip
     metric = next(name for name in QUALITY if any(record.metric == name for record in records))
+    own = next(record.value for record in records if (record.variant, record.metric) == (DENSE, metric))
+    if not own > 0:
+        raise ValueError(f"{texts.name} cannot judge changes: the model as it is has a {metric} of {own:.3g} on it")
     rows = [_row(change, records, metric, batch, intensity) for change in wanted if change.name in models]
-    return Advice([*sorted(rows, key=lambda row: row.milliseconds), *refused], metric, length, records)
+    learnt = sum(len(found["input_ids"]) for found in calibration)
+    setting = Setting(length, batch, length > (reach(model) or length), max(1, learnt * 19 // 20))
+    return Advice([*sorted(rows, key=lambda row: row.milliseconds), *refused], metric, setting, records)
 
 
 def halves(texts: Texts, limit: int) -> tuple[Texts, Texts]:
@@ -202,10 +230,11 @@ def halves(texts: Texts, limit: int) -> tuple[Texts, Texts]:
     count = len(texts.segments)
     if count < 8:
         raise ValueError(f"{texts.name} has {count} examples; at least 8 are needed, half of them to judge by")
-    step = max(1, count // (2 * limit))
+    take = min(limit, count // 2)
+    chosen = [place * count // (2 * take) for place in range(2 * take)]
 
     def part(first: int) -> Texts:
-        places = range(first * step, count, 2 * step)[:limit]
+        places = chosen[first::2]
         labels = None if texts.labels is None else [texts.labels[place] for place in places]
         return Texts(texts.name, [texts.segments[place] for place in places], labels)
 
@@ -231,7 +260,7 @@ def made(model: PreTrainedModel, change: Change, calibration: Sequence[Any], len
         raise ValueError("its maps are low rank already")
     model = copy.deepcopy(model)
     if change.attention is not None:
-        swap_attention(model, change.attention, length=None if reach(model) else length, options=change.options)
+        swap_attention(model, change.attention, length=max(length, reach(model) or 0), options=change.options)
     if change.keep is not None:
         compress(model, Budget(change.keep), solver=SOLVER, calibration=calibration)
     return eight_bits(model) if change.int8 else model
@@ -253,8 +282,8 @@ def _row(change: Change, records: Sequence[Record], metric: str, batch: int, int
     of = {record.metric: record for record in records if record.variant == change.name}
     latency, size, quality = of["latency"], of["size"], of[metric]
     return Measured(
-        change, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"),
-        float("nan") if quality.ratio is None else quality.ratio, quality.value, quality.interval, size.value,
+        change, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"), quality.ratio or 0.0,
+        quality.value, quality.interval, size.value,
         # mWh of a batch are kWh of a million batches.
         of["energy_inference"].value / batch * intensity / 1000,
     )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Column, Table
 
 from greenformers.advise.calibration import Prices
-from greenformers.advise.checkpoint import Advice, Change, Measured
+from greenformers.advise.checkpoint import MARGIN, Advice, Change, Measured
 from greenformers.advise.recommend import Need, Row
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import METRICS
@@ -43,56 +44,51 @@ def table(rows: Sequence[Row], need: Need, prices: Prices, top: int | None = Non
     return found
 
 
-def measured_table(advice: Advice, model: str, batch: int) -> Table:
+def measured_table(advice: Advice, model: str) -> Table:
     """Changes of a trained model, the fastest first; what cannot be, and why, at the end."""
-    metric = METRICS[advice.metric]
+    metric, at = METRICS[advice.metric], advice.setting
     why = ["why not"] * any(row.refused for row in advice.rows)
     quality = f"{metric.label}{', %' * (metric.unit == '%')}"
-    found = Table(
-        "", Column("change", no_wrap=True), "time, ms", "size, MiB", quality, "kept", "CO2, kg a million texts", *why
-    )
-    found.title = f"{model}: {batch} x {advice.length} tokens"
+    name = Column("change", no_wrap=True)
+    found = Table("", name, "time, ms", "size, MiB", quality, "kept", "CO2, kg a million texts", *why)
+    found.title = escape(f"{model}: {at.batch} x {at.length} tokens")
+    spread = "; of the quality the 95 % interval of the difference" * any(row.interval for row in advice.rows)
+    source = next(record.source for record in advice.records if record.metric == "energy_inference")
     found.caption = (
-        "Measured on this machine, before any healing. In brackets: times faster, times smaller"
-        f"{'; of the quality the 95 % interval of the difference' * any(row.interval for row in advice.rows)}. CO2 by "
-        f"energy that is {next(record.source for record in advice.records if record.metric == 'energy_inference')}."
+        "Measured on this machine, before any healing; judged on texts of their own lengths. In brackets: times "
+        f"faster, times smaller{spread}. CO2 by energy that is {source}."
     )
     place = 0
     for row in advice.rows:
         if row.refused is not None:
-            found.add_row("-", row.change.name, "", "", "", "", "", row.refused)
+            found.add_row("-", row.change.name, "", "", "", "", "", escape(row.refused))
             continue
         place += 1
-        spread = "" if row.interval is None else f" ({row.interval[0]:+.2f} to {row.interval[1]:+.2f})"
+        difference = "" if row.interval is None else f" ({row.interval[0]:+.2f} to {row.interval[1]:+.2f})"
         found.add_row(
-            str(place), row.change.name, f"{_short(row.milliseconds)} ({row.speed:.2g}x)",
-            f"{row.mib:.3g} ({row.smaller:.2g}x)", f"{row.quality:.4g}{spread}", f"{row.kept:.1%}", f"{row.co2:.2g}",
+            str(place), row.change.name, f"{_short(row.milliseconds)} ({_short(row.speed, 2)}x)",
+            f"{_short(row.mib)} ({_short(row.smaller, 2)}x)", f"{_short(row.quality, 4)}{difference}",
+            f"{row.kept:.1%}", _short(row.co2, 2),
         )  # fmt: skip
     return found
 
 
 def words(advice: Advice, loss: float, model: str, texts: str) -> str:
     """What to do, and by which command; and what is faster still, should healing bring it back."""
-    chosen, label = advice.chosen(loss), METRICS[advice.metric].label
-    first = advice.rows[0]
-    if first.speed <= chosen.speed:
-        further = ""
-    else:
-        further = f"Faster still, to be healed first: {_told(first, label)}.\n{_commands(first, model, texts, True)}"
+    chosen, label, first = advice.chosen(loss), METRICS[advice.metric].label, advice.rows[0]
     if chosen.change == Change():
-        said = f"None that keeps {1 - loss:.0%} of the quality is faster than the model as it is."
-        return "\n".join(filter(None, [said, further]))
-    said = f"Advice: {_told(chosen, label)}.\n{_commands(chosen, model, texts, False)}"
-    return "\n".join(filter(None, [said, further]))
+        said = [f"None that keeps {100 * (1 - loss):g} % of the quality is faster than the model as it is."]
+    else:
+        said = [f"Advice: {_told(chosen, label)}.", *chosen.change.commands(model, texts, advice.setting)]
+    if first.speed >= MARGIN * chosen.speed and first.kept < 1 - loss:
+        further = first.change.commands(model, texts, advice.setting, healed=True)
+        said += [f"Faster still, to be healed first: {_told(first, label)}.", *further]
+    return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _short(value: float, digits: int = 3) -> str:
+    return f"{value:,.0f}" if value >= 10 ** min(digits, 3) else f"{value:.{digits}g}"
 
 
 def _told(row: Measured, label: str) -> str:
     return f"{row.change.name}, {row.speed:.2g}x as fast, {row.smaller:.2g}x smaller, keeps {row.kept:.1%} ({label})"
-
-
-def _commands(row: Measured, model: str, texts: str, healed: bool) -> str:
-    return "\n".join(f"  {line}" for line in row.change.commands(model, texts, healed))

@@ -1,0 +1,78 @@
+"""Advice for a trained model: what is chosen, and how it is said."""
+
+from typing import Any
+
+from greenformers.advise.checkpoint import Advice, Change, Measured, Setting
+from greenformers.measure.record import Record
+from greenformers.report.advice import measured_table, words
+
+DENSE, INT8, HALF = Change(), Change(int8=True), Change(keep=0.5)
+WINDOW = Change("sliding_window", {"window": 8})
+ALL = Change("sliding_window", {"window": 8}, 0.5, True)
+SETTING, LONG = Setting(16, 2), "--length 16 --lengths 16"
+
+
+def row(change: Change, speed: float, kept: float, **more: Any) -> Measured:
+    times = {"milliseconds": 100 / speed, "mib": 50.0, "smaller": 2.0, "quality": 80 * kept, "co2": 0.3}
+    return Measured(change, speed=speed, kept=kept, **{**times, **more})
+
+
+def advice_of(*rows: Measured, metric: str = "spearman") -> Advice:
+    energy = Record("advice", "as it is", {}, "energy_inference", 1.0, "mWh", source="estimated")
+    return Advice([*rows], metric, SETTING, [energy])
+
+
+KEPT = row(DENSE, 1.0, 1.0)
+LOST = Measured(WINDOW, refused="it has none")
+
+
+def test_the_fastest_that_keeps_enough_is_chosen() -> None:
+    advice = advice_of(row(ALL, 4, 0.9), row(HALF, 3, 0.96), row(INT8, 2, 1.0), KEPT, LOST)
+    for loss, change in ((0.0, INT8), (0.03, INT8), (0.04, HALF), (0.09, HALF), (0.2, ALL)):
+        assert advice.chosen(loss).change == change
+    assert advice_of(row(HALF, 1.2, 0.5), KEPT, row(INT8, 0.9, 1.1), LOST).chosen(0.03).change == DENSE
+    for speed, change in ((1.049, DENSE), (1.05, INT8)):
+        assert advice_of(row(INT8, speed, 1.0), KEPT).chosen(0.0).change == change
+    assert advice_of(row(INT8, 3, float("nan")), KEPT).chosen(0.5).change == DENSE
+
+
+def test_advice_in_words() -> None:
+    advice = advice_of(row(HALF, 3, 0.912), row(INT8, 2.04, 0.9999, smaller=3.9), KEPT, LOST)
+    said = ["Advice: int8, 2x as fast, 3.9x smaller, keeps 100.0% (Spearman's correlation)."]
+    said += [f"  greenformers compress 'a model' --int8 {LONG} --out small"]
+    told = "low rank 0.5, 3x as fast, 2x smaller, keeps 91.2% (Spearman's correlation)"
+    further = [f"Faster still, to be healed first: {told}.", f"  {HALF.commands('a model', 't.txt', SETTING, True)[0]}"]
+    assert words(advice, 0.03, "a model", "t.txt").splitlines() == [*said, *further]
+    assert words(advice_of(*advice.rows[1:]), 0.03, "a model", "t.txt").splitlines() == said
+    none = "None that keeps 97 % of the quality is faster than the model as it is."
+    assert words(advice_of(KEPT, row(INT8, 0.5, 1), LOST), 0.03, "a model", "t.txt") == none
+    assert words(advice_of(advice.rows[0], KEPT), 0.03, "a model", "t.txt").splitlines() == [none, *further]
+    near = row(HALF, 1.04, 0.998)
+    assert words(advice_of(near, KEPT), 0.03, "a model", "t.txt") == none  # hardly faster
+    assert "99.5 %" in words(advice_of(KEPT), 0.005, "a model", "t.txt")
+    both = words(advice_of(row(ALL, 2, 1), KEPT, metric="cosine"), 0.03, "m", "t.txt").splitlines()
+    assert both[0].endswith("keeps 100.0% (Cosine to dense).")
+    assert both[1:] == [f"  {line}" for line in ALL.commands("m", "t.txt", SETTING)]
+
+
+def test_the_table_of_changes() -> None:
+    whole = advice_of(row(INT8, 4, 0.975, milliseconds=12345.6, interval=[-2.5, 0.125]), KEPT, LOST)
+    shown = measured_table(whole, "my-model")
+    assert shown.title == "my-model: 2 x 16 tokens"
+    assert {str(column.header): list(column.cells) for column in shown.columns} == {
+        "": ["1", "2", "-"],
+        "change": ["int8", "as it is", "sliding_window"],
+        "time, ms": ["12,346 (4x)", "100 (1x)", ""],
+        "size, MiB": ["50 (2x)", "50 (2x)", ""],
+        "Spearman's correlation, %": ["78 (-2.50 to +0.12)", "80", ""],
+        "kept": ["97.5%", "100.0%", ""],
+        "CO2, kg a million texts": ["0.3", "0.3", ""],
+        "why not": ["", "", "it has none"],
+    }
+    assert "the 95 % interval of the difference" in str(shown.caption)
+    assert "energy that is estimated" in str(shown.caption)
+    bare = measured_table(advice_of(row(INT8, 4, 0.9, milliseconds=1.2345), KEPT, metric="perplexity"), "m[/x]")
+    assert [str(column.header) for column in bare.columns][4:] == ["Perplexity", "kept", "CO2, kg a million texts"]
+    assert next(iter(bare.columns[2].cells)) == "1.23 (4x)"
+    assert str(bare.title).startswith(r"m\[/x]")  # no markup
+    assert "interval" not in str(bare.caption)
