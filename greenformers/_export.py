@@ -54,13 +54,16 @@ def export(
         terminal.Steps(console) as steps,
     ):
         made = Path(beside) / out.name
-        found = differences(write(network, made, names, length=longest, progress=steps), about)
+        checked = write(network, made, names, length=longest, progress=steps)
+        found = differences(checked.differences, about)
         steps("measuring", 0.0)
         found += latencies(network, made, names, measured, size=batch, about=about)
         steps("measuring", 1.0)
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
-        (made / "README.md").write_text(_card(type(network).__name__, names, longest, tokenizer is not None))
+        (made / "README.md").write_text(
+            _card(type(network).__name__, names, longest, tokenizer is not None, max(checked.differences.values()))
+        )
         replace(made, out)
     terminal.show(console, tables(found, console.width))
     if measured and COMPILED not in {record.variant for record in found}:
@@ -83,15 +86,15 @@ def _exported(folder: Path) -> bool:
         return MARK in file.read(200)
 
 
-def _card(name: str, formats: list[str], length: int, has_tokenizer: bool) -> str:
-    from greenformers.compress.export import INPUTS, TOLERANCE
+def _card(name: str, formats: list[str], length: int, has_tokenizer: bool, difference: float) -> str:
+    from greenformers.compress.export import INPUTS
 
     parts = [
         f"---\n{MARK}\n---",
         f"# {name}, exported",
         "Inputs are `input_ids` and `attention_mask`, int64 (batch, length) of any batch and length; the output is the "
         f"model's logits, or its last hidden state. Up to {length} tokens a text it differed from the "
-        f"model by no more than {TOLERANCE:g} of the largest output. In this folder:",
+        f"model by {difference:.1g} of the largest output. In this folder:",
     ]
     if has_tokenizer:
         importing = "from transformers import AutoTokenizer"

@@ -20,6 +20,7 @@ from greenformers.compress.walk import TransposedLED, kind_of, put
 from greenformers.lowrank.linear import LED
 
 LEVELS = 127
+JITTER = 1e-6
 
 
 class Int8Linear(nn.Module):
@@ -171,7 +172,8 @@ def quantised(weight: Float[Tensor, "m n"]) -> tuple[nn.Parameter, nn.Parameter]
     if not bool(weight.isfinite().all()):
         raise ValueError("a weight holds values that are not finite")
     scale = weight.abs().amax(1).clamp(min=1e-12) / LEVELS
-    return _fixed((weight / scale[:, None]).round().to(torch.int8)), _fixed(scale)
+    # In the order of rows, also where the weight is kept the other way round.
+    return _fixed((weight / scale[:, None]).round().to(torch.int8).contiguous()), _fixed(scale)
 
 
 def quantise(model: nn.Module) -> list[str]:
@@ -274,6 +276,24 @@ def aware(model: nn.Module) -> Iterator[None]:
             original = getattr(module.parametrizations, name).original
             parametrize.remove_parametrizations(module, name, leave_parametrized=False)
             assert getattr(module, name) is original
+
+
+@contextmanager
+def jittered(model: nn.Module, seed: int) -> Iterator[None]:
+    """In a `with` block inputs of maps of 8 bits are off by their last digits, as by another order of roundings."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def off(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0]
+        return (x + JITTER * x * torch.randn(x.shape, generator=draw).to(x), *args[1:])
+
+    maps = [module for module in model.modules() if isinstance(module, Int8Linear)]
+    handles = [module.register_forward_pre_hook(off) for module in maps]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Rounded(nn.Module):

@@ -17,6 +17,7 @@ import greenformers
 from greenformers.compress import export as exporting
 from greenformers.compress.export import FORMATS, batch, export, reader
 from greenformers.compress.export_speed import latencies
+from greenformers.compress.int8 import quantise
 from greenformers.compress.walk import TransposedLED, units
 
 
@@ -39,7 +40,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
             for parameter in model.parameters():  # as first drawn, attention hardly looks at its keys
                 parameter.mul_(6 if parameter.dim() == 2 else 1)
         greenformers.compress(model, 0.5, select=everything)
-        made[name] = Exported(model, folder, export(model, folder, length=16))
+        made[name] = Exported(model, folder, export(model, folder, length=16).differences)
     return made
 
 
@@ -106,7 +107,7 @@ def test_the_model_stays_as_it_was(exported: dict[str, Exported], tmp_path: Path
 
 def test_a_classifier_that_looks_for_the_last_token(tmp_path: Path) -> None:
     model = network("gpt2", "GPT2ForSequenceClassification", n_layer=1)
-    assert export(model, tmp_path, ["torch"], length=8)["torch"] < 1e-5
+    assert export(model, tmp_path, ["torch"], length=8).differences["torch"] < 1e-5
     ids, mask = batch(model, 5, 9, padded="right")
     got = reader("torch", tmp_path / "model.pt2")(ids, mask)
     torch.testing.assert_close(got, said(model, ids, mask), check_stride=False)
@@ -237,7 +238,26 @@ def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatc
 def test_another_attention_goes_with_it(name: str, tmp_path: Path) -> None:
     model = network("bert", "BertModel", num_hidden_layers=1)
     greenformers.swap_attention(model, name)
-    assert export(model, tmp_path, ["torch"], length=16)["torch"] < 1e-5
+    assert export(model, tmp_path, ["torch"], length=16).differences["torch"] < 1e-5
+
+
+@pytest.mark.parametrize(("name", "cls"), [("bert", "BertModel"), ("gpt2", "GPT2LMHeadModel")])
+def test_weights_of_8_bits(name: str, cls: str, tmp_path: Path) -> None:
+    model = network(name, cls)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6 if parameter.dim() == 2 else 1)
+    greenformers.compress(model, 0.5)
+    quantise(model)
+    differences, allowed = export(model, tmp_path, length=16)
+    assert max(differences.values()) <= allowed
+    ids, mask = batch(model, 4, 11, "left")
+    right = said(model, ids, mask)[mask.bool()]
+    for form, file in FORMATS.items():
+        run = reader(form, tmp_path / file)
+        found, unmasked = (run(ids, given).detach()[mask.bool()] for given in (mask, torch.ones_like(mask)))
+        assert (found - right).abs().max() <= allowed * right.abs().max()
+        assert (unmasked - right).abs().max() > allowed * right.abs().max()  # so that a lost one would show
 
 
 def test_a_program_that_cannot_be_read_again_is_one_line(tmp_path: Path) -> None:

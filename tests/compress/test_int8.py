@@ -17,10 +17,12 @@ from greenformers.compress.int8 import (
     aware,
     int8_of,
     is_quantised,
+    jittered,
     quantise,
     quantised,
     targets,
 )
+from greenformers.lowrank.linear import LED
 
 LEVELS = 255 if torch.cpu._is_vnni_supported() else 127
 """Of inputs, in the fused kernel: without VNNI one bit less."""
@@ -68,6 +70,25 @@ def test_weights_are_within_half_a_step() -> None:
     assert q[4].eq(0).all()
     assert scale.gt(0).all()
     assert (q.abs().amax(1) == 127).sum() == 8
+
+
+def test_the_last_digits_of_inputs() -> None:
+    _, made = linear()
+    low = Int8LED.of(LED(16, 24, 4))
+    net, x, seen = nn.ModuleList([made, low]), torch.randn(5, 16), []
+    low.encoder.register_forward_hook(lambda _, args, __: seen.append(args[0]))
+    with torch.no_grad():
+        before = made(x)
+        for seed in (0, 0, 1):
+            with jittered(net, seed):
+                torch.testing.assert_close(made(x), before, rtol=0, atol=0.05)
+                low(x)
+        assert made(x).equal(before)
+        low(x)
+    assert seen[0].equal(seen[1])
+    assert not seen[0].equal(seen[2])
+    assert seen[3].equal(x)
+    assert 0 < ((seen[0] - x) / x).abs().max() < 1e-5
 
 
 def test_rows_and_inputs_of_nothing() -> None:
