@@ -93,10 +93,8 @@ def export(
             _save_onnx(program, path)
         progress(name, 0.5)
         run = reader(name, path)
-        found[name] = max(
-            _difference(run, FORMATS[name], example, right, allowed)
-            for example, right in zip(examples, expected, strict=True)
-        )
+        pairs = zip(examples, expected, strict=True)
+        found[name] = max(_checked(run, FORMATS[name], example, right, allowed) for example, right in pairs)
         progress(name, 1.0)
     return Checked(found, allowed)
 
@@ -109,14 +107,12 @@ def _allowed(network: "Tensors", examples: Sequence[tuple[Tensor, Tensor]], expe
     """
     if not is_quantised(network):
         return TOLERANCE
-    moved = [FLIPPED / NOISE]
+    moved = 0.0
     for seed in range(DRAWS):
         with jittered(network, seed):
-            moved += [
-                _difference(network, "the model", example, right, float("inf"))
-                for example, right in zip(examples, expected, strict=True)
-            ]
-    return NOISE * max(moved)
+            for example, right in zip(examples, expected, strict=True):
+                moved = max(moved, _difference(network, "the model", example, right))
+    return max(FLIPPED, NOISE * moved)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -296,17 +292,22 @@ def _run(call: Call, name: str, example: tuple[Tensor, Tensor]) -> Tensor:
         raise ValueError(f"{name} cannot be run on a batch of {size} with {length} tokens: {line(error)}") from error
 
 
-def _difference(run: Call, name: str, example: tuple[Tensor, Tensor], right: Tensor, allowed: float) -> float:
+def _checked(run: Call, name: str, example: tuple[Tensor, Tensor], right: Tensor, allowed: float) -> float:
+    found = _difference(run, name, example, right)
+    if not found <= allowed:  # nor if it is not a number
+        size, length = example[0].shape
+        raise ValueError(
+            f"{name} differs from the model by {found:.2g} of the largest output, on a batch of {size} with {length} "
+            f"tokens; {allowed:.2g} is allowed"
+        )
+    return found
+
+
+def _difference(run: Call, name: str, example: tuple[Tensor, Tensor], right: Tensor) -> float:
     size, length = example[0].shape
     got = _run(run, name, example)
     if got.shape != right.shape:
         raise ValueError(f"{name} gives {tuple(got.shape)} where the model gives {tuple(right.shape)}")
     if right.shape[:2] == (size, length):  # nobody reads what stands at the padding
         got, right = got[example[1].bool()], right[example[1].bool()]
-    found = ((got - right).abs().max() / right.abs().max()).item()
-    if not found <= allowed:  # nor if it is not a number
-        raise ValueError(
-            f"{name} differs from the model by {found:.2g} of the largest output, on a batch of {size} with {length} "
-            f"tokens; {allowed:.2g} is allowed"
-        )
-    return found
+    return ((got - right).abs().max() / right.abs().max()).item()
