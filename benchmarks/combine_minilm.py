@@ -18,12 +18,12 @@ from compress_minilm import LENGTH, SENTENCES, model_folder, pairs, sentences, t
 from rich.console import Console
 from transformers import logging
 
-from greenformers.compress.budget import Budget
+from greenformers.changes.heal import Healing
 from greenformers.compress.command import DENSE, HEALED, INT8, Wanted, run
-from greenformers.compress.heal import Healing
-from greenformers.compress.texts import Texts
+from greenformers.data._texts import Texts
 from greenformers.measure.record import append, context
 from greenformers.report.table import tables
+from greenformers.solve.budget import Budget
 
 SMALLER, KEPT = 4.0, 0.97
 STEPS = 300

@@ -27,16 +27,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase, logging
 
-from greenformers.compress.budget import Budget
 from greenformers.compress.compress import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
-from greenformers.compress.texts import Texts, batches
 from greenformers.data._files import need, read_lines
+from greenformers.data._texts import Texts, batches
 from greenformers.data.stsb import load as load_pairs
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
 from greenformers.report.curves import save
 from greenformers.report.plot import grid, house, looks, new_figure, settle
+from greenformers.solve.budget import Budget
 
 SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
 SENTENCES = 1000

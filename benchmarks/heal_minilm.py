@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, logging
 
-from greenformers.compress.budget import Budget
+from greenformers.changes.heal import Healing, heal
 from greenformers.compress.compress import compress
-from greenformers.compress.heal import Healing, heal
 from greenformers.compress.quality import judge
-from greenformers.compress.texts import batches
+from greenformers.data._texts import batches
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.solve.budget import Budget
 
 BARS = {0.5: 0.99, 0.25: 0.96}
 STEPS, BATCH, RATE = 300, 64, 5e-4

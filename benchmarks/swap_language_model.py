@@ -25,11 +25,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, logging
 from transformers.cache_utils import DynamicCache
 
-from greenformers.compress.heal import Healing, heal
+from greenformers.changes.attention import swap_attention
+from greenformers.changes.heal import Healing, heal
 from greenformers.compress.quality import judge
-from greenformers.compress.swap import swap_attention
-from greenformers.compress.texts import Texts
 from greenformers.data import Text, train_tokenizer
+from greenformers.data._texts import Texts
 from greenformers.data.tinyshakespeare import load
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios

@@ -21,18 +21,18 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from greenformers.compress.budget import Budget
+from greenformers.changes.attention import swap_attention
+from greenformers.changes.heal import Healing, heal
 from greenformers.compress.compress import compress
-from greenformers.compress.heal import Healing, heal
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
-from greenformers.compress.swap import swap_attention
-from greenformers.compress.texts import Texts, batches
+from greenformers.data._texts import Texts, batches
 from greenformers.data.imdb import load as load_reviews
 from greenformers.measure.record import METRICS, Record, append, context, read, with_ratios
 from greenformers.report.curves import save
 from greenformers.report.plot import COLOURS, HATCHES, grid, house, new_figure, settle
 from greenformers.report.table import tables
+from greenformers.solve.budget import Budget
 
 LONG, LAYERS, HEALED = 512, (1, 3, 5), ", healed"
 ATTENTIONS = {"sliding_window": {"window": 64}, "linformer": {"k": 128}}

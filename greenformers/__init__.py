@@ -13,8 +13,8 @@ __version__ = version("greenformers")
 
 _HOME = {
     "Attention": "greenformers.attention",
-    "Budget": "greenformers.compress.budget",
-    "CompressionReport": "greenformers.compress.result",
+    "Budget": "greenformers.solve.budget",
+    "CompressionReport": "greenformers.changes._report",
     "Shape": "greenformers.attention",
     "build": "greenformers.attention",
     "names": "greenformers.attention",
@@ -28,10 +28,10 @@ _HOME = {
     "GreenformerForTokenClassification": "greenformers.model",
     "auto_fact": "greenformers.compress.auto_fact",
     "compress": "greenformers.compress",
-    "load": "greenformers.compress.load",
-    "merge": "greenformers.compress.merge",
-    "save": "greenformers.compress.save",
-    "swap_attention": "greenformers.compress.swap",
+    "load": "greenformers.checkpoint.load",
+    "merge": "greenformers.checkpoint.merge",
+    "save": "greenformers.checkpoint.save",
+    "swap_attention": "greenformers.changes.attention",
     "warm_start": "greenformers.model.warm_start",
     "Record": "greenformers.measure.record",
 }

@@ -11,9 +11,9 @@ from greenformers import _terminal as terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from greenformers.compress.budget import Budget
-    from greenformers.compress.heal import Healing
+    from greenformers.changes.heal import Healing
     from greenformers.measure.record import Record
+    from greenformers.solve.budget import Budget
 
 Steps = Annotated[
     int | None, typer.Option("--heal", help="Steps of distillation afterwards: the model learns from the original.")
@@ -197,7 +197,7 @@ def _present(
 def _healing(
     steps: int | None, batch: int, rate: float, patience: int | None, seed: int, int8: bool = False
 ) -> "Healing | None":
-    from greenformers.compress.heal import Healing
+    from greenformers.changes.heal import Healing
 
     if steps is None:
         return None
@@ -224,7 +224,7 @@ def _budget(
     keep: float | None, of: str, uniform: bool, rank: int | None, energy: float | None, stable_rank: float | None,
     alone: bool,
 ) -> "Budget | None":  # fmt: skip
-    from greenformers.compress.budget import Budget
+    from greenformers.solve.budget import Budget
 
     given = {"--keep": keep, "--rank": rank, "--energy": energy, "--stable-rank": stable_rank}
     named = [name for name, value in given.items() if value is not None]

@@ -27,11 +27,11 @@ def export(
     """
     import tempfile
 
-    from greenformers.compress.export import check_formats
-    from greenformers.compress.export import export as write
-    from greenformers.compress.export_speed import COMPILED, differences, latencies
-    from greenformers.compress.pretrained import pretrained
-    from greenformers.compress.save import replace
+    from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.checkpoint.save import replace
+    from greenformers.export.export import check_formats
+    from greenformers.export.export import export as write
+    from greenformers.export.latency import COMPILED, differences, latencies
     from greenformers.measure.record import append, context
     from greenformers.report.table import tables
 
@@ -87,7 +87,7 @@ def _exported(folder: Path) -> bool:
 
 
 def _card(name: str, formats: list[str], length: int, has_tokenizer: bool, difference: float) -> str:
-    from greenformers.compress.export import INPUTS
+    from greenformers.export.export import INPUTS
 
     parts = [
         f"---\n{MARK}\n---",

@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _register() -> None:
-    from greenformers.compress.quantizer import register
+    from greenformers.checkpoint.plugin import register
 
     register()
 

@@ -30,8 +30,8 @@ def spectrum(
     """Measure the singular values of a trained model's attention over real text, and suggest a k for each layer."""
     from itertools import islice
 
-    from greenformers.compress.pretrained import pretrained
-    from greenformers.compress.texts import read_texts
+    from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.data._texts import read_texts
     from greenformers.measure import spectrum as measure
     from greenformers.measure.record import append, context
     from greenformers.report.spectrum import table, write
@@ -283,8 +283,8 @@ def _for_model(
     results: Path | None,
 ) -> None:  # fmt: skip
     from greenformers.advise.checkpoint import advise
-    from greenformers.compress.pretrained import pretrained
-    from greenformers.compress.texts import read_texts
+    from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.data._texts import read_texts
     from greenformers.measure.record import append, context
     from greenformers.report.advice import measured_table, words
 

@@ -13,16 +13,16 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.advise.cost import grid_intensity
-from greenformers.compress.budget import Budget
-from greenformers.compress.checkpoint import mark, ranks_of
+from greenformers.changes.attention import swap_attention
+from greenformers.changes.int8 import is_quantised, quantise
+from greenformers.checkpoint.pretrained import check_length
+from greenformers.checkpoint.structure import mark, ranks_of
 from greenformers.compress.comparison import compared
 from greenformers.compress.compress import compress
-from greenformers.compress.int8 import is_quantised, quantise
-from greenformers.compress.positions import reach
-from greenformers.compress.pretrained import check_length
-from greenformers.compress.swap import swap_attention
-from greenformers.compress.texts import Texts, batches, task_of
+from greenformers.data._texts import Texts, batches, task_of
 from greenformers.measure.record import Record
+from greenformers.model.positions import reach
+from greenformers.solve.budget import Budget
 
 DENSE = "as it is"
 SOLVER = "activation"

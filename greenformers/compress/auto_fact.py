@@ -7,8 +7,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from greenformers.compress.checkpoint import mark
-from greenformers.compress.walk import (
+from greenformers.checkpoint.structure import mark
+from greenformers.lowrank.convolution import LowRankConv
+from greenformers.lowrank.embedding import LowRankEmbedding
+from greenformers.lowrank.factorize import factorize
+from greenformers.solve.walk import (
     Convolution,
     Site,
     Unit,
@@ -23,9 +26,6 @@ from greenformers.compress.walk import (
     units,
     unpack,
 )
-from greenformers.lowrank.convolution import LowRankConv
-from greenformers.lowrank.embedding import LowRankEmbedding
-from greenformers.lowrank.factorize import factorize
 
 SOLVERS = {"random": "random", "svd": "svd", "randomized": "randomized", "nmf": "nmf", "snmf": "semi_nmf"}
 """`greenformer`'s names, and `randomized`, what its own "svd" is."""

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.budget import Budget
-from greenformers.compress.checkpoint import mark, ranks_of
+from greenformers.changes._report import CompressionReport
+from greenformers.changes.heal import Distillation, Healing, heal, lessons
+from greenformers.changes.int8 import is_quantised, quantise
+from greenformers.changes.layers import drop_layers
+from greenformers.checkpoint.pretrained import check_length, pretrained
+from greenformers.checkpoint.save import check_target, save
+from greenformers.checkpoint.structure import mark, ranks_of
 from greenformers.compress.comparison import card, compared
 from greenformers.compress.compress import compress
-from greenformers.compress.depth import drop_layers
-from greenformers.compress.heal import Distillation, Healing, heal, lessons
-from greenformers.compress.int8 import is_quantised, quantise
-from greenformers.compress.pretrained import check_length, pretrained
-from greenformers.compress.result import CompressionReport
-from greenformers.compress.save import check_target, save
-from greenformers.compress.texts import Texts, batches, read_texts, task_of
+from greenformers.data._texts import Texts, batches, read_texts, task_of
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
+from greenformers.solve.budget import Budget
 from greenformers.train.run import Stopped
 
 DENSE, SHALLOW, LOW_RANK, HEALED, INT8 = "dense", "fewer layers", "low rank", "healed", "int8"

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import BATCH, REPEATS, measured
-from greenformers.compress.texts import Texts
+from greenformers.data._texts import Texts
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 

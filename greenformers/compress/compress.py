@@ -8,18 +8,18 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from greenformers.compress.budget import Budget, Cost, Layer, ranks
-from greenformers.compress.calibrate import Batch, Loss, Trace, covariances, trace
-from greenformers.compress.checkpoint import mark
-from greenformers.compress.loss import default
-from greenformers.compress.result import CompressionReport, LayerReport
-from greenformers.compress.sequential import Gradients, sequential
-from greenformers.compress.solve import Solved, solve
-from greenformers.compress.speed import Latency, measure
-from greenformers.compress.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
+from greenformers.changes._report import CompressionReport, LayerReport
+from greenformers.checkpoint.structure import mark
 from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.measure.parameters import parameters
+from greenformers.solve.budget import Budget, Cost, Layer, ranks
+from greenformers.solve.calibrate import Batch, Loss, Trace, covariances, trace
+from greenformers.solve.loss import default
+from greenformers.solve.sequential import Gradients, sequential
+from greenformers.solve.solve import Solved, solve
+from greenformers.solve.speed import Latency, measure
+from greenformers.solve.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is."""
@@ -47,13 +47,13 @@ def compress(
         budget: a share of the weights of the selected maps, or a `Budget`.
         solver: "svd" and "randomized" look at weights alone; "activation" and "sequential" at what the maps see on the
             calibration data; "loss" and "sequential_loss" at gradients there too; "nmf", "semi_nmf" and "random".
-        select: which maps, see `greenformers.compress.walk.sites`; by default the linear ones.
+        select: which maps, see `greenformers.solve.walk.sites`; by default the linear ones.
         calibration: batches: mappings of keyword arguments, sequences of positional ones, or tensors.
         loss: for solvers with a loss: of model and batch; by default the model's own, or how far its outputs move.
         example: a batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
         multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU, 1 where the budget names the rank.
         only_if_faster: leave dense what is not faster on the example, as measured.
-        memory: bytes of calibration statistics held at once, see `greenformers.compress.calibrate.covariances`.
+        memory: bytes of calibration statistics held at once, see `greenformers.solve.calibrate.covariances`.
         seed: of solvers that draw, and of the probes of losses.
         progress: called as work goes on.
 

@@ -10,9 +10,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.loss import pooled
-from greenformers.compress.texts import Texts, batches, padded, task_of
+from greenformers.data._texts import Texts, batches, padded, task_of
 from greenformers.measure.quality import evaluating, paired_difference
+from greenformers.solve.loss import pooled
 
 SIZE = 32  # texts in a batch
 RESAMPLES = 2000

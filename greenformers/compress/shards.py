@@ -15,16 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from greenformers.compress.budget import Budget, Layer, ranks
-from greenformers.compress.checkpoint import place, structure
-from greenformers.compress.load import check_local, check_weights, model_class, read_json
-from greenformers.compress.quantizer import Structure
-from greenformers.compress.result import CompressionReport, LayerReport
-from greenformers.compress.save import building, check_target, describe
-from greenformers.compress.solve import Solved, solve
-from greenformers.compress.walk import Select, Site, sites
+from greenformers.changes._report import CompressionReport, LayerReport
+from greenformers.checkpoint.load import check_local, check_weights, model_class, read_json
+from greenformers.checkpoint.plugin import Structure
+from greenformers.checkpoint.save import building, check_target, describe
+from greenformers.checkpoint.structure import place, structure
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
+from greenformers.solve.budget import Budget, Layer, ranks
+from greenformers.solve.solve import Solved, solve
+from greenformers.solve.walk import Select, Site, sites
 
 BUFFER = 2**30
 INDEX = "model.safetensors.index.json"

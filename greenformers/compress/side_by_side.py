@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from greenformers.compress.loss import output
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record
+from greenformers.solve.loss import output
 
 METERED = ("latency", "peak_memory_inference", "flops")
 BATCH, REPEATS = 8, 20

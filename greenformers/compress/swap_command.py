@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from greenformers.changes.attention import places, swap_attention
+from greenformers.changes.heal import Healing, lessons
+from greenformers.changes.int8 import is_quantised
+from greenformers.checkpoint.pretrained import check_length, pretrained
+from greenformers.checkpoint.save import check_target, save
 from greenformers.compress.command import HEALED, Progress, checkpoints, healed
 from greenformers.compress.comparison import card, compared
-from greenformers.compress.heal import Healing, lessons
-from greenformers.compress.int8 import is_quantised
-from greenformers.compress.positions import extend, reach
-from greenformers.compress.pretrained import check_length, pretrained
-from greenformers.compress.save import check_target, save
-from greenformers.compress.swap import places, swap_attention
-from greenformers.compress.texts import read_texts
+from greenformers.data._texts import read_texts
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
+from greenformers.model.positions import extend, reach
 
 ORIGINAL = "original"
 

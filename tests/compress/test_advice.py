@@ -28,13 +28,13 @@ from greenformers.advise.checkpoint import (
     made,
     usual,
 )
-from greenformers.compress.budget import Budget
-from greenformers.compress.checkpoint import ranks_of, structure
+from greenformers.changes._interface import swapped
+from greenformers.changes.int8 import is_quantised
+from greenformers.checkpoint.structure import ranks_of, structure
 from greenformers.compress.compress import compress
-from greenformers.compress.int8 import is_quantised
-from greenformers.compress.interface import swapped
-from greenformers.compress.texts import Texts, batches, read_texts
+from greenformers.data._texts import Texts, batches, read_texts
 from greenformers.measure.record import METRICS, Record, read, with_ratios
+from greenformers.solve.budget import Budget
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

@@ -22,11 +22,11 @@ from zoo import difference, everything, inputs, network, outputs
 
 import greenformers
 from greenformers import LED, auto_fact
+from greenformers.checkpoint.structure import ranks_of
 from greenformers.compress.auto_fact import read_greenformer
-from greenformers.compress.checkpoint import ranks_of
-from greenformers.compress.walk import units
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding
+from greenformers.solve.walk import units
 
 
 class Pair(nn.Module):

@@ -11,11 +11,11 @@ from zoo import everything, inputs, network, outputs
 
 import greenformers
 from greenformers import LED, Budget
-from greenformers.compress import calibrate
-from greenformers.compress.calibrate import covariances, trace
-from greenformers.compress.walk import sites, unpack
 from greenformers.lowrank.factorize import CALIBRATED
 from greenformers.lowrank.multihead import LowRankMultihead
+from greenformers.solve import calibrate
+from greenformers.solve.calibrate import covariances, trace
+from greenformers.solve.walk import sites, unpack
 
 UNIFORM = Budget(0.6, "uniform")
 

@@ -10,10 +10,10 @@ from zoo import inputs, network, outputs
 
 import greenformers
 from greenformers import LED, Budget
-from greenformers.compress.checkpoint import ranks_of
-from greenformers.compress.walk import Site
+from greenformers.checkpoint.structure import ranks_of
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import largest
+from greenformers.solve.walk import Site
 
 UNIFORM = Budget(0.6, "uniform")
 
@@ -101,7 +101,7 @@ def test_latency_is_measured_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append((site.path, tuple(shapes[0])))
         return {None: 10.0} | {rank: 2.0 + 0.3 * rank for rank in ranks}
 
-    monkeypatch.setattr("greenformers.compress.speed.measure", measure)
+    monkeypatch.setattr("greenformers.solve.speed.measure", measure)
     model = chain(48, 48, 48, 40)
     report = greenformers.compress(model, Budget(0.7, of="latency"), example=torch.randn(5, 48), multiple=1)
     assert asked == [("0", (5, 48)), ("4", (5, 48))]  # the second is like the first

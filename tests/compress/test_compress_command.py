@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from zoo import difference, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.checkpoint import ranks_of
+from greenformers.checkpoint.structure import ranks_of
 from greenformers.measure.record import read
 
 
@@ -294,7 +294,7 @@ def test_interrupted_it_leaves_nothing(
 
     monkeypatch.setattr("greenformers._terminal.Steps.__call__", progress)
     if step == "saving":  # the weights are written, the card is not
-        monkeypatch.setattr("greenformers.compress.save.card_of", stop)
+        monkeypatch.setattr("greenformers.checkpoint.save.card_of", stop)
     words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "small"), "--lengths", "", "--length", "12"]
     words += ["--calibrate", str(home / "texts.txt"), "--evaluate", str(home / "texts.txt"), "--solver", "activation"]
     assert run(monkeypatch, *words) not in (0, 2)

@@ -5,9 +5,9 @@ import torch
 from zoo import inputs, network, outputs
 
 import greenformers
-from greenformers.compress.checkpoint import structure
-from greenformers.compress.depth import drop_layers, spread, stack
-from greenformers.compress.swap import swap_attention
+from greenformers.changes.attention import swap_attention
+from greenformers.changes.layers import drop_layers, spread, stack
+from greenformers.checkpoint.structure import structure
 
 STACKS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 INSIDE = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "llama": "model.layers"}

@@ -14,11 +14,11 @@ from transformers import BertModel, PreTrainedModel
 from zoo import everything, network
 
 import greenformers
-from greenformers.compress import export as exporting
-from greenformers.compress.export import FORMATS, batch, export, reader
-from greenformers.compress.export_speed import latencies
-from greenformers.compress.int8 import quantise
-from greenformers.compress.walk import TransposedLED, units
+from greenformers.changes.int8 import quantise
+from greenformers.export import export as exporting
+from greenformers.export.export import FORMATS, batch, export, reader
+from greenformers.export.latency import latencies
+from greenformers.solve.walk import TransposedLED, units
 
 
 class Exported(NamedTuple):

@@ -11,10 +11,10 @@ from zoo import difference, inputs, network, outputs
 
 import greenformers
 from greenformers import LED, Budget, auto_fact
-from greenformers.compress.walk import units
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.factorize import SOLVERS
 from greenformers.lowrank.multihead import LowRankMultihead
+from greenformers.solve.walk import units
 
 DATA_FREE = ("svd", "randomized", "nmf", "semi_nmf", "random")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
+from greenformers.changes.heal import WEIGHTS, Distillation, Healing, Pupil, heal, hidden
 from greenformers.compress.compress import compress
-from greenformers.compress.heal import WEIGHTS, Distillation, Healing, Pupil, heal, hidden
-from greenformers.compress.texts import task_of
+from greenformers.data._texts import task_of
 
 TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
 

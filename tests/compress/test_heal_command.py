@@ -10,7 +10,7 @@ from models import folder, pairs, sentences
 from safetensors.torch import load_file
 
 import greenformers
-from greenformers.compress import heal
+from greenformers.changes import heal
 
 
 @pytest.fixture(scope="module")

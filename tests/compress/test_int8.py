@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from zoo import ZOO, difference, everything, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.heal import Healing, heal
-from greenformers.compress.int8 import (
+from greenformers.changes.heal import Healing, heal
+from greenformers.changes.int8 import (
     Int8Embedding,
     Int8LED,
     Int8Linear,

@@ -16,8 +16,8 @@ from transformers import AutoModel
 from zoo import difference, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.checkpoint import ranks_of, ties_of
-from greenformers.compress.save import STRUCTURE
+from greenformers.checkpoint.save import STRUCTURE
+from greenformers.checkpoint.structure import ranks_of, ties_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -341,7 +341,7 @@ def test_a_crash_leaves_the_old_or_the_new(tmp_path: Path, point: str, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"greenformers.compress.save.{point}", broken)
+        patch.setattr(f"greenformers.checkpoint.save.{point}", broken)
         with pytest.raises(KeyboardInterrupt):
             greenformers.save(second, folder)
     ids, found = tokens()[0], greenformers.load(folder, into=mixed())

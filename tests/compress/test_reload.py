@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import GENERATES, ZOO, difference, everything, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.checkpoint import ranks_of, ties_of
+from greenformers.checkpoint.structure import ranks_of, ties_of
 
 SELECTIONS = {"default": None, "everything": everything}
 TIED = ("bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "t5", "whisper")

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from zoo import ENCODER, difference, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.interface import swapped
-from greenformers.compress.positions import extend, reach
-from greenformers.compress.swap import places, swap_attention
+from greenformers.changes._interface import swapped
+from greenformers.changes.attention import places, swap_attention
 from greenformers.model import GreenformerConfig, GreenformerForMaskedLM
+from greenformers.model.positions import extend, reach
 
 TEXTS = ("bert", "roberta", "distilbert", "albert", "gpt2", "llama")
 CAUSAL = ("gpt2", "llama")

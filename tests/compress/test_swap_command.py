@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 from zoo import difference, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.checkpoint import structure
-from greenformers.compress.interface import swapped
-from greenformers.compress.positions import reach
+from greenformers.changes._interface import swapped
+from greenformers.checkpoint.structure import structure
 from greenformers.measure.record import read
+from greenformers.model.positions import reach
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

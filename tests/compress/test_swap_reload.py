@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from zoo import difference, everything, inputs, network, outputs
 
 import greenformers
-from greenformers.compress.checkpoint import mark, structure
-from greenformers.compress.depth import drop_layers
-from greenformers.compress.int8 import quantise
-from greenformers.compress.swap import swap_attention
+from greenformers.changes.attention import swap_attention
+from greenformers.changes.int8 import quantise
+from greenformers.changes.layers import drop_layers
+from greenformers.checkpoint.structure import mark, structure
 
 DEEP = {"bert": "num_hidden_layers", "roberta": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 WRITES = ("gpt2", "llama", "bart", "t5")

@@ -106,7 +106,7 @@ def test_broken_off_inside(solver: str, what: str, monkeypatch: pytest.MonkeyPat
             if what == "forward":
                 handle = model.head.register_forward_pre_hook(stop)
             elif what == "factorize":
-                patch.setattr("greenformers.compress.solve.factorize", _before("solve", "factorize", stop))
+                patch.setattr("greenformers.solve.solve.factorize", _before("solve", "factorize", stop))
             else:
                 home = "sequential" if "sequential" in solver else "compress"
                 patch.setattr(f"greenformers.compress.{home}.filled", _before(home, "filled", stop))

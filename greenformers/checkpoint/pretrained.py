@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.load import check_local, check_weights, line, load, model_class, read_json
-from greenformers.compress.quantizer import NAME
+from greenformers.checkpoint.load import check_local, check_weights, line, load, model_class, read_json
+from greenformers.checkpoint.plugin import NAME
 from greenformers.compress.side_by_side import on_tokens
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")

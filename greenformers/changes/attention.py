@@ -12,9 +12,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from greenformers.attention import Shape
-from greenformers.compress.checkpoint import mark
-from greenformers.compress.interface import Swapped, built, foreign, put, stack_of, use
-from greenformers.compress.positions import extend, reach
+from greenformers.changes._interface import Swapped, built, foreign, put, stack_of, use
+from greenformers.checkpoint.structure import mark
+from greenformers.model.positions import extend, reach
 
 PROBE = "greenformers_probe"
 

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from greenformers.compress.walk import TransposedLED, kind_of, put
 from greenformers.lowrank.linear import LED
+from greenformers.solve.walk import TransposedLED, kind_of, put
 
 LEVELS = 127
 JITTER = 1e-6

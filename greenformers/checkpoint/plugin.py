@@ -92,14 +92,14 @@ class StructureQuantizer(HfQuantizer):
             raise ValueError("a Structure describes a compressed checkpoint; use greenformers.compress to make one")
 
     def _process_model_before_weight_loading(self, model: "PreTrainedModel", **kwargs: Any) -> "PreTrainedModel":
-        from greenformers.compress.checkpoint import place
+        from greenformers.checkpoint.structure import place
 
         config: Any = self.quantization_config
         place(model, config)
         return model
 
     def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs: Any) -> "PreTrainedModel":
-        from greenformers.compress.checkpoint import settle
+        from greenformers.checkpoint.structure import settle
 
         # Everything a dense network can do, it can, but for the training of weights of 8 bits. The mark of a
         # quantised network would forbid .half() and training.

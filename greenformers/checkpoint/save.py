@@ -11,8 +11,8 @@ from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.checkpoint import structure
-from greenformers.compress.result import CompressionReport
+from greenformers.changes._report import CompressionReport
+from greenformers.checkpoint.structure import structure
 
 STRUCTURE = "greenformers.json"
 """What `config.json` says for a `transformers` model, of any other network."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from greenformers.compress.walk import Site
 from greenformers.lowrank.rank import Point, kept_energy, largest, rounded, spend, stable_rank
+from greenformers.solve.walk import Site
 
 HOW = ("hull", "uniform", "rank", "energy", "stable")
 OF = ("parameters", "flops", "latency")

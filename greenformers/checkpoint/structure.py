@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress import int8, interface
-from greenformers.compress.quantizer import Structure
-from greenformers.compress.walk import Unit, kind_of, pack, put, unit, units, unpack
+from greenformers.changes import _interface as interface
+from greenformers.changes import int8
+from greenformers.checkpoint.plugin import Structure
+from greenformers.solve.walk import Unit, kind_of, pack, put, unit, units, unpack
 
 
 def ranks_of(model: nn.Module) -> dict[str, int]:

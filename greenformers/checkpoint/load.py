@@ -10,9 +10,9 @@ from safetensors.torch import load_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress.checkpoint import place, structure
-from greenformers.compress.quantizer import NAME, Structure
-from greenformers.compress.save import STRUCTURE
+from greenformers.checkpoint.plugin import NAME, Structure
+from greenformers.checkpoint.save import STRUCTURE
+from greenformers.checkpoint.structure import place, structure
 
 
 def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.Module | None = None) -> nn.Module:

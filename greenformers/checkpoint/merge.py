@@ -3,11 +3,11 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress.checkpoint import mark, structure
-from greenformers.compress.int8 import is_quantised
-from greenformers.compress.quantizer import Structure, StructureQuantizer
-from greenformers.compress.walk import expand, put, units
+from greenformers.changes.int8 import is_quantised
+from greenformers.checkpoint.plugin import Structure, StructureQuantizer
+from greenformers.checkpoint.structure import mark, structure
 from greenformers.lowrank.multihead import LowRankMultihead
+from greenformers.solve.walk import expand, put, units
 
 
 def merge(model: nn.Module) -> int:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from greenformers.compress.walk import Site, unit
 from greenformers.measure.latency import interleaved
+from greenformers.solve.walk import Site, unit
 
 MEASURED = 8  # ranks of a map that are timed; between them time is linear, to within what such a budget can resolve
 
@@ -25,7 +25,7 @@ class Latency:
 
     def __call__(self, site: Site, rank: int | None) -> float:
         """Seconds of a site at a rank, or dense; between measured ranks interpolated."""
-        from greenformers.compress.budget import candidates
+        from greenformers.solve.budget import candidates
 
         key = (repr(site.module), site.matrices().dtype, tuple(self.shapes[site.path]))
         if key not in self.known:

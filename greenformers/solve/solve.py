@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from greenformers.compress.walk import Site
 from greenformers.lowrank.factorize import CALIBRATED, Factors, Statistics, factorize
+from greenformers.solve.walk import Site
 
 
 @dataclass(frozen=True)

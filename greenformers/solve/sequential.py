@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from greenformers.compress.calibrate import Batch, Hook, Trace, call, has_bias, hooked, kept, padding, rows
-from greenformers.compress.replay import Reached, Replay, layers
-from greenformers.compress.solve import Solved, solve
-from greenformers.compress.walk import Site, filled, put
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
+from greenformers.solve.calibrate import Batch, Hook, Trace, call, has_bias, hooked, kept, padding, rows
+from greenformers.solve.replay import Reached, Replay, layers
+from greenformers.solve.solve import Solved, solve
+from greenformers.solve.walk import Site, filled, put
 
 FAST = ("activation_relu_or_gelu", "use_nested_tensor")
 """What `refuse_fast_path` changes."""

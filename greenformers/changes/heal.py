@@ -27,8 +27,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from greenformers.compress.int8 import aware, is_quantised
-from greenformers.compress.texts import Task, batches, task_of
+from greenformers.changes.int8 import aware, is_quantised
+from greenformers.data._texts import Task, batches, task_of
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective, padded
 from greenformers.train.stream import Stream

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from greenformers.compress.int8 import is_quantised, jittered
-from greenformers.compress.load import line
+from greenformers.changes.int8 import is_quantised, jittered
+from greenformers.checkpoint.load import line
 
 FORMATS = {"torch": "model.pt2", "onnx": "model.onnx"}
 """The file of each format."""

@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.compress.checkpoint import mark, structure
-from greenformers.compress.quantizer import Structure
+from greenformers.checkpoint.plugin import Structure
+from greenformers.checkpoint.structure import mark, structure
 
 COUNTS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """How configurations name the number of layers of a stack."""

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greenformers.compress.walk import Site, kind_of
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
+from greenformers.solve.walk import Site, kind_of
 
 Batch = Any
 """A mapping of keyword arguments, a sequence of positional ones, or one tensor."""

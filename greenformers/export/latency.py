@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel
 
-from greenformers.compress.export import FORMATS, Call, Tensors, batch, reader
+from greenformers.export.export import FORMATS, Call, Tensors, batch, reader
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import METRICS, Record, with_ratios
 

@@ -1,0 +1,1 @@
+"""Changes of a trained network, one a file."""

@@ -1,0 +1,1 @@
+"""A changed network written to a folder and read back."""

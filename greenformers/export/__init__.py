@@ -1,0 +1,1 @@
+"""A network for other runtimes: torch.export and ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""What low rank needs: the weights of a network, what they see, factors, budgets."""
