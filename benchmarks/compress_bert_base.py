@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertModel
 
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
 from greenformers.compress.side_by_side import on_tokens
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.parameters import parameters

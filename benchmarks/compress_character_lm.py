@@ -18,7 +18,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import greenformers.model  # noqa: F401  registers its architectures
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.data._texts import Texts, batches
 from greenformers.data.tinyshakespeare import load

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase, logging
 
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._files import need, read_lines

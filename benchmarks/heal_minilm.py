@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers import AutoTokenizer, BertModel, logging
 
 from greenformers.changes.heal import Healing, heal
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.data._texts import batches
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios

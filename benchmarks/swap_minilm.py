@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTo
 
 from greenformers.changes.attention import swap_attention
 from greenformers.changes.heal import Healing, heal
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._texts import Texts, batches

@@ -14,7 +14,7 @@ __version__ = version("greenformers")
 _HOME = {
     "Attention": "greenformers.attention",
     "Budget": "greenformers.solve.budget",
-    "CompressionReport": "greenformers.changes._report",
+    "CompressionReport": "greenformers.solve.result",
     "Shape": "greenformers.attention",
     "build": "greenformers.attention",
     "names": "greenformers.attention",

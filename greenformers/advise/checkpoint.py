@@ -18,11 +18,11 @@ from greenformers.changes.int8 import is_quantised, quantise
 from greenformers.checkpoint.pretrained import check_length
 from greenformers.checkpoint.structure import mark, ranks_of
 from greenformers.compress.comparison import compared
-from greenformers.compress.compress import compress
 from greenformers.data._texts import Texts, batches, task_of
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 DENSE = "as it is"
 SOLVER = "activation"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from greenformers.checkpoint.load import line
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.parameters import parameters
@@ -66,8 +67,26 @@ def measured(
 
 def on_tokens(model: PreTrainedModel, length: int, vocabulary: int, size: int = BATCH) -> Callable[[], Tensor]:
     """A call of a model on a batch of random tokens, always the same, to a number that can be differentiated."""
+    batch = tokens(model, length, vocabulary, size)
+    return lambda: output(model(**batch), batch).sum()
+
+
+def tokens(model: PreTrainedModel, length: int, vocabulary: int, size: int = BATCH) -> dict[str, Tensor]:
+    """A batch of random tokens (size, length), always the same."""
     ids = torch.randint(0, vocabulary, (size, length), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids.to(model.device)}
     if getattr(model.config, "is_encoder_decoder", False):
         batch["decoder_input_ids"] = batch["input_ids"]
-    return lambda: output(model(**batch), batch).sum()
+    return batch
+
+
+def check_length(model: PreTrainedModel, length: int) -> None:
+    """See that a model takes so many tokens, before the work and not after it."""
+    if length:
+        try:
+            with torch.inference_mode():
+                on_tokens(model, length, vocabulary=1, size=1)()
+        except Exception as error:  # whatever networks raise that take no tokens, or fewer
+            raise ValueError(
+                f"the model cannot be run on {length} tokens, see --length and --lengths: {line(error)}"
+            ) from error

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from greenformers.changes.int8 import is_quantised, jittered
+from greenformers.checkpoint.structure import changes_of
 from greenformers.checkpoint.load import line
 
 FORMATS = {"torch": "model.pt2", "onnx": "model.onnx"}
@@ -102,17 +102,17 @@ def export(
 def _allowed(network: "Tensors", examples: Sequence[tuple[Tensor, Tensor]], expected: Sequence[Tensor]) -> float:
     """What files may differ from a model by.
 
-    Of 8 bits, an input on the edge between two whole numbers falls to either side by the last digit of a float, and
-    more of those behind it: how far that goes is seen on the model itself.
+    Of rounded weights, an input on the edge between two whole numbers falls to either side by the last digit of a
+    float, and more of those behind it: how far that goes is seen on the model itself.
     """
-    if not is_quantised(network):
-        return TOLERANCE
-    moved = 0.0
-    for seed in range(DRAWS):
-        with jittered(network, seed):
-            for example, right in zip(examples, expected, strict=True):
-                moved = max(moved, _difference(network, "the model", example, right))
-    return max(FLIPPED, NOISE * moved)
+    moved = None
+    for change in changes_of(network.model):
+        for seed in range(DRAWS):
+            if (jittered := change.jittered(network, seed)) is not None:
+                with jittered:
+                    for example, right in zip(examples, expected, strict=True):
+                        moved = max(moved or 0.0, _difference(network, "the model", example, right))
+    return TOLERANCE if moved is None else max(FLIPPED, NOISE * moved)
 
 
 def check_formats(formats: Sequence[str]) -> None:

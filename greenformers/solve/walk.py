@@ -302,6 +302,19 @@ def expand(model: nn.Module, found: Iterable[tuple[str, Unit]]) -> None:
         put(model, path, made[id(module)])
 
 
+def merged(model: nn.Module) -> int:
+    """Make every low-rank unit dense again, in place, and pack attentions of torch. How many units there were."""
+    found = list(units(model))
+    expand(model, found)
+    packed: dict[int, nn.Module] = {}
+    for path, attention in list(model.named_modules(remove_duplicate=False)):
+        if path and isinstance(attention, LowRankMultihead):
+            if id(attention) not in packed:
+                packed[id(attention)] = attention.to_dense()
+            put(model, path, packed[id(attention)])
+    return len(found)
+
+
 def units(model: nn.Module) -> Iterator[tuple[str, Unit]]:
     """The low-rank units of a network, by path; one that stands at several paths, at each."""
     for path, module in model.named_modules(remove_duplicate=False):

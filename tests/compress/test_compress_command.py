@@ -142,7 +142,7 @@ def test_other_models(
     words: str, shown: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(home)
-    monkeypatch.setattr("greenformers.compress.compress.measure", lambda _, ranks, __: {None: 2.0, ranks[0]: 1.0})
+    monkeypatch.setattr("greenformers.solve.factorise.measure", lambda _, ranks, __: {None: 2.0, ranks[0]: 1.0})
     lengths = "12" if "faster" in words else ""
     monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr("greenformers.measure.energy_of.EnergyMeter", Meter)

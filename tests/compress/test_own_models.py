@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerForSequenceClassification
 from greenformers.solve.budget import Budget
 

@@ -1,4 +1,4 @@
-"""The verb: factorise the maps of a trained network within a budget. The network itself is changed."""
+"""Factorise the weights of a trained network within a budget. The network itself is changed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -8,14 +8,13 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from greenformers.changes._report import CompressionReport, LayerReport
-from greenformers.checkpoint.structure import mark
 from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.measure.parameters import parameters
 from greenformers.solve.budget import Budget, Cost, Layer, ranks
 from greenformers.solve.calibrate import Batch, Loss, Trace, covariances, trace
 from greenformers.solve.loss import default
+from greenformers.solve.result import Factorisation, LayerReport
 from greenformers.solve.sequential import Gradients, sequential
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.speed import Latency, measure
@@ -25,7 +24,7 @@ Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is."""
 
 
-def compress(
+def factorise(
     model: nn.Module,
     budget: float | Budget = 0.5,
     *,
@@ -39,11 +38,11 @@ def compress(
     memory: float = 2**30,
     seed: int = 0,
     progress: Progress = lambda *_: None,
-) -> CompressionReport:
-    """Put low-rank units in the place of a trained network's maps. Nothing is changed if this raises.
+) -> Factorisation:
+    """Put low-rank units in the place of a trained network's weights. Nothing is changed if this raises.
 
     Args:
-        model: any network; of `transformers`, its configuration then says how to reload it.
+        model: any network.
         budget: a share of the weights of the selected maps, or a `Budget`.
         solver: "svd" and "randomized" look at weights alone; "activation" and "sequential" at what the maps see on the
             calibration data; "loss" and "sequential_loss" at gradients there too; "nmf", "semi_nmf" and "random".
@@ -75,6 +74,7 @@ def compress(
     unpacked = unpack(model)
     try:
         found = sites(model, select)
+        itemsizes = [site.matrices().element_size() for site in found]
         traced = None
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
@@ -105,9 +105,11 @@ def compress(
         raise
     commit(model, units)
     pack(model, unpacked)
-    mark(model)
-    layers = [_report(site, solved.get(site.path), chosen.get(site.path)) for site in found]
-    return CompressionReport(solver, asdict(budget), layers, before, parameters(model))
+    layers = [
+        LayerReport.of(site, solved.get(site.path), chosen.get(site.path), size)
+        for site, size in zip(found, itemsizes, strict=True)
+    ]
+    return Factorisation(solver, asdict(budget), layers, before, parameters(model))
 
 
 def _budget(budget: float | Budget, solver: str) -> Budget:
@@ -230,15 +232,3 @@ def _site(found: Iterable[Site], path: str) -> Site:
 def _faster(site: Site, rank: int, traced: Trace) -> bool:
     times = measure(site, [rank], traced.shapes[site.path])
     return times[rank] < times[None]
-
-
-def _report(site: Site, part: Solved | None, rank: int | None) -> LayerReport:
-    predicted: float | None = 0.0
-    achieved = 0.0
-    if rank is not None:
-        assert part is not None
-        predicted, achieved = part.predicted(rank), part.achieved(rank)
-    return LayerReport(
-        site.path, site.paths[1:], (site.groups, site.m, site.n), rank, site.dense, site.parameters(rank), predicted,
-        achieved,
-    )  # fmt: skip
