@@ -75,7 +75,7 @@ def main() -> int:
     sizes = {"dense": write(dense, layers)}
     print(f"{sizes['dense'] / 1e9:.1f} GB of weights are there", flush=True)
     began = time.perf_counter()
-    command = [sys.executable, "-m", "greenformers.cli", "compress", str(dense), *OPTIONS, "--out", str(small)]
+    command = [sys.executable, "-m", "greenformers", "compress", str(dense), *OPTIONS, "--out", str(small)]
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20

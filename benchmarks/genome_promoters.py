@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from greenformers._terminal import quiet
+from greenformers.cli._terminal import quiet
 from greenformers.genome import judge
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region

@@ -292,7 +292,7 @@ def test_interrupted_it_leaves_nothing(
         if what == step:
             stop()
 
-    monkeypatch.setattr("greenformers._terminal.Steps.__call__", progress)
+    monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
     if step == "saving":  # the weights are written, the card is not
         monkeypatch.setattr("greenformers.checkpoint.save.card_of", stop)
     words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "small"), "--lengths", "", "--length", "12"]

@@ -22,10 +22,6 @@ ORDER = [
     {"advise"},
     {"report"},
     {"speech", "genome"},
-    {"_terminal"},
-    {"_training"},
-    {"_genome_study"},
-    {"_study", "_speech", "_genome", "_export", "_compress"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from greenformers import _terminal as terminal
+from greenformers.cli import _terminal as terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

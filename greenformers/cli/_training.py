@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from greenformers import _terminal as terminal
+from greenformers.cli import _terminal as terminal
 from greenformers.train.settings import Training, read, value_of
 
 _FIXED: dict[str, tuple[object, object]] = {

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from greenformers import _terminal as terminal
+from greenformers.cli import _terminal as terminal
+
+ORDER = 80
 
 MARK = "tags: [greenformers, exported]"
 """At the head of every card: what tells a folder that may be replaced."""

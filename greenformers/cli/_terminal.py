@@ -6,20 +6,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 T = TypeVar("T")
-
-Hidden = Annotated[int, typer.Option(help="Width d of the network.")]
-Layers = Annotated[int, typer.Option(help="Number of layers.")]
-Heads = Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")]
-FeedForward = Annotated[int, typer.Option(help="Width f of the feed-forward blocks.")]
 
 
 def console(*, stderr: bool = False) -> "Console":
