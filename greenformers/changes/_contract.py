@@ -248,6 +248,10 @@ class Change:
         """The change weight by weight; see `greenformers.solve.stream`."""
         raise ValueError(f"{self.name()} cannot be made from disk")
 
+    def streamed(self, stream: Any) -> Report:
+        """What a stream that has been read to its end did."""
+        raise ValueError(f"{self.name()} cannot be made from disk")
+
     def but(self, **options: Any) -> Self:
         """The same change with other options."""
         return replace(self, **options)

@@ -125,11 +125,16 @@ def typed(change: Change) -> str:
     """The change as one types it after `--change`; `parse` reads it."""
     options = as_dict(change)
     words = [options.pop("name")]
-    words += [f"{name}={value if isinstance(value, str) else _text(value)}" for name, value in
+    words += [f"{name}={value if isinstance(value, str) else as_text(value)}" for name, value in
               {**{name: value for name, value in options.items() if name != "options"},
                **options.get("options", {})}.items()]  # fmt: skip
     return shlex.join(words)
 
 
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else json.dumps(value)
+def as_text(value: Any) -> str:
+    """A value as one types it; of none, and of an empty table, an empty text."""
+    if value in (None, {}):
+        return ""
+    if isinstance(value, str):
+        return value
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)

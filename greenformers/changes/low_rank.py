@@ -111,9 +111,9 @@ class LowRank(Change):
         )  # fmt: skip
         if all(layer.rank is None for layer in done.layers):
             raise ValueError("no weight became low rank: the budget, or what is faster, leaves all of them dense")
-        return self.report(done.layers, solver)
+        return self.report_of(done.layers, solver)
 
-    def report(self, layers: "Sequence[LayerReport]", solver: str) -> Report:
+    def report_of(self, layers: "Sequence[LayerReport]", solver: str) -> Report:
         """What was done, weight by weight."""
         from greenformers.changes._options import as_dict
 
@@ -128,7 +128,7 @@ class LowRank(Change):
         return Report(as_dict(self), summary, [_unit(layer) for layer in layers])
 
     def stream(self, model: "nn.Module", given: Given) -> "Stream":
-        """The change weight by weight, by solvers that look at weights alone."""
+        """The change weight by weight, by solvers that look at weights alone; "randomized" by default."""
         from greenformers.solve.stream import Stream
 
         if self.only_if_faster:
@@ -138,6 +138,10 @@ class LowRank(Change):
             model, self.budget(solver), solver=solver, select=self.select, multiple=self.multiple, seed=given.seed,
             progress=given.progress,
         )  # fmt: skip
+
+    def streamed(self, stream: "Stream") -> Report:
+        """What a stream that has been read to its end did."""
+        return self.report_of(stream.layers, stream.solver)
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

@@ -20,10 +20,11 @@ from greenformers.solve.walk import Select, Site, sites
 
 
 class Stored(NamedTuple):
-    """A tensor of a checkpoint: the file that holds it, and its number of entries."""
+    """A tensor of a checkpoint: the file that holds it, and how many entries and bytes it has."""
 
     file: Path
     entries: int
+    bytes: int
 
 
 class Stream:
@@ -39,6 +40,7 @@ class Stream:
         progress: Called as work goes on.
 
     Attributes:
+        solver: As given.
         layers: What became of each weight that `tensors` has come by.
 
     Raises:
@@ -63,7 +65,7 @@ class Stream:
             raise ValueError(f"from disk, solver {solver!r} cannot spend a budget {budget.how!r} of {budget.of}")
         if multiple is not None and multiple < 1:
             raise ValueError(f"multiple must be at least 1, got {multiple}")
-        self._budget, self._solver, self._seed, self._progress = budget, solver, seed, progress
+        self._budget, self.solver, self._seed, self._progress = budget, solver, seed, progress
         self._multiple = multiple or (1 if budget.how == "rank" else MULTIPLE["cpu"])
         self._sites = sites(model, select)
         self._ranks: dict[str, int | None] = {}
@@ -77,7 +79,7 @@ class Stream:
         """
         by_key = {_key(site, stored): site for site in self._sites}
         self._ranks = self._chosen(by_key, stored)
-        for number, (key, (path, _)) in enumerate(stored.items()):
+        for number, (key, (path, *_)) in enumerate(stored.items()):
             site = by_key.get(key)
             rank = None if site is None else self._ranks[site.path]
             if site is None or rank is None:
@@ -131,7 +133,7 @@ class Stream:
             )
         module.weight = nn.Parameter(weight, requires_grad=False)
         try:
-            return solve(site, rank, self._solver, seed=self._seed)
+            return solve(site, rank, self.solver, seed=self._seed)
         finally:
             module.weight = empty
 
