@@ -1,7 +1,7 @@
 """Variants side by side: trained alike on real images, then measured at that size and as one full-size layer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import set_seed
 
+from greenformers.advise.compare_options import Size
 from greenformers.data import Splits
 from greenformers.measure.costs import INFERENCE, TRAINING, Subject, costs
 from greenformers.measure.energy import EnergyMeter
@@ -30,25 +31,8 @@ FULL_SIZE_RANK, FULL_SIZE_K = 64, 128
 FULL_SIZE_INPUTS = ((128, 32), (4096, 1))  # (length, batch): 4096 tokens each
 
 
-@dataclass(frozen=True)
-class Network:
-    """Size of the networks that are trained.
-
-    Attributes:
-        hidden: d.
-        layers: number of layers.
-        heads: number of heads, a divisor of d.
-        feed_forward: f.
-        rank: LED rank of "lrt".
-        k: projected length of "linformer".
-    """
-
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 4
-    feed_forward: int = 256
-    rank: int = 16
-    k: int = 16
+class Network(Size):
+    """The networks that are trained."""
 
     def config(self, variant: str, data: Splits) -> GreenformerConfig:
         """The configuration of one variant for a data set of images.

@@ -1,8 +1,9 @@
 """The command line: this folder is the registry of commands.
 
 A command is a file that holds a function of its name; a folder of such files is a command with commands of its own, and
-its docstring is their help. `ORDER` says where one stands in --help; those without it come last, by name. What begins
-with an underscore is shared by commands. Heavy imports are inside the functions, so that --help answers at once.
+its docstring is their help. `ORDER` says where one stands in --help, files before folders; those without it come last,
+by name. What begins with an underscore is shared by commands. Heavy imports are inside the functions, so that --help
+answers at once.
 """
 
 import sys

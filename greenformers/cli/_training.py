@@ -3,15 +3,15 @@
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.train.settings import Training, read, value_of
+from greenformers.cli._options import flags, given
+from greenformers.train.settings import Training, read
 
 _FIXED: dict[str, tuple[object, object]] = {
     "config": (Annotated[Path | None, typer.Argument(help="TOML or JSON file of settings.")], None),
@@ -33,10 +33,10 @@ def training(
         **options: of the command, beside the settings: annotation and default.
     """
 
-    def train(config: Path | None, out: Path, resume: bool, **flags: Any) -> None:
-        own = {name: flags.pop(name) for name in options}
+    def train(config: Path | None, out: Path, resume: bool, **values: Any) -> None:
+        own = {name: values.pop(name) for name in options}
         terminal.quiet()
-        (use or partial(_train, kind))(_given(kind, config, flags), out, resume, **own)
+        (use or partial(_train, kind))(_given(kind, config, values), out, resume, **own)
 
     train.__doc__ = about
     fixed = [
@@ -76,28 +76,11 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
     )
 
 
-def _given(kind: type[Training], config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+def _given(kind: type[Training], config: Path | None, values: dict[str, Any]) -> dict[str, Any]:
     """Settings of a file, and over them those given as flags."""
-    typed = {name: value for name, value in flags.items() if value is not None}
-    if options := typed.pop("option", None):
-        pairs = [str(text).partition("=") for text in cast(list[str], options)]
-        for name, equals, _ in pairs:
-            if not equals:
-                raise ValueError(f"option must be name=value, got {name!r}")
-        typed["option"] = {name: value_of(value) for name, _, value in pairs}
-    return (read(config, kind) if config else {}) | typed
+    return (read(config, kind) if config else {}) | given(kind, values)
 
 
 def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:
     """A flag for each of the settings, first what the kind has beside all others; what is not given is None."""
-    parameters = []
-    for entry in sorted(fields(kind), key=lambda entry: entry.name in Training.__annotations__):
-        # Unescaped, the help would take the brackets for markup and drop them.
-        default = "" if entry.default is None else rf" \[default: {entry.default}]"
-        about = typer.Option(help=entry.metadata["help"] + default, show_default=False)
-        kinds = list[str] if entry.name == "option" else entry.type
-        annotation = Annotated[kinds | None, about]  # type: ignore[valid-type]
-        parameters.append(
-            inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        )
-    return parameters
+    return sorted(flags(kind, unset=True), key=lambda flag: flag.name in Training.__annotations__)

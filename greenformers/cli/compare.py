@@ -5,22 +5,24 @@ from typing import Annotated
 
 import typer
 
+from greenformers.advise.compare_options import Size
 from greenformers.cli import _terminal as terminal
-from greenformers.cli._flags import Batch, FeedForward, Folder, Heads, Hidden, Layers
+from greenformers.cli._flags import Batch, Folder
+from greenformers.cli._options import from_fields
 
 ORDER = 10
 
 Data = Annotated[str, typer.Option(help="Data set: digits (embedded) or mnist.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many training, and so many test examples.")]
 Pool = Annotated[int, typer.Option(help="Side of the square of pixels averaged into one.")]
-Rank = Annotated[int, typer.Option(help="Rank of the low-rank maps of lrt.")]
-K = Annotated[int, typer.Option("--k", help="Projected length k of linformer.")]
 Epochs = Annotated[int, typer.Option(help="Passes over the training set.")]
 Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
 Seed = Annotated[int, typer.Option(help="Of weights, order and dropout.")]
 
 
+@from_fields
 def compare(
+    *,
     data: Data = "digits",
     folder: Folder = None,
     limit: Limit = None,
@@ -28,12 +30,7 @@ def compare(
     variants: Annotated[
         str, typer.Option(help="Names, with commas: transformer, lrt, an attention, or lrt+ and an attention.")
     ] = "transformer,lrt,linformer,lrt+linformer",
-    hidden: Hidden = 64,
-    layers: Layers = 2,
-    heads: Heads = 4,
-    feed_forward: FeedForward = 256,
-    rank: Rank = 16,
-    k: K = 16,
+    size: Size,
     epochs: Epochs = 25,
     batch: Batch = 64,
     learning_rate: Rate = 2e-3,
@@ -55,7 +52,7 @@ def compare(
     terminal.quiet()
     console = terminal.console()
     schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
-    network = Network(hidden, layers, heads, feed_forward, rank, k)
+    network = Network(**vars(size))
     splits = load_images(data, folder, limit, pool, seed)
     out.mkdir(parents=True, exist_ok=True)
     terminal.check_writable(results)

@@ -53,7 +53,7 @@ def recommend(
     from greenformers.advise.calibration import calibrate
     from greenformers.advise.recommend import Need, finding
     from greenformers.advise.recommend import recommend as run
-    from greenformers.measure.grid import MODES, Network
+    from greenformers.measure.bench_options import MODES, Network
     from greenformers.measure.record import read
     from greenformers.report.advice import table
 

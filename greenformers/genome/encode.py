@@ -17,7 +17,7 @@ from pathlib import Path
 from greenformers.genome import reads, variants
 from greenformers.genome.diplotype import ALPHABETS, Haplotype, diplotype, text
 from greenformers.genome.files import GenomeError, Region, checked
-from greenformers.genome.reads import Thresholds
+from greenformers.genome.read_options import Thresholds
 from greenformers.genome.reference import Reference
 
 MODES = ("diplotype", "haplotype")

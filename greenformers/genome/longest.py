@@ -17,6 +17,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
+from greenformers.genome.longest_options import Size
 from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
 from greenformers.measure.record import METRICS, Record
 from greenformers.measure.trace import trace
@@ -27,31 +28,6 @@ from greenformers.model.variant import slots
 MARKERS = 2
 """[CLS] and [SEP]."""
 MOMENTS = 2
-
-
-@dataclass(frozen=True)
-class Size:
-    """Of the network; the thesis' by default (5.3.1).
-
-    Attributes:
-        hidden: d.
-        layers: L.
-        heads: H, a divisor of d.
-        feed_forward: f.
-        k: projected length of linformer; of a sequence that is shorter, its length.
-        rank: of lrt.
-        dropout: after the embedding and each block.
-        batch: sequences at once.
-    """
-
-    hidden: int = 768
-    layers: int = 12
-    heads: int = 12
-    feed_forward: int = 3072
-    k: int = 256
-    rank: int = 64
-    dropout: float = 0.1
-    batch: int = 16
 
 
 @dataclass(frozen=True)

@@ -6,42 +6,21 @@ them, once with SDPA (what the others are compared with) and once with eager att
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from greenformers.attention import attention_class, names
+from greenformers.measure.bench_options import MODES as MODES
+from greenformers.measure.bench_options import Network
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import layer_of
 from greenformers.model.stack import run
 from greenformers.model.variant import slots
 
 BASELINE, EAGER = "transformer", "transformer (eager)"
-MODES = ("inference", "training")
-
-
-@dataclass(frozen=True)
-class Network:
-    """What is the same in all cells. The thesis' by default: 2 layers of BERT-base's size.
-
-    Attributes:
-        hidden: d.
-        heads: H, a divisor of d.
-        feed_forward: f.
-        layers: L.
-        causal: position i sees only positions up to i.
-        slots: further slots of `GreenformerConfig`, {"residual": "pre"}.
-    """
-
-    hidden: int = 768
-    heads: int = 12
-    feed_forward: int = 3072
-    layers: int = 2
-    causal: bool = False
-    slots: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

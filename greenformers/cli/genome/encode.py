@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._options import from_fields
 from greenformers.cli.genome._flags import FASTA, Alphabet, Mode, Where
+from greenformers.genome.read_options import Thresholds
 
 if TYPE_CHECKING:
     from greenformers.genome.encode import Encoding, Source
@@ -17,7 +19,9 @@ ORDER = 10
 Index = Annotated[bool, typer.Option("--index", help="Make indexes that are missing, beside their files.")]
 
 
+@from_fields
 def encode(
+    *,
     reference: FASTA,
     out: Annotated[Path, typer.Option(help="File to write: a line a person.")],
     files: Annotated[
@@ -29,11 +33,7 @@ def encode(
     ] = None,
     mode: Mode = "diplotype",
     alphabet: Alphabet = "iupac",
-    depth: Annotated[int, typer.Option(help="Reads: fragments at a position at least; N below.")] = 3,
-    count: Annotated[int, typer.Option(help="Reads: fragments with the second symbol at least.")] = 2,
-    share: Annotated[float, typer.Option(help="Reads: share of fragments with the second symbol at least.")] = 0.2,
-    base_quality: Annotated[int, typer.Option(help="Reads: quality of a base at least.")] = 13,
-    mapping_quality: Annotated[int, typer.Option(help="Reads: quality of an alignment at least.")] = 0,
+    thresholds: Thresholds,
     workers: Annotated[int, typer.Option(help="Files read at a time, by a process each.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
     index: Index = False,
@@ -43,11 +43,9 @@ def encode(
     from greenformers.genome.encode import Encoding, people
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import GenomeError, make_index
-    from greenformers.genome.reads import Thresholds
     from greenformers.genome.reference import Reference
 
     console = terminal.console(stderr=True)
-    thresholds = Thresholds(depth, count, share, base_quality, mapping_quality)
     group = None if cohort is None else Cohort.load(cohort)
     own: dict[Path, str] = {}
     for person in [] if group is None else group.people:

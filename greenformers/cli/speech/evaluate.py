@@ -7,20 +7,22 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli.speech._flags import Batch, Gamma, Longest, Width
+from greenformers.cli._options import from_fields
+from greenformers.cli.speech._flags import Batch
+from greenformers.speech.search_options import Search
 
 ORDER = 30
 
 
+@from_fields
 def evaluate(
+    *,
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs; the first is the baseline.")
     ],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     corpus: Annotated[str | None, typer.Option(help="Folder of the corpus, if not where it was.")] = None,
-    width: Width = 8,
-    gamma: Gamma = 0.1,
-    longest: Longest = None,
+    search: Search,
     limit: Annotated[int | None, typer.Option(help="At most so many recordings.")] = None,
     batch: Batch = 16,
     samples: Annotated[int, typer.Option(help="How many transcripts of the first run to show.")] = 3,
@@ -30,12 +32,10 @@ def evaluate(
     from greenformers.measure.record import append, context
     from greenformers.speech.evaluate import evaluate as scored
     from greenformers.speech.evaluate import table
-    from greenformers.speech.search import Search
 
     terminal.quiet()
     if results is not None:
         terminal.check_writable(results)
-    search = Search(width=width, gamma=gamma, longest=longest)
     with terminal.Steps(terminal.console(stderr=True)) as steps:
         records, pairs = scored(runs, split, search=search, corpus=corpus, limit=limit, batch=batch, progress=steps)
     console = terminal.console()

@@ -7,19 +7,21 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli.speech._flags import Batch, Gamma, Longest, Width
+from greenformers.cli._options import from_fields
+from greenformers.cli.speech._flags import Batch
+from greenformers.speech.search_options import Search
 
 ORDER = 20
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or of its model.")]
 
 
+@from_fields
 def transcribe(
+    *,
     run: Run,
     files: Annotated[list[Path], typer.Argument(help="Sound files: WAV, FLAC, Ogg, MP3; any rate.")],
-    width: Width = 8,
-    gamma: Gamma = 0.1,
-    longest: Longest = None,
+    search: Search,
     piece: Annotated[
         float | None, typer.Option(help="Seconds of sound at once at most; by default what the network learnt with.")
     ] = None,
@@ -28,10 +30,9 @@ def transcribe(
     """Write down what is said in sound files. A file that cannot be used is named, and the next one follows."""
     from greenformers.speech.recognise import Recogniser
     from greenformers.speech.recognise import transcribe as run_on
-    from greenformers.speech.search import Search
 
     terminal.quiet()
-    recogniser = Recogniser.load(run, Search(width=width, gamma=gamma, longest=longest))
+    recogniser = Recogniser.load(run, search)
     faults, before = 0, 0.0
     seconds = {path: _length(path) for path in files}
     total = sum(seconds.values())

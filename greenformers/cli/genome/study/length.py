@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli._flags import FeedForward, Heads, Hidden, Layers
+from greenformers.cli._options import from_fields
 from greenformers.cli.genome.study._study import References, Results
+from greenformers.genome.longest_options import Size
 
 ORDER = 30
 
 
+@from_fields
 def length(
+    *,
     tokens: Annotated[Path, typer.Option(help="Folder of `genome tokenize`: subwords.")],
     sequences: Annotated[Path, typer.Option(help="What `genome encode` wrote: how many characters a token has.")],
     out: Annotated[Path, typer.Option(help="Folder of the picture.")] = Path("length"),
@@ -24,14 +27,7 @@ def length(
     memory: Annotated[
         float | None, typer.Option(help="GiB; by default what eager attention needs for 1,024 nucleotides.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 16,
-    hidden: Hidden = 768,
-    layers: Layers = 12,
-    heads: Heads = 12,
-    feed_forward: FeedForward = 3072,
-    k: Annotated[int, typer.Option(help="Projected length k of linformer.")] = 256,
-    rank: Annotated[int, typer.Option(help="Rank of lrt.")] = 64,
-    dropout: Annotated[float, typer.Option(help="Dropout after the embedding and each block.")] = 0.1,
+    size: Size,
     results: Results = None,
     references: References = None,
 ) -> None:
@@ -61,7 +57,6 @@ def length(
     if len(tokenizer) <= letters:
         raise ValueError(f"tokens must be subwords, more than {letters}; {tokens} has {len(tokenizer)}")
     mean = mean_length(tokenizer, [row[column] for row in islice(encode.load(sequences), 100)])
-    size = longest.Size(hidden, layers, heads, feed_forward, k, rank, dropout, batch)
     chosen, modes = ([word.strip() for word in text.split(",") if word.strip()] for text in (variants, mode))
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
@@ -82,7 +77,7 @@ def length(
     for one in dict.fromkeys(modes):
         own = [record for record in made if record.setting["mode"] == one]
         room = own[0].setting["memory_gib"]
-        title = f"{one.capitalize()} within {room} GiB, batch {batch}, {mean:.2f} characters a subword"
+        title = f"{one.capitalize()} within {room} GiB, batch {size.batch}, {mean:.2f} characters a subword"
         terminal.console().print(table(title, own, theirs))
         save(lengths(title, own, theirs), out / f"{one}.png")
         print(f"picture: {out / f'{one}.png'}")
