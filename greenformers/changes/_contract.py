@@ -244,6 +244,15 @@ class Change:
         """Settings worth trying on texts of so many tokens, the favourite last; the recommender tries these."""
         return [cls()]
 
+    def fitted(self, model: "nn.Module", length: int) -> Self:
+        """The same change, for texts of so many tokens."""
+        return self
+
+    @classmethod
+    def suited(cls, *, texts: int, following: "Sequence[Change]") -> Self:
+        """Settings of a change that trains for so many texts, before other changes of a recipe."""
+        return cls()
+
     def stream(self, model: "nn.Module", given: Given) -> Any:
         """The change weight by weight; see `greenformers.solve.stream`."""
         raise ValueError(f"{self.name()} cannot be made from disk")

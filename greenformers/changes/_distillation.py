@@ -98,7 +98,7 @@ def distillation(
         ValueError: too few of them for a batch, or texts cannot heal such a model.
     """
     objective = Distillation(texts, tokenizer, length, task_of(original))
-    Stream(objective, schedule.batch_size, schedule.steps, schedule.seed)  # which knows how many it needs
+    Stream(objective, schedule.batch_size, schedule.steps or 1, schedule.seed)  # which knows how many it needs
     return objective
 
 

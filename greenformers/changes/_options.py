@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -138,3 +138,31 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def as_flags(changes: Sequence[Change]) -> list[str]:
+    """The words after `greenformers compress MODEL` that make these changes: short forms where all of them have one."""
+    short = [_short_forms(change) for change in changes]
+    places = [(change.order, change.name()) for change in changes]
+    if None in short or places != sorted(set(places)):
+        return [word for change in changes for word in ("--change", typed(change))]
+    return [word for words in short for word in words or ()]
+
+
+def _short_forms(change: Change) -> list[str] | None:
+    """The flags of a change; None where an option has none, or where nothing would be typed."""
+    words = [] if change.flag is None else [change.flag]
+    for entry in fields(change):
+        value = getattr(change, entry.name)
+        if value == default(entry) and words:
+            continue
+        flag = entry.metadata.get("flag")
+        if flag is None or value in (None, {}) or value is False:
+            if value != default(entry):
+                return None
+            continue
+        if isinstance(value, dict):
+            words += [word for name, inner in value.items() for word in (flag, f"{name}={as_text(inner)}")]
+        else:
+            words += [flag] if value is True else [flag, as_text(value)]
+    return words or None

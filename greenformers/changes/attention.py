@@ -21,14 +21,14 @@ class Attention(Change):
     """Another attention in some or all layers."""
 
     mechanism: str = option("sliding_window", "Mechanism: linformer, sliding_window, ...", "--attention")
-    layers: tuple[int, ...] | None = option(None, "Layers, from 0: 0,2,4 or 0-2; by default all.", "--layers")
+    layers: tuple[int, ...] | None = option(None, "Layers, from 0: 0,2,4 or 0-2; by default all.", "--attention-layers")
     select: tuple[str, ...] | None = option(
-        None, "Patterns of paths such as 'encoder.*'; by default all self-attention.", "--places"
+        None, "Patterns of paths such as 'encoder.*'; by default all self-attention.", "--attention-select"
     )
     length: int | None = option(
-        None, "Longest input in tokens; positions are continued where they end before.", "--longest"
+        None, "Longest input in tokens; positions are continued where they end before.", "--attention-length"
     )
-    options: dict[str, Any] = option({}, "Options of the mechanism, as name=value.", "--option")
+    options: dict[str, Any] = option({}, "Options of the mechanism, as name=value.", "--attention-option")
 
     order: ClassVar[int] = 10
 
@@ -137,6 +137,14 @@ class Attention(Change):
         if causal:
             return [cls(mechanism="linear_transformer"), cls(options={"window": length // 4})]
         return [cls(mechanism="linformer", options={"k": length // 4}), cls(options={"window": length // 8})]
+
+    def fitted(self, model: "nn.Module", length: int) -> Self:
+        """With a length, where the model's own positions end before."""
+        from greenformers.model.positions import reach
+
+        network: Any = model
+        own = reach(network)
+        return self if own is not None and own >= length else self.but(length=length)
 
 
 def _unit(model: Any, path: str, mechanism: str) -> UnitReport:

@@ -29,7 +29,9 @@ class Heal(Change):
     )
     temperature: float = option(2.0, "Temperature T of the logits.")
     weights: dict[str, Any] = option({}, "Weights of the losses logits, hidden, embeddings, similarities, by name.")
-    aware: bool = option(False, "Train with weights and inputs rounded as later changes will round them.", "--aware")
+    aware: bool = option(
+        False, "Train with weights and inputs rounded as later changes will round them.", "--heal-aware"
+    )
 
     order: ClassVar[int] = 80
     trains: ClassVar[bool] = True
@@ -129,3 +131,8 @@ class Heal(Change):
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Heal]":
         """None: advice is given before any training."""
         return []
+
+    @classmethod
+    def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
+        """The default, with as many texts a step as there are at most, aware of what rounds weights later."""
+        return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))

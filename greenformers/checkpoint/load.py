@@ -41,7 +41,7 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     described = config.get("quantization_config")
     if not isinstance(described, dict) or described.get("quant_method") != NAME:
         raise ValueError(f"{folder / 'config.json'} does not describe a compressed network; it may be a dense one")
-    Description(described.get("changes"))
+    Description.read(described)
     try:
         found: Any = (cls or model_class(config, folder)).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -62,7 +62,7 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
 
 
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
-    missing = place(model, Description(read_json(folder / STRUCTURE).get("changes")))
+    missing = place(model, Description.read(read_json(folder / STRUCTURE)))
     if missing:
         raise ValueError(f"{folder}: the network has no {missing[0]!r}, one of {len(missing)} changed parts")
     try:

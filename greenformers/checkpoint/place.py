@@ -17,8 +17,8 @@ def place(model: nn.Module, described: Description) -> list[str]:
     Raises:
         ValueError: a path leads to something that cannot be changed so, or a number is out of range.
     """
-    missing = [path for name, part in described.changes.items() for path in kind(name).place(model, part)]
-    setattr(model, ORDER, list(described.changes))
+    missing = [path for name in described.order for path in kind(name).place(model, described.changes[name])]
+    setattr(model, ORDER, list(described.order))
     if isinstance(model, PreTrainedModel):
         tie(model)
     return missing
@@ -26,5 +26,5 @@ def place(model: nn.Module, described: Description) -> list[str]:
 
 def settle(model: nn.Module) -> None:
     """Do what a network that was read anew needs before it is used."""
-    for name in mark(model).changes:
+    for name in mark(model).order:
         kind(name).settle(model)

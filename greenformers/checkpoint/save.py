@@ -61,7 +61,7 @@ def save(
             model.save_pretrained(made)
         else:
             save_model(model, str(made / "model.safetensors"))
-            (made / STRUCTURE).write_text(json.dumps({"changes": described.changes}, indent=1) + "\n")
+            (made / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
         describe(made, model, report, card)
@@ -139,7 +139,7 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> st
         if isinstance(model, PreTrainedModel)
         else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
     )
-    changes = [kind(name) for name in structure(model).changes]
+    changes = [kind(name) for name in structure(model).order]
     said = "".join(f"\n- `{change.name()}`: {(change.__doc__ or '').splitlines()[0]}" for change in changes)
     warning = (
         f"What differs from the network that its class builds:\n{said}\n\n`greenformers` must be installed to load it: "

@@ -23,7 +23,7 @@ def structure(model: nn.Module) -> Description:
 
 def changes_of(model: nn.Module) -> list[type[Change]]:
     """The changes that a network has gone through and that show in it, in order."""
-    return [kind(name) for name in structure(model).changes]
+    return [kind(name) for name in structure(model).order]
 
 
 def mark(model: nn.Module, applied: Sequence[str] = ()) -> Description:
@@ -35,7 +35,7 @@ def mark(model: nn.Module, applied: Sequence[str] = ()) -> Description:
     """
     setattr(model, ORDER, list(dict.fromkeys([*getattr(model, ORDER, []), *applied])))
     described = structure(model)
-    setattr(model, ORDER, list(described.changes))
+    setattr(model, ORDER, described.order)
     if isinstance(model, PreTrainedModel):
         _configure(model, described)
         tie(model)

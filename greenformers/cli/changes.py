@@ -1,8 +1,10 @@
 """`greenformers changes`: what can be done to a trained model, with all options."""
 
 from dataclasses import fields
+from types import NoneType
+from typing import get_origin
 
-from greenformers.changes import kinds
+from greenformers.changes import Change, kinds
 from greenformers.changes._options import as_text, default, types
 from greenformers.cli import _terminal as terminal
 
@@ -26,12 +28,16 @@ def changes() -> None:
             title=escape(title), title_justify="left", expand=False,
         )  # fmt: skip
         for entry in fields(kind):
-            names = [getattr(hint, "__name__", str(hint)) for hint in types(kind)[entry.name]]
-            shown = [str(hint) if "[" in str(hint) else name for hint, name in zip(types(kind)[entry.name], names, strict=True)]
             table.add_row(
-                entry.name, escape(" or ".join(name for name in shown if name != "NoneType")),
+                entry.name, escape(_typed(kind, entry.name)),
                 escape(as_text(default(entry))), escape(entry.metadata["help"]), entry.metadata.get("flag") or "",
             )  # fmt: skip
         if not fields(kind):
             table.add_row("(none)", "", "", "", kind.flag or "")
         console.print(table)
+
+
+def _typed(kind: type[Change], option: str) -> str:
+    """The types that an option may have, as a reader of Python writes them."""
+    hints = [hint for hint in types(kind)[option] if hint is not NoneType]
+    return " or ".join(hint.__name__ if get_origin(hint) is None else str(hint) for hint in hints)

@@ -15,7 +15,6 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import filled, flags
 from greenformers.compress.job import Job
 
-
 ORDER = 60
 
 Model = Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")]
@@ -145,7 +144,9 @@ def _signature() -> inspect.Signature:
     ]  # fmt: skip
     parameters += [_keyword(name, annotation, default) for name, annotation, default in more]
     parameters += flags(Job)
-    twice = [parameter.name for parameter in parameters if sum(parameter.name == other.name for other in parameters) > 1]
+    twice = [
+        parameter.name for parameter in parameters if sum(parameter.name == other.name for other in parameters) > 1
+    ]
     if twice:
         raise TypeError(f"two changes, or a change and the command, have the flag --{twice[0].replace('_', '-')}")
     return inspect.Signature(parameters)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from greenformers.checkpoint.structure import changes_of
 from greenformers.checkpoint.load import line
+from greenformers.checkpoint.structure import changes_of
 
 FORMATS = {"torch": "model.pt2", "onnx": "model.onnx"}
 """The file of each format."""
