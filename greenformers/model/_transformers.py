@@ -143,7 +143,7 @@ def refresh_ties(model: PreTrainedModel) -> None:
 # Loading and spreading.
 
 
-def build(model_class: type[Model], config: PreTrainedConfig) -> Model:
+def model_from_config(model_class: type[Model], config: PreTrainedConfig) -> Model:
     """A model of a class with the weights that a configuration starts from.
 
     It stands on `PreTrainedModel._from_config`, which chooses attention and number format as `from_pretrained` does.
@@ -152,7 +152,7 @@ def build(model_class: type[Model], config: PreTrainedConfig) -> Model:
     return model_class._from_config(config)
 
 
-def trainable(model: PreTrainedModel) -> None:
+def allow_training(model: PreTrainedModel) -> None:
     """Take from a model the mark of a quantised one, which would forbid `.half()`, moving and training.
 
     It stands on `PreTrainedModel.is_quantized` and `PreTrainedConfig._is_quantized`, which `from_pretrained` sets where
