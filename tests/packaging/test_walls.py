@@ -144,6 +144,8 @@ SPELLED_PUBLIC = {
     "transformers.utils.generic.can_return_tuple": "model.heads, model.seq2seq: return_dict=False",
     "transformers.utils.output_capturing.capture_outputs": "model.encoder, model.decoder: output_hidden_states",
     "OwnModel.all_tied_weights_keys": "train.task, train.pipeline: what is shared between layers",
+    "Operator.is_view": "measure.trace: what is free",
+    "Operator.overloadpacket": "measure.trace: which operator ran",
     "EncoderLayer.activation_relu_or_gelu": "lowrank.multihead: torch's fast path reads weights past their layers",
     "Encoder.use_nested_tensor": "lowrank.multihead: torch's fast path reads weights past their layers",
 }
@@ -189,6 +191,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "Convolution": lambda: nn.Conv2d(1, 1, 1),
     "EncoderLayer": lambda: nn.TransformerEncoderLayer(2, 2),
     "Encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, batch_first=True), 1),
+    "Operator": lambda: torch.ops.aten.mm.default,
     "Profile": profiled,
     "PreTrainedModel": lambda: PreTrainedModel,
     "PreTrainedConfig": PreTrainedConfig,
@@ -224,7 +227,10 @@ def there(name: str) -> bool:
     first, *path = name.split(".")
     if name == "create_block_mask(_compile)":
         return "_compile" in inspect.signature(create_block_mask).parameters
-    place = SAMPLES[first]() if first in SAMPLES else importlib.import_module(first)
+    try:
+        place = SAMPLES[first]() if first in SAMPLES else importlib.import_module(first)
+    except (AttributeError, ImportError):  # of what the sample is made with
+        return False
     for at, part in enumerate(path):
         if first not in SAMPLES and not hasattr(place, part):
             try:
@@ -275,6 +281,7 @@ def named(attribute: str) -> bool:
     return private(attribute) or attribute in INTERNAL_ATTRIBUTES
 
 
+@cache
 def parses(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
@@ -326,11 +333,13 @@ def bases_of_ours() -> dict[str, set[str]]:
     return bases
 
 
-def inherited(kind: str) -> set[str]:
+@cache
+def inherited(kind: str) -> frozenset[str]:
     """Private names that a class of ours has from libraries."""
     if kind in BASES:
-        return names_of([BASES[kind]])
-    return {name for base in bases_of_ours().get(kind, set()) - {kind} for name in inherited(base)}
+        return frozenset(names_of([BASES[kind]]))
+    bases = bases_of_ours().get(kind, set()) - {kind}
+    return frozenset(name for base in bases for name in inherited(base))
 
 
 def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -366,7 +375,7 @@ def reaches(code: str) -> list[str]:
     own = {node: theirs() for node in ast.walk(tree) if isinstance(node, ast.Attribute) and of_its_own(node)}
     for kind in ast.walk(tree):
         if isinstance(kind, ast.ClassDef):
-            own |= {node: frozenset(inherited(kind.name)) for node in ast.walk(kind) if node in own}
+            own |= {node: inherited(kind.name) for node in ast.walk(kind) if node in own}
     let_through = {ast.unparse(node) for node, names in own.items() if node.attr in overrides or node.attr not in names}
     reached = []
     for line, name in uses(tree):
