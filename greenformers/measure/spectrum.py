@@ -22,6 +22,7 @@ from greenformers.attention.full import Full
 from greenformers.measure.quality import evaluating
 from greenformers.measure.record import METRICS, Record
 from greenformers.model import GreenformerPreTrainedModel
+from greenformers.model._transformers import attention_of
 
 MULTIPLE = 8  # a k is rounded up to this, so that matrix products stay fast
 
@@ -191,7 +192,7 @@ def _check_length(model: PreTrainedModel, length: int, first: int) -> None:
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
     """Attention that makes its weights in a `with` block; afterwards what it was."""
-    was = model.config._attn_implementation
+    was = attention_of(model.config)
     try:
         model.set_attn_implementation("eager")
         yield

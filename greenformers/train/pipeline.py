@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.optim import AdamW
 from transformers import PreTrainedModel
-from transformers.trainer_pt_utils import get_parameter_names
 
 from greenformers.attention import Attention
+from greenformers.model._transformers import parameters_outside
 from greenformers.model.stack import run
 from greenformers.train.fit import Schedule
 from greenformers.train.objective import Batch
@@ -111,7 +111,7 @@ class Pipeline:
 
     def _groups(self, model: PreTrainedModel, decay: float) -> list[dict[str, object]]:
         """Norms and biases do not decay, as with the Trainer."""
-        decaying = set(get_parameter_names(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
+        decaying = set(parameters_outside(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
         groups: list[dict[str, object]] = []
         for wanted, rate in ((True, decay), (False, 0.0)):
             parameters = [p for name, p in self.own.items() if (name in decaying) == wanted]

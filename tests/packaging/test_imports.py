@@ -8,6 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
+    {"_torch"},
     {"attention", "lowrank"},
     {"blocks"},
     {"model"},
