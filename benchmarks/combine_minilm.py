@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 from compress_minilm import LENGTH, SENTENCES, model_folder, pairs, sentences, told
+from greenformers.compress.command import DENSE, HEALED, INT8, Wanted, run
 from rich.console import Console
 from transformers import logging
 
 from greenformers.changes.heal import Healing
-from greenformers.compress.command import DENSE, HEALED, INT8, Wanted, run
 from greenformers.data._texts import Texts
 from greenformers.measure.record import append, context
 from greenformers.report.table import tables

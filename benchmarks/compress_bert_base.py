@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertModel
 
-from greenformers.solve.factorise import compress
 from greenformers.compress.side_by_side import on_tokens
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 RANKS = (64, 128)
 LENGTHS = (16, 32, 64, 128, 256, 512)

@@ -18,12 +18,12 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 import greenformers.model  # noqa: F401  registers its architectures
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.data._texts import Texts, batches
 from greenformers.data.tinyshakespeare import load
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 from greenformers.train.run import ensure
 from greenformers.train.settings import Settings
 from greenformers.train.task import MODEL

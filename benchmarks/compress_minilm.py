@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase, logging
 
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._files import need, read_lines
@@ -37,6 +36,7 @@ from greenformers.measure.record import METRICS, Record, append, context, with_r
 from greenformers.report.curves import save
 from greenformers.report.plot import grid, house, looks, new_figure, settle
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
 SENTENCES = 1000

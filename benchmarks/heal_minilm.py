@@ -21,11 +21,11 @@ from rich.table import Table
 from transformers import AutoTokenizer, BertModel, logging
 
 from greenformers.changes.heal import Healing, heal
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.data._texts import batches
 from greenformers.measure.record import METRICS, Record, append, context, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 BARS = {0.5: 0.99, 0.25: 0.96}
 STEPS, BATCH, RATE = 300, 64, 5e-4

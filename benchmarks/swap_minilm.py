@@ -23,7 +23,6 @@ from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTo
 
 from greenformers.changes.attention import swap_attention
 from greenformers.changes.heal import Healing, heal
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._texts import Texts, batches
@@ -33,6 +32,7 @@ from greenformers.report.curves import save
 from greenformers.report.plot import COLOURS, HATCHES, grid, house, new_figure, settle
 from greenformers.report.table import tables
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 LONG, LAYERS, HEALED = 512, (1, 3, 5), ", healed"
 ATTENTIONS = {"sliding_window": {"window": 64}, "linformer": {"k": 128}}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel
 
+from greenformers._torch import compile_error
 from greenformers.export.export import FORMATS, Call, Tensors, batch, reader
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import METRICS, Record, with_ratios
@@ -88,6 +88,6 @@ def _compiled(network: Tensors, example: tuple[torch.Tensor, torch.Tensor]) -> C
             found = torch.compile(network, dynamic=True)
             with torch.inference_mode():
                 found(*example)
-        except TorchDynamoException:
+        except compile_error():
             return None
     return found

@@ -44,8 +44,8 @@ SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": Fa
 
 ROWS = [
     Row(
-        LowRank(keep=0.5, multiple=1, select=("*",)),
-        ["--keep", "0.5", "--select", "*", "--multiple", "1"],
+        LowRank(keep=0.5, select=("*",)),
+        ["--keep", "0.5", "--select", "*"],
         plain=True,
         hostile=[
             [], "low_rank", {"ranks": {}}, {"ranks": [1], "ties": []}, {"ranks": {QUERY: 0}, "ties": []},

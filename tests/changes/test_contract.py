@@ -105,10 +105,10 @@ def test_alone(reloaded: dict[str, dict[str, Any]], row: Row, name: str) -> None
     described = structure(read["model"])
     assert list(described.changes) == [row.name] * row.shows
     if row.shows:
-        check_inverse(name, described, read["model"])
+        check_inverse(described, read["model"])
 
 
-def check_inverse(name: str, described: Description, model: PreTrainedModel) -> None:
+def check_inverse(described: Description, model: PreTrainedModel) -> None:
     """What is placed by a description describes itself so, and has the parameters that the network has."""
     with torch.device("meta"):
         skeleton = type(model)(copy.deepcopy(model.config))
@@ -165,7 +165,7 @@ def test_two_by_two(composed: dict[str, dict[str, Any]], name: str, first: str, 
     described = structure(read["model"])
     assert described.order == shown
     if shown:
-        check_inverse(name, described, read["model"])
+        check_inverse(described, read["model"])
     if "cached" in read["after"] and not {"attention"} & {first, second}:
         assert read["after"]["cached"] == read["after"]["uncached"]
 
@@ -259,7 +259,7 @@ def plain(which: str, changes: Sequence[str]) -> nn.Module:
     model = PLAIN[which]().eval()
     rows = [BY_NAME[name] for name in changes]
     greenformers.compress(
-        model, [row.change.but(select=None) if row.name == "low_rank" else row.change for row in rows]
+        model, [row.change.but(select=None, multiple=1) if row.name == "low_rank" else row.change for row in rows]
     )
     return model
 

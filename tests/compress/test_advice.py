@@ -31,10 +31,10 @@ from greenformers.advise.checkpoint import (
 from greenformers.changes._attention_interface import swapped
 from greenformers.changes.int8 import is_quantised
 from greenformers.checkpoint.structure import ranks_of, structure
-from greenformers.solve.factorise import compress
 from greenformers.data._texts import Texts, batches, read_texts
 from greenformers.measure.record import METRICS, Record, read, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
