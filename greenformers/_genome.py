@@ -11,7 +11,7 @@ import typer
 from greenformers import _genome_study
 from greenformers import _terminal as terminal
 from greenformers._training import training
-from greenformers.genome.settings import Finetuning, Pretraining
+from greenformers.genome.settings import Finetuning, Pretraining, sequences_of
 
 if TYPE_CHECKING:
     from greenformers.genome.encode import Encoding, Source
@@ -260,8 +260,8 @@ app.command("pretrain")(
 
 def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:
     from greenformers.genome import judge
+    from greenformers.genome.finetune import finetune
     from greenformers.genome.people import People
-    from greenformers.genome.risk import finetune, sequences_of
     from greenformers.measure.record import append, context
 
     if out.exists() and any(out.iterdir()) and not resume:
