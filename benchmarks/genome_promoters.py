@@ -20,8 +20,8 @@ from greenformers.cli._terminal import quiet
 from greenformers.genome import judge
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
+from greenformers.genome.finetune import finetune
 from greenformers.genome.people import People
-from greenformers.genome.risk import finetune
 from greenformers.genome.settings import Finetuning
 from greenformers.genome.tokenizer import kmer_tokens
 from greenformers.measure.record import append, context

@@ -32,7 +32,6 @@ from greenformers.train.classification import TextClassification
 from greenformers.train.run import ensure, trained
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Numbered
-from greenformers.train.task import prepare
 
 LENGTH = 2048
 BASELINE, NGRAMS = "full", "byte n-grams"
@@ -61,7 +60,7 @@ def settings(variant: str, folder: Path, seed: int, quick: bool) -> Settings:
 def of_run(run: Path, given: Settings) -> Tensor:
     """Which test reviews the network of a run gets right, the run trained where it has not ended."""
     ensure(run, given, Console())
-    objective = prepare(replace(given, init=str(run))).objective
+    objective = replace(given, init=str(run)).task().objective
     assert isinstance(objective, TextClassification)
     found = predict(trained(run), Numbered(objective, "test"), batch_size=16, collate=objective.collate)
     return correct(*found)

@@ -30,8 +30,9 @@ from greenformers.report.loss_curves import loss_curves
 from greenformers.speech import spoken_digits
 from greenformers.speech.evaluate import TIMED, Judged, columns, generation_times, table
 from greenformers.speech.recognise import Recogniser, recognised
+from greenformers.speech.recordings import SPOKEN_DIGITS
 from greenformers.speech.search import Search
-from greenformers.speech.settings import SPOKEN_DIGITS, SpeechSettings
+from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import ensure, metrics_of
 
 DENSE = "transformer"

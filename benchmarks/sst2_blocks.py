@@ -20,7 +20,6 @@ from transformers import logging
 from greenformers.measure.record import Record, append, context, read
 from greenformers.train.fit import Schedule, fit
 from greenformers.train.settings import Settings
-from greenformers.train.task import prepare
 
 BENCHMARK = "sst2_blocks"
 VARIANTS = ("transformer", "star", "bp", "isab")
@@ -37,7 +36,7 @@ def trained(variant: str, seed: int, steps: int, data: Path, command: str) -> li
         data="sst2", folder=str(data / "sst2"), variant=variant, hidden=128, layers=3, heads=4, feed_forward=512,
         length=64, pooling="mean", position="sinusoidal", dropout=0.1, seed=seed,
     )  # fmt: skip
-    task = prepare(settings)
+    task = settings.task()
     model = task.network()
     schedule = Schedule(
         steps=steps, batch_size=BATCH, learning_rate=1e-3, seed=seed, log_every=steps, evaluate_every=steps,

@@ -2,8 +2,17 @@
 
 import gc
 import shutil
+import signal
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt what they test.
+
+    A shell that switches SIGINT off for its jobs, as that of `nohup make test &` does, hands this down.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -110,6 +111,17 @@ def checked(path: Path) -> str:
     if empty:
         raise GenomeError(f"{path}: empty, 0 bytes")
     return str(path.resolve())
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        GenomeError: as `checked`.
+    """
+    checked(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def whole(path: Path) -> None:

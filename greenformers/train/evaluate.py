@@ -15,7 +15,6 @@ from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.run import MODEL, settings_of, trained
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.settings import Settings
-from greenformers.train.task import prepare
 
 
 def evaluate(
@@ -44,7 +43,7 @@ def evaluate(
     settings = replace(
         settings, init=str(run), vocabulary=None, folder=settings.folder if folder is None else str(folder)
     )
-    objective = prepare(settings).objective
+    objective = settings.task().objective
     if isinstance(objective, ReplacedTokenDetection):
         raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")
     scores = objective.evaluate(model, split, batch_size)

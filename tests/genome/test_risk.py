@@ -14,9 +14,10 @@ from greenformers.genome import baselines, explain
 from greenformers.genome.diplotype import Haplotype, diplotype, encoded, text
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
+from greenformers.genome.finetune import finetune
 from greenformers.genome.judge import difference, features, records, summary, table
 from greenformers.genome.people import People
-from greenformers.genome.risk import Chances, best_threshold, finetune, prepare, scores
+from greenformers.genome.risk import Chances, best_threshold, scores
 from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.genome.tokenizer import kmer_tokens
 from greenformers.train import run
@@ -130,7 +131,7 @@ def test_pretraining_is_where_finetuning_starts(folder, tmp_path):
     given |= {"sequences": str(folder / "people.tsv"), "tokens": str(folder / "tokens"), "residual": "pre"}
     before = Pretraining(**given, length=64, batch=8, steps=3, sentences=200)
     run.start(tmp_path / "before", before, QUIET)
-    after = prepare(settings(folder, init=str(tmp_path / "before"), tokens=None))
+    after = settings(folder, init=str(tmp_path / "before"), tokens=None).task()
     stored = run.trained(tmp_path / "before", Pretraining).state_dict()
     shared = [name for name in after.network().state_dict() if name in stored and "head" not in name]
     assert len(shared) > 8
