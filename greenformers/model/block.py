@@ -14,8 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from greenformers.blocks import Size, build
 from greenformers.lowrank.feed_forward import slice_length, sliced_feed_forward
 from greenformers.lowrank.linear import LED, LinearMap, linear_map
-from greenformers.model.attention import SelfAttention, constant
+from greenformers.model.attention import SelfAttention
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.projected import constant
 
 
 class FeedForward(nn.Module):
