@@ -78,7 +78,8 @@ class Compressive(Relative):
         usage = None
         if self.function == "most_used":
             with torch.no_grad():
-                usage = self.usage(*project(x, ["q"]), *project(old, ["k"]), mask)
+                (q,), (k,) = project(x, ["q"]), project(old, ["k"])
+                usage = self.usage(q, k, mask)
         new, new_mask = self.shorten(old, mask, usage)
         if not (self.function == "convolution" and self.training and torch.is_grad_enabled()):
             return new.detach(), new_mask, None

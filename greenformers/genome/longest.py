@@ -38,7 +38,8 @@ class Size:
         layers: L.
         heads: H, a divisor of d.
         feed_forward: f.
-        k: projected length of linformer; of a sequence that is shorter, its length.
+        k: how much of full attention is kept, the projected length of linformer say; of a sequence that is shorter, its
+            length.
         rank: of lrt.
         dropout: after the embedding and each block.
         batch: sequences at once.
@@ -77,7 +78,6 @@ class _Classifier(nn.Module):
     def __init__(self, setting: Setting, size: Size, length: int) -> None:
         super().__init__()
         variant = BASELINE if setting.variant == EAGER else setting.variant
-        options = {"linformer": {"k": min(size.k, length)}}
         config = GreenformerConfig(
             vocab_size=setting.vocabulary,
             max_position_embeddings=length,
@@ -86,7 +86,7 @@ class _Classifier(nn.Module):
             num_attention_heads=size.heads,
             intermediate_size=size.feed_forward,
             hidden_dropout_prob=size.dropout,
-            **slots(variant, rank=size.rank, options=options),
+            **slots(variant, rank=size.rank, kept=min(size.k, length)),
         )
         self.model = GreenformerForSequenceClassification(config)
         if setting.recompute:

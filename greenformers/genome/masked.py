@@ -16,6 +16,7 @@ from greenformers.genome.encode import MODES
 from greenformers.genome.reference import Reference
 from greenformers.genome.settings import Network, Pretraining
 from greenformers.genome.tokenizer import ids_of
+from greenformers.model.variant import rank_option
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.task import MODEL, Task
 
@@ -155,7 +156,7 @@ def tokenizer_of(settings: Network) -> PreTrainedTokenizerFast:
 
 
 def projected(settings: Network) -> Network:
-    """The settings with Linformer's k, where it was not given."""
-    if settings.k is not None or settings.variant.split("+")[-1] != "linformer":
+    """The settings with how much of full attention is kept, where it was not given."""
+    if settings.k is not None or rank_option(settings.variant) is None:
         return settings
     return replace(settings, k=min(256, settings.length))

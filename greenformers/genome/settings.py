@@ -17,7 +17,10 @@ class Network(Training):
     length: int = setting(4096, "Longest sequence in tokens.")
 
     variant: str = setting("linformer", "transformer, lrt, an attention, or lrt+ and an attention.")
-    k: int | None = setting(None, "Projected length k of linformer; 256 if not given, or the length if that is less.")
+    k: int | None = setting(
+        None,
+        "How much of full attention is kept: k of linformer, ...; 256 if not given, or the length if that is less.",
+    )
     hidden: int = setting(768, "Width d of the network.")
     layers: int = setting(12, "Number of layers.")
     heads: int = setting(12, "Number of heads, a divisor of the width.")

@@ -25,7 +25,9 @@ class Training:
     init: str | None = setting(None, "Run folder to start from: its tokenizer, and all weights that fit.")
     variant: str = setting("transformer", "transformer, lrt, an attention or a block, or lrt+ and one of these.")
     rank: int = setting(16, "Rank of the low-rank maps of lrt.")
-    k: int | None = setting(None, "Projected length k of linformer; 16 if not given.")
+    k: int | None = setting(
+        None, "How much of full attention is kept: k of linformer, window of sliding_window, ...; 16 if not given."
+    )
     option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
     hidden: int = setting(64, "Width d of the network.")
     layers: int = setting(2, "Number of layers; of the encoder, where there is a decoder too.")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from greenformers.data import TOKENIZERS, Labelled, Pairs, Splits, Text, load, train_tokenizer
-from greenformers.model.variant import slots
+from greenformers.model.variant import rank_option, slots
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification, TextRegression
 from greenformers.train.masked_lm import MaskedLM
@@ -29,6 +29,9 @@ OBJECTIVES: dict[str, Any] = {
     "seq2seq": Seq2Seq,
 }
 """Names of the objectives; images are classified by `ImageClassification`."""
+
+KEPT = 16
+"""How much of full attention is kept where the settings do not say."""
 
 MODEL = "model"
 """Folder of a run that holds the trained model and its tokenizer."""
@@ -150,10 +153,12 @@ def _sizes(settings: Training) -> dict[str, Any]:
         raise ValueError(f"hidden must be at least 1, got {settings.hidden}")
     options = dict(settings.option or {})
     attention = settings.variant.split("+")[-1]
-    if attention == "linformer":
-        options = {"k": 16 if settings.k is None else settings.k} | options
-    elif settings.k is not None:
-        raise ValueError(f"k is for linformer, the variant is {settings.variant!r}; got {settings.k}")
+    kept = KEPT if settings.k is None else settings.k
+    if settings.k is not None and rank_option(settings.variant) is None:
+        raise ValueError(
+            f"k is for an attention that keeps a part of full attention, the variant is {settings.variant!r}; "
+            f"got {settings.k}"
+        )
     if options and attention in ("transformer", "lrt"):
         raise ValueError(f"option is for an attention, the variant is {settings.variant!r}; got {', '.join(options)}")
     sizes = {
@@ -169,12 +174,14 @@ def _sizes(settings: Training) -> dict[str, Any]:
         "initializer_range": settings.hidden**-0.5,
     }
     if settings.chunk is not None:
-        sizes |= {"feed_forward": "chunked", "feed_forward_chunk": settings.chunk}
+        sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": settings.chunk}}
     if settings.share is not None:
         sizes |= {"depth": "shared", "shared": settings.share}
     if settings.decoder_layers is not None:
         sizes["decoder_layers"] = settings.decoder_layers
-    return sizes | slots(settings.variant, rank=settings.rank, options={attention: options} if options else None)
+    return sizes | slots(
+        settings.variant, rank=settings.rank, kept=kept, options={attention: options} if options else None
+    )
 
 
 def _start_from(model: PreTrainedModel, folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
     {"attention", "lowrank"},
+    {"feed_forward"},
     {"blocks"},
     {"model"},
     {"data"},
