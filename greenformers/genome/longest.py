@@ -53,7 +53,6 @@ class _Classifier(nn.Module):
     def __init__(self, setting: Setting, size: Size, length: int) -> None:
         super().__init__()
         variant = BASELINE if setting.variant == EAGER else setting.variant
-        options = {"linformer": {"k": min(size.k, length)}}
         config = GreenformerConfig(
             vocab_size=setting.vocabulary,
             max_position_embeddings=length,
@@ -62,7 +61,7 @@ class _Classifier(nn.Module):
             num_attention_heads=size.heads,
             intermediate_size=size.feed_forward,
             hidden_dropout_prob=size.dropout,
-            **slots(variant, rank=size.rank, options=options),
+            **slots(variant, rank=size.rank, kept=min(size.k, length)),
         )
         self.model = GreenformerForSequenceClassification(config)
         if setting.recompute:

@@ -15,6 +15,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from greenformers.attention import Attention
+from greenformers.feed_forward import FeedForward
 from greenformers.model._transformers import parameters_outside
 from greenformers.model.stack import run
 from greenformers.train.fit import Schedule
@@ -46,8 +47,10 @@ class Stage(nn.Module):
             raise ValueError(f"a pipeline has at most a process a layer, {len(base.layers)}, got {stages}")
         if tied := [name for name in model.all_tied_weights_keys if ".layers." in name]:
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
-        if any(isinstance(one, Attention) and one.has_loss for one in base.modules()):
-            raise ValueError("a pipeline has no place for the loss of a mechanism, this network has one")
+        if any(isinstance(one, Attention | FeedForward) and one.has_loss for one in base.modules()):
+            raise ValueError(
+                "a pipeline has no place for the loss of a mechanism or a feed-forward block, this network has one"
+            )
         if base.config.block != "standard" or base.config.memory_length:
             raise ValueError("a pipeline passes hidden states on, this network's layers hand on or remember more")
         if base.layers[0].reversible:

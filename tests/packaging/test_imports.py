@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
     {"_torch"},
     {"attention", "lowrank"},
+    {"feed_forward"},
     {"blocks"},
     {"feed_forward"},
     {"model"},

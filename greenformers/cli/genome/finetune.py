@@ -15,8 +15,8 @@ ORDER = 50
 
 def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:
     from greenformers.genome import judge
-    from greenformers.genome.people import People
     from greenformers.genome.finetune import finetune
+    from greenformers.genome.people import People
     from greenformers.measure.record import append, context
 
     if out.exists() and any(out.iterdir()) and not resume:
