@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from greenformers.measure._codecarbon import energy_mixes
-from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.measure.record import Record, with_ratios
 
 PETAFLOPS_DAY = 1e15 * 24 * 3600
 """FLOPs of one petaflop/s-day."""
@@ -206,8 +206,12 @@ def records(costs: Mapping[str, Cost], about: dict[str, Any]) -> list[Record]:
         for metric, figure in figures.items():
             for bound, value in _ends(figure).items():
                 setting = {"base": base} | ({"bound": bound} if bound else {})
-                unit = METRICS[metric].unit
-                found.append(Record("cost", name, setting, metric, value, unit, source="estimated", context=about))
+                found.append(
+                    Record.of(
+                        metric, value, benchmark="cost", variant=name, setting=setting, source="estimated",
+                        context=about,
+                    )
+                )  # fmt: skip
     return with_ratios(found, base)
 
 

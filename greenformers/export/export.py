@@ -5,6 +5,7 @@ logits, or of a network without a head the last hidden state.
 """
 
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from greenformers.genome.longest_options import Size
 from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.measure.trace import trace
 from greenformers.model import GreenformerConfig
 from greenformers.model.heads import GreenformerForSequenceClassification
@@ -214,7 +214,6 @@ def records(found: Sequence[Found], size: Size, names: Mapping[int, str], about:
         names: of the vocabularies, "subwords".
         about: context of the records.
     """
-    unit = METRICS["longest_sequence"].unit
     made = []
     for one in found:
         base = next((row for row in found if _reference(row, one, next(iter(names)))), None)
@@ -224,8 +223,10 @@ def records(found: Sequence[Found], size: Size, names: Mapping[int, str], about:
             "token_count": one.tokens, "memory_gib": round(one.budget / 2**30, 2), **asdict(size),
         }  # fmt: skip
         made.append(
-            Record("genome_length", one.setting.variant, setting, "longest_sequence", one.nucleotides, unit,
-                   ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=about)
+            Record.of(
+                "longest_sequence", one.nucleotides, benchmark="genome_length", variant=one.setting.variant,
+                setting=setting, ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=about,
+            )
         )  # fmt: skip
     return made
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.attention import Attention
 from greenformers.attention.full import Full
 from greenformers.measure.quality import evaluating
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.model import GreenformerPreTrainedModel
 from greenformers.model._transformers import attention_of
 
@@ -175,7 +175,9 @@ def records(
     rows = zip(found.at(index).mean(1).tolist(), found.suggested_k(share), strict=True)
     setting = {"texts": texts, "blocks": found.blocks, "length": found.length, "index": index, "share": share}
     return [
-        Record("spectrum", model, {"layer": layer, **setting}, metric, value, METRICS[metric].unit, context=about)
+        Record.of(
+            metric, value, benchmark="spectrum", variant=model, setting={"layer": layer, **setting}, context=about
+        )
         for layer, (held, k) in enumerate(rows, start=1)
         for metric, value in (("cumulative_spectrum", held), ("suggested_k", float(k)))
     ]
