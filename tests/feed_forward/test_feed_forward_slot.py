@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 import greenformers.feed_forward
 from greenformers.feed_forward import FeedForward, Size, build, names
+from greenformers.feed_forward.dense import Dense
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerForMaskedLM, GreenformerModel
 from greenformers.model.seq2seq import GreenformerForSeq2SeqLM
 
@@ -186,3 +187,21 @@ def test_where_there_is_no_place_for_its_loss_it_is_refused(toy):
     kinds = [toy, toy, "dense"]  # the encoder has a place
     model = GreenformerForSeq2SeqLM(config(feed_forward=kinds, decoder_layers=1, decoder_start_token_id=1)).train()
     assert model(tokens(), labels=tokens()).loss.isfinite()
+
+
+def test_a_block_gives_it_the_mask_of_all_its_nodes(monkeypatch):
+    """Of bp: 13 tokens, and 7, 4, 2 and 1 spans of them; the last layer is of tokens alone."""
+    masks, forward = [], Dense.forward
+
+    def noted(self, x, mask=None):
+        masks.append(mask)
+        return forward(self, x, mask)
+
+    monkeypatch.setattr(Dense, "forward", noted)
+    model = GreenformerModel(config(block="bp")).eval()
+    model(tokens(), (torch.arange(N) < 5).long().expand(2, -1))
+    kept = [True] * 5 + [False] * 8
+    spans = [True] * 3 + [False] * 4 + [True] * 2 + [False] * 2 + [True, False] + [True]
+    assert [mask.tolist() for mask in masks] == [[kept + spans] * 2, [kept] * 2]
+    model(tokens())
+    assert masks[2:] == [None, None]
