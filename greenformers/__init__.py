@@ -5,9 +5,31 @@ Public names are loaded on first use, so that `import greenformers` costs nothin
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greenformers import _plugin
+from greenformers.compress import compress
+
+if TYPE_CHECKING:
+    from greenformers.attention import Attention, Shape, build, names
+    from greenformers.changes._report import CompressionReport
+    from greenformers.checkpoint.load import load
+    from greenformers.checkpoint.merge import merge
+    from greenformers.checkpoint.save import save
+    from greenformers.compress.auto_fact import auto_fact
+    from greenformers.lowrank.linear import LED
+    from greenformers.measure.record import Record
+    from greenformers.model import (
+        GreenformerConfig,
+        GreenformerForCausalLM,
+        GreenformerForMaskedLM,
+        GreenformerForSeq2SeqLM,
+        GreenformerForSequenceClassification,
+        GreenformerForTokenClassification,
+        GreenformerModel,
+    )
+    from greenformers.model.warm_start import warm_start
+    from greenformers.solve.budget import Budget
 
 __version__ = version("greenformers")
 
@@ -27,25 +49,27 @@ _HOME = {
     "GreenformerForSequenceClassification": "greenformers.model",
     "GreenformerForTokenClassification": "greenformers.model",
     "auto_fact": "greenformers.compress.auto_fact",
-    "compress": "greenformers.compress",
     "load": "greenformers.checkpoint.load",
     "merge": "greenformers.checkpoint.merge",
     "save": "greenformers.checkpoint.save",
-    "swap_attention": "greenformers.changes.attention",
     "warm_start": "greenformers.model.warm_start",
     "Record": "greenformers.measure.record",
 }
 
 _plugin.install()
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = [
+    "LED", "Attention", "Budget", "CompressionReport", "GreenformerConfig", "GreenformerForCausalLM",
+    "GreenformerForMaskedLM", "GreenformerForSeq2SeqLM", "GreenformerForSequenceClassification",
+    "GreenformerForTokenClassification", "GreenformerModel", "Record", "Shape", "__version__", "auto_fact", "build",
+    "compress", "load", "merge", "names", "save", "warm_start",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'greenformers' has no attribute {name!r}; it has {', '.join(__all__)}")
-    found = import_module(_HOME[name])
-    return found if found.__name__.endswith(f"{__name__}.{name}") else getattr(found, name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

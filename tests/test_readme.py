@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from greenformers import names
-from greenformers.cli import app
+from greenformers.cli import application
 from greenformers.measure.record import read
 from greenformers.report.table import markdown
 
@@ -32,7 +32,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_command_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= set(re.findall(r"make (\w+)", README)) <= targets
-    commands = cast(TyperGroup, get_command(app)).commands
+    commands = cast(TyperGroup, get_command(application())).commands
     assert set(re.findall(r"^greenformers (\w+)", README, re.MULTILINE)) <= set(commands)
     assert set(re.findall(r"`greenformers (\w+)", README)) <= set(commands)
 

@@ -1,84 +1,66 @@
-"""Which change suits a trained model: each is made, judged on texts and timed on this machine.
+"""Which recipe suits a trained model: each is made, judged on texts and timed on this machine.
 
-Nothing is trained: what a change loses is what it loses before healing, which is to be had back in part.
+Nothing is trained: what a recipe loses is what it loses before healing, which is to be had back in part.
 """
 
 import copy
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.advise.cost import grid_intensity
-from greenformers.changes.attention import swap_attention
-from greenformers.changes.int8 import is_quantised, quantise
-from greenformers.checkpoint.pretrained import check_length
-from greenformers.checkpoint.structure import mark, ranks_of
+from greenformers.changes import Change, Given, kinds
+from greenformers.changes._options import as_flags
+from greenformers.checkpoint.structure import changes_of
+from greenformers.compress.apply import apply, check
 from greenformers.compress.comparison import compared
-from greenformers.compress.compress import compress
+from greenformers.compress.side_by_side import check_length
 from greenformers.data._texts import Texts, batches, task_of
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
-from greenformers.solve.budget import Budget
 
 DENSE = "as it is"
-SOLVER = "activation"
 QUALITY = ("spearman", "accuracy", "perplexity", "cosine")
 """Metrics that may judge, the first that is there."""
-LONG = 256
-"""From here on attention is a part of the time that another one can save."""
 MARGIN = 1.05
 """A change is to be faster than the model as it is by so much at least."""
-REPEATS, HEALED = 9, 64
-"""Timed runs, and texts a step of healing where there are as many."""
+REPEATS = 9
+"""Timed runs."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """What is done to a model, in this order: another attention, low-rank maps, 8 bits.
+Recipe = tuple[Change, ...]
+"""Changes in order; none of them leave the model as it is."""
 
-    Attributes:
-        attention: name of a mechanism, and `options` of it; None for the model's own.
-        keep: share of the maps' weights; None for all, dense.
-        int8: weights of 8 bits.
+
+def name_of(recipe: Recipe) -> str:
+    """How people call it."""
+    return " + ".join(change.label for change in recipe) or DENSE
+
+
+def command(recipe: Recipe, model: str, texts: str, at: "Setting") -> str:
+    """The command line that makes a recipe.
+
+    Raises:
+        ValueError: There is nothing to make.
     """
+    if not recipe:
+        raise ValueError("the model as it is needs no command")
+    words = ["greenformers", "compress", model, *as_flags(recipe)]
+    words += ["--length", str(at.length), "--lengths", str(at.length)]
+    if {"calibration", "training"} & {need for change in recipe for need in change.uses}:
+        words += ["--texts", texts]
+    return shlex.join([*words, "--out", "small"])
 
-    attention: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    keep: float | None = None
-    int8: bool = False
 
-    @property
-    def name(self) -> str:
-        """How people call it."""
-        rank = "" if self.keep is None else f"low rank {self.keep:g}"
-        return " + ".join(filter(None, [self.attention, rank, "int8" * self.int8])) or DENSE
-
-    def commands(self, model: str, texts: str, at: "Setting", healed: bool = False) -> list[str]:
-        """The command lines that make it, with healing or without."""
-        if self == Change():
-            return []
-        model, texts, lengths = shlex.quote(model), shlex.quote(texts), f" --lengths {at.length}"
-        heal = f" --heal 300 --heal-texts {texts}{f' --heal-batch {at.rows}' * (at.rows < HEALED)}" * healed
-        if self.attention is not None:
-            options = "".join(f" --option {name}={value}" for name, value in self.options.items())
-            longer = f" --length {at.length}" * at.longer
-            swap = f"greenformers swap {model} --attention {self.attention}{options}{longer}{lengths}"
-            if self.keep is None and not self.int8:
-                return [f"{swap}{heal} --out small"]
-            return [f"{swap} --out swapped", self._compress(f"swapped --teacher {model}", texts, at, lengths, heal)]
-        return [self._compress(model, texts, at, lengths, heal)]
-
-    def _compress(self, model: str, texts: str, at: "Setting", lengths: str, heal: str) -> str:
-        rank = "" if self.keep is None else f" --keep {self.keep:g} --solver {SOLVER} --calibrate {texts}"
-        aware = " --int8-aware" * (self.int8 and bool(heal))
-        return (
-            f"greenformers compress {model}{rank}{' --int8' * self.int8} --length {at.length}{lengths}{heal}{aware} "
-            "--out small"
-        )
+def healed(recipe: Recipe, at: "Setting") -> Recipe:
+    """The recipe with training of the default kind, before what freezes weights."""
+    trainer = next(kind for kind in kinds() if kind.trains)
+    place = next((number for number, change in enumerate(recipe) if change.freezes), len(recipe))
+    return (*recipe[:place], trainer.suited(texts=at.rows, following=recipe[place:]), *recipe[place:])
 
 
 @dataclass(frozen=True)
@@ -88,22 +70,20 @@ class Setting:
     Attributes:
         length: tokens of a text, as timed.
         batch: texts at once.
-        longer: the model's own positions end before that length.
         rows: texts, or blocks, that are there to learn from at least.
     """
 
     length: int
     batch: int
-    longer: bool = False
     rows: int = 64
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A change, and what came of it.
+    """A recipe, and what came of it.
 
     Attributes:
-        change: what was done.
+        recipe: what was done.
         milliseconds: of a batch.
         speed, smaller, kept: times as fast, times smaller on disk, and share of the quality, of the model as it is.
         quality: the metric, in its unit, and `interval`, of 95 %, of its difference, where there is one.
@@ -112,7 +92,7 @@ class Measured:
         refused: why it cannot be, else None.
     """
 
-    change: Change
+    recipe: Recipe
     milliseconds: float = float("nan")
     speed: float = float("nan")
     smaller: float = float("nan")
@@ -142,19 +122,29 @@ class Advice:
 
     def chosen(self, loss: float) -> Measured:
         """The fastest that keeps all but a share `loss` of the quality; the model as it is, where none is faster."""
-        dense = next(row for row in self.rows if row.change == Change())
+        dense = next(row for row in self.rows if not row.recipe)
         good = [row for row in self.rows if row.kept >= 1 - loss and row.speed >= MARGIN]
         return good[0] if good else dense
 
 
-def changes(length: int, causal: bool) -> list[Change]:
-    """What is tried at a length: of long texts another attention too, one that looks at a quarter of them at most."""
-    found = [Change(), Change(int8=True), Change(keep=0.75), Change(keep=0.5), Change(keep=0.5, int8=True)]
-    if length >= LONG:
-        window = {"window": length // (4 if causal else 8)}
-        other = Change("linear_transformer") if causal else Change("linformer", {"k": length // 4})
-        found += [Change("sliding_window", window), other, Change("sliding_window", window, 0.5, True)]
-    return found
+def recipes(length: int, causal: bool) -> list[Recipe]:
+    """What is tried at a length: what each change suggests by itself, and the favourites of all together.
+
+    Together without those that are for long texts alone, and with them.
+    """
+    suggested = {kind: kind.suggested(length=length, causal=causal) for kind in kinds()}
+    always = [kind for kind in suggested if kind.suggested(length=1, causal=causal)]
+    singles: list[Recipe] = [(change,) for changes in suggested.values() for change in changes]
+    together = [
+        tuple(suggested[kind][-1] for kind in chosen if suggested[kind]) for chosen in (always, list(suggested))
+    ]
+    tried = [(), *sorted(singles, key=_cheapest), *together]
+    return list({name_of(recipe): recipe for recipe in tried}.values())
+
+
+def _cheapest(recipe: Recipe) -> int:
+    """What takes no calibration first: the first figures come early."""
+    return len({need for change in recipe for need in change.uses})
 
 
 def advise(
@@ -189,23 +179,22 @@ def advise(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     intensity = grid_intensity(country)
-    if is_quantised(model):
-        raise ValueError("the model is of 8 bits already: give the one it was made from")
+    if frozen := [kind.name() for kind in changes_of(model) if kind.freezes]:
+        raise ValueError(f"the model went through {frozen[0]} already: give the one it was made from")
     seen, judged = halves(texts, limit)
     causal = task_of(model) == "causal_lm"
     length = length or usual(texts, tokenizer, model)
     check_length(model, length)
     calibration = batches(seen.lines, tokenizer, task_of(model), length)
+    given = Given(calibration=calibration, tokenizer=tokenizer, length=length)
     models: dict[str, PreTrainedModel] = {}
     refused: list[Measured] = []
-    wanted = changes(length, causal)
-    for number, change in enumerate(wanted):
+    wanted = [tuple(change.fitted(model, length) for change in recipe) for recipe in recipes(length, causal)]
+    for number, recipe in enumerate(wanted):
         try:
-            # What was made for the same change without 8 bits is not made again.
-            whole = models.get(replace(change, int8=False).name)
-            models[change.name] = made(model, change, calibration, length) if whole is None else eight_bits(whole)
+            models[name_of(recipe)] = made(model, recipe, models, given)
         except ValueError as error:
-            refused.append(Measured(change, refused=str(error)))
+            refused.append(Measured(recipe, refused=str(error)))
         progress("making", (number + 1) / len(wanted))
     records = compared(
         models, judged, tokenizer, benchmark="advice", length=length, lengths=[length], batch=batch, repeats=REPEATS,
@@ -215,9 +204,9 @@ def advise(
     own = next(record.value for record in records if (record.variant, record.metric) == (DENSE, metric))
     if not own > 0:
         raise ValueError(f"{texts.name} cannot judge changes: the model as it is has a {metric} of {own:.3g} on it")
-    rows = [_row(change, records, metric, batch, intensity) for change in wanted if change.name in models]
+    rows = [_row(recipe, records, metric, batch, intensity) for recipe in wanted if name_of(recipe) in models]
     learnt = sum(len(found["input_ids"]) for found in calibration)
-    setting = Setting(length, batch, length > (reach(model) or length), max(1, learnt * 19 // 20))
+    setting = Setting(length, batch, max(1, learnt * 19 // 20))
     return Advice([*sorted(rows, key=lambda row: row.milliseconds), *refused], metric, setting, records)
 
 
@@ -250,39 +239,24 @@ def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedMod
     return max(1, int(np.quantile(lengths, 0.95)))
 
 
-def made(model: PreTrainedModel, change: Change, calibration: Sequence[Any], length: int) -> PreTrainedModel:
-    """A copy of a model, changed.
+def made(model: PreTrainedModel, recipe: Recipe, known: Mapping[str, PreTrainedModel], given: Given) -> PreTrainedModel:
+    """A copy of a model, changed; from the longest beginning of the recipe that was made before.
 
     Raises:
-        ValueError: it cannot be.
+        ValueError: It cannot be.
     """
-    if change.keep is not None and ranks_of(model):
-        raise ValueError("its maps are low rank already")
-    model = copy.deepcopy(model)
-    if change.attention is not None:
-        swap_attention(model, change.attention, length=max(length, reach(model) or 0), options=change.options)
-    if change.keep is not None:
-        compress(model, Budget(change.keep), solver=SOLVER, calibration=calibration)
-    return eight_bits(model) if change.int8 else model
+    begun = next(count for count in range(len(recipe), -1, -1) if not count or name_of(recipe[:count]) in known)
+    changed = copy.deepcopy(known[name_of(recipe[:begun])] if begun else model)
+    check(changed, recipe[begun:], given)
+    apply(changed, recipe[begun:], given)
+    return changed
 
 
-def eight_bits(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with weights of 8 bits.
-
-    Raises:
-        ValueError: it has none that could be.
-    """
-    model = copy.deepcopy(model)
-    quantise(model)
-    mark(model)
-    return model
-
-
-def _row(change: Change, records: Sequence[Record], metric: str, batch: int, intensity: float) -> Measured:
-    of = {record.metric: record for record in records if record.variant == change.name}
+def _row(recipe: Recipe, records: Sequence[Record], metric: str, batch: int, intensity: float) -> Measured:
+    of = {record.metric: record for record in records if record.variant == name_of(recipe)}
     latency, size, quality = of["latency"], of["size"], of[metric]
     return Measured(
-        change, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"), quality.ratio or 0.0,
+        recipe, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"), quality.ratio or 0.0,
         quality.value, quality.interval, size.value,
         # mWh of a batch are kWh of a million batches.
         of["energy_inference"].value / batch * intensity / 1000,

@@ -9,30 +9,30 @@ from greenformers.advise.cost import PUE, Cost, Hardware, Range, estimate, grid_
 from greenformers.advise.efficiency import efficiency, mean_speed_up, measured_speed_ups
 from greenformers.advise.published import RUNS, name_of
 from greenformers.measure.record import read
-from greenformers.train.settings import value_of
+from greenformers.train.settings import setting, value_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the command, as typed; None for what was not given."""
+    """The options of the command, as typed; None for what was not given. The help text of each is its documentation."""
 
-    base: str | None = None
-    speedup: str | None = None
-    shares: str | None = None
-    records: Path | None = None
-    variant: str | None = None
-    rank: int | None = None
-    where: list[str] | None = None
-    parameters: float | None = None
-    tokens: float | None = None
-    flops: float | None = None
-    peak: float | None = None
-    utilisation: float | None = None
-    gpus: int | None = None
-    watts: float | None = None
-    price: str | None = None
-    country: str | None = None
-    pue: float | None = None
+    base: str | None = setting(None, "Published run, such as BERT-base or GPT-3.")
+    speedup: str | None = setting(None, "Times faster than the base, by length: 128:2.7,512:1.9; or one factor.")
+    shares: str | None = setting(None, "Of the base's time, by length: 128:0.9,512:0.1.")
+    records: Path | None = setting(None, "In place of --speedup: records of bench or compare.")  # noqa: RUF009
+    variant: str | None = setting(None, "Whose speed-ups of the records, with commas; or a name for --speedup.")
+    rank: int | None = setting(None, "Only records of this rank.")
+    where: list[str] | None = setting(None, "Only records of this setting, such as hidden=768; may be repeated.")  # noqa: RUF009
+    parameters: float | None = setting(None, "In place of --base: parameters of the model.")
+    tokens: float | None = setting(None, "Tokens it is trained on; FLOPs are 6 per parameter.")
+    flops: float | None = setting(None, "In place of both: FLOPs of the run.")
+    peak: float | None = setting(None, "TFLOP/s of one GPU; 312 if not given, an A100's.")
+    utilisation: float | None = setting(None, "Share of the peak reached; 0.4 if not given.")
+    gpus: int | None = setting(None, "How many; 1 if not given.")
+    watts: float | None = setting(None, "Of one GPU with its part of the host; 400 if not given.")
+    price: str | None = setting(None, "USD an hour of one GPU: one number, or LOW,HIGH.")
+    country: str | None = setting(None, "Whose electricity: a 3-letter ISO code; as published, or else USA.")
+    pue: float | None = setting(None, "Data centre's energy over its computers'; else 1.58.")
 
     def given(self, *names: str) -> list[str]:
         """Which of these options were typed, as typed; without names, which of all."""

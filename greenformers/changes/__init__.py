@@ -1,1 +1,61 @@
-"""Changes of a trained network, one a file."""
+"""Changes of a trained network, one a file. The folder is the registry.
+
+>>> change = build("low_rank", keep=0.5)
+>>> report = change.apply(model, Given())
+
+`greenformers.compress` applies a list of them, a recipe. The classes are names of this package:
+`from greenformers.changes import Heal, Int8, LowRank`.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from greenformers.changes._contract import Change, Given, Need, Report, UnitReport
+
+__all__ = ["Change", "Given", "Need", "Report", "UnitReport", "build", "kind", "kinds", "names"]
+
+
+def names() -> list[str]:
+    """Every change, by file name."""
+    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def kind(name: str) -> type[Change]:
+    """The class of a change, named as its file is: `low_rank.py` holds `LowRank`.
+
+    Raises:
+        ValueError: no such change.
+    """
+    if name not in names():
+        raise ValueError(f"a change must be one of {', '.join(names())}; got {name!r}")
+    found: type[Change] = getattr(import_module(f"{__name__}.{name}"), name.title().replace("_", ""))
+    return found
+
+
+def kinds() -> list[type[Change]]:
+    """Every change, in the order in which a command line makes them."""
+    return sorted(map(kind, names()), key=lambda change: (change.order, change.name()))
+
+
+def build(name: str, **options: Any) -> Change:
+    """Make the change of file `name`.
+
+    Args:
+        name: One of `names()`.
+        **options: Fields of its class; each has a default that works.
+
+    Raises:
+        ValueError: no such change, no such option, or an option out of range.
+    """
+    from greenformers.changes._options import checked
+
+    change = kind(name)
+    return change(**checked(change, options))
+
+
+def __getattr__(name: str) -> Any:
+    for file in names() if name[:1].isupper() else ():
+        if file.title().replace("_", "") == name:
+            return kind(file)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

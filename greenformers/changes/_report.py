@@ -1,32 +1,27 @@
-"""What a compression did: per map and in total."""
+"""What a recipe did: step by step, and in total."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
+
+from greenformers.changes._contract import Report, UnitReport
 
 
 @dataclass(frozen=True)
-class LayerReport:
-    """One map.
+class Step:
+    """One change of a recipe.
 
     Attributes:
-        path: where it stands; `tied` are further places of the same weight.
-        shape: (groups, m, n) of its matrices.
-        rank: None where it stayed dense.
-        parameters_before, parameters_after: of its weight, without the bias.
-        predicted: relative error, from the spectrum: of the weight for data-free solvers, of its outputs on the
-            calibration data for the others (of its share of the loss for `loss`). None for solvers without a spectrum.
-        achieved: the same error of the factors as stored, in the network's dtype.
+        report: What the change says of itself.
+        parameters: Of the whole network afterwards.
+        size: Bytes of the whole network afterwards.
+        seconds: That it took.
     """
 
-    path: str
-    tied: tuple[str, ...]
-    shape: tuple[int, int, int]
-    rank: int | None
-    parameters_before: int
-    parameters_after: int
-    predicted: float | None
-    achieved: float
+    report: Report
+    parameters: int
+    size: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -34,58 +29,63 @@ class CompressionReport:
     """What `compress` did.
 
     Attributes:
-        solver: that made the factors.
-        budget: as given.
-        layers: every selected map.
-        model_before, model_after: parameters of the whole network.
+        steps: The changes in order.
+        parameters: Of the whole network before.
+        size: Bytes of the whole network before.
     """
 
-    solver: str
-    budget: dict[str, Any]
-    layers: Sequence[LayerReport]
-    model_before: int
-    model_after: int
+    steps: Sequence[Step]
+    parameters: int
+    size: int
+
+    @classmethod
+    def of(cls, described: dict[str, Any]) -> Self:
+        """Of what `as_dict` gave, as JSON keeps it."""
+        steps = []
+        for step in described["steps"]:
+            units = [UnitReport(**unit | {"tied": tuple(unit["tied"])}) for unit in step["report"]["units"]]
+            steps.append(Step(**step | {"report": Report(**step["report"] | {"units": units})}))
+        return cls(steps, described["parameters"], described["size"])
 
     @property
-    def before(self) -> int:
-        """Weights of the selected maps, dense."""
-        return sum(layer.parameters_before for layer in self.layers)
-
-    @property
-    def after(self) -> int:
-        """Weights of the selected maps as they are now."""
-        return sum(layer.parameters_after for layer in self.layers)
+    def units(self) -> list[UnitReport]:
+        """The parts that the first change looked at."""
+        return list(self.steps[0].report.units)
 
     @property
     def kept(self) -> float:
-        """Share of the weights of the selected maps."""
-        return self.after / self.before
+        """Share of the network's bytes that is left."""
+        return self.steps[-1].size / self.size
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The report as JSON takes it."""
         return asdict(self) | {"kept": self.kept}
 
+    def summary(self) -> list[str]:
+        """A line a step."""
+        return [f"{step.report.change['name']}: {step.report.summary} ({step.seconds:.1f} s)" for step in self.steps]
+
     def markdown(self) -> str:
-        """A table, one row a map."""
-        lines = [
-            f"{self.before:,} weights in {len(self.layers)} maps, {self.after:,} kept ({100 * self.kept:.1f} %); "
-            f"whole network {self.model_before:,} -> {self.model_after:,}. Solver `{self.solver}`.",
-            "",
-            "| map | m x n | rank | weights | kept | predicted error | achieved |",
-            "|---|---|---:|---:|---:|---:|---:|",
+        """A list of the steps, and a table a step that looked at parts of the network."""
+        last = self.steps[-1]
+        parts = [
+            f"{self.parameters:,} -> {last.parameters:,} parameters, {self.size / 2**20:.1f} -> "
+            f"{last.size / 2**20:.1f} MiB ({100 * self.kept:.1f} %).",
+            "\n".join(f"{number}. {line}" for number, line in enumerate(self.summary(), 1)),
         ]
-        for layer in self.layers:
-            g, m, n = layer.shape
-            size = f"{m} x {n}" if g == 1 else f"{g} x {m} x {n}"
-            predicted = "-" if layer.predicted is None else f"{layer.predicted:.4f}"
-            name = f"`{layer.path}`" + "".join(f" = `{path}`" for path in layer.tied)
-            rank = "dense" if layer.rank is None else layer.rank
-            kept = 100 * layer.parameters_after / layer.parameters_before
-            lines.append(
-                f"| {name} | {size} | {rank} | {layer.parameters_after:,} | {kept:.1f} % | {predicted} "
-                f"| {layer.achieved:.4f} |"
-            )
-        return "\n".join(lines)
+        for step in self.steps:
+            if step.report.units:
+                parts += [f"### {step.report.change['name']}", _table(step.report.units)]
+        return "\n\n".join(parts)
 
     def __str__(self) -> str:
         return self.markdown()
+
+
+def _table(units: Sequence[UnitReport]) -> str:
+    lines = ["| part | now | bytes before | after | predicted error | error |", "|---|---|---:|---:|---:|---:|"]
+    for unit in units:
+        name = f"`{unit.path}`" + "".join(f" = `{path}`" for path in unit.tied)
+        errors = ("-" if error is None else f"{error:.4f}" for error in (unit.predicted, unit.lost))
+        lines.append(f"| {name} | {unit.form} | {unit.before:,} | {unit.after:,} | {' | '.join(errors)} |")
+    return "\n".join(lines)

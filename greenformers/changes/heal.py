@@ -1,306 +1,138 @@
-"""Healing: a smaller network learns what the original says to unlabelled text. Hinton 2015, arXiv:1503.02531.
+"""Healing: the changed network learns what its teacher says to unlabelled texts. Hinton 2015, arXiv:1503.02531.
 
-The loss is a weighted sum, over positions that are no padding:
-
-- logits: T^2 KL(p || p'), p = softmax(z / T) of the original and p' of the smaller one;
-- hidden: |h - h'|^2 after each layer, as a share of |h|^2 (Sun 2019, arXiv:1908.09355; Jiao 2019, arXiv:1909.10351);
-- embeddings: 1 - cos of the means over positions;
-- similarities: squared difference of the cosines of all pairs of means of a batch (Tung 2019, arXiv:1907.09682).
+The losses are those of `greenformers.changes._distillation`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from rich.console import Console
-from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from greenformers.changes._contract import Change, Given, Need, Report, option
 
-from greenformers.changes.int8 import aware, is_quantised
-from greenformers.data._texts import Task, batches, task_of
-from greenformers.train.fit import History, Schedule, fit
-from greenformers.train.objective import Batch, Example, Objective, padded
-from greenformers.train.stream import Stream
+if TYPE_CHECKING:
+    from torch import nn
 
-PARTS = ("logits", "hidden", "embeddings", "similarities")
-WEIGHTS: dict[Task, dict[str, float]] = {
-    "encoder": {"hidden": 1.0, "embeddings": 1.0},
-    "classifier": {"logits": 1.0, "hidden": 1.0},
-    "masked_lm": {"logits": 1.0, "hidden": 1.0},
-    "causal_lm": {"logits": 1.0, "hidden": 1.0},
-}
-"""Of the parts of the loss, by what a model is for."""
-
-VALID = 20
-"""One text in so many is not learnt from; by these healing ends early, and is told how it goes."""
+    from greenformers.changes._distillation import Distillation
+    from greenformers.train.fit import Schedule
 
 
 @dataclass(frozen=True)
-class Healing:
-    """How a network is healed.
+class Heal(Change):
+    """Steps of distillation: the network learns from the original, or another teacher."""
 
-    Attributes:
-        steps: of AdamW, with linear warm-up and a cosine down to 0.
-        batch_size: texts a step.
-        learning_rate: at its highest.
-        temperature: T of the logits.
-        weights: of the parts of the loss; by default what suits the model.
-        patience: end after so many evaluations, of which there are ten, without a better one; None for never.
-        seed: of the order of the texts, and of dropout.
-        int8: weights and inputs of maps are rounded to 8 bits meanwhile, as they will be: training that is aware of it.
+    steps: int = option(300, "Steps of AdamW, with linear warm-up and a cosine down to 0.", "--heal")
+    batch_size: int = option(64, "Texts a step.", "--heal-batch")
+    learning_rate: float = option(5e-4, "Highest learning rate.", "--heal-rate")
+    patience: int | None = option(
+        None, "End after so many of its ten evaluations without a better one.", "--heal-patience"
+    )
+    temperature: float = option(2.0, "Temperature T of the logits.")
+    weights: dict[str, Any] = option({}, "Weights of the losses logits, hidden, embeddings, similarities, by name.")
+    aware: bool = option(
+        False, "Train with weights and inputs rounded as later changes will round them.", "--heal-aware"
+    )
 
-    Raises:
-        ValueError: a value out of range.
-    """
-
-    steps: int
-    batch_size: int = 64
-    learning_rate: float = 5e-4
-    temperature: float = 2.0
-    weights: Mapping[str, float] = field(default_factory=dict)
-    patience: int | None = None
-    seed: int = 0
-    int8: bool = False
+    order: ClassVar[int] = 80
+    trains: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         for name, weight in self.weights.items():
+            from greenformers.changes._distillation import PARTS
+
             if name not in PARTS:
                 raise ValueError(f"weights must be of {', '.join(PARTS)}; got {name!r}")
-            if not weight >= 0:
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
                 raise ValueError(f"weights must be at least 0, got {name} {weight}")
 
-    def schedule(self) -> Schedule:
-        """For `fit`."""
+    @property
+    def label(self) -> str:
+        """Such as "healed 300"."""
+        return f"healed {self.steps}"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Texts to learn from, and a teacher."""
+        return frozenset({"training", "teacher"})
+
+    def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
+        """See besides that there are texts for a batch, and changes to be aware of."""
+        super().check(model, before, given)
+        self._texts(model, given)
+        self._rounding(model, given)
+
+    def _texts(self, model: "nn.Module", given: Given) -> "Distillation":
+        from transformers import PreTrainedModel
+
+        from greenformers.changes._distillation import distillation
+
+        if not isinstance(model, PreTrainedModel) or not isinstance(given.teacher, PreTrainedModel):
+            raise ValueError(f"{type(model).__name__} is no model of transformers, which texts could teach")
+        if given.training is None or given.tokenizer is None:
+            raise ValueError("healing needs texts to learn from, and their tokenizer")
+        schedule = self.schedule(given.seed)
+        return distillation(given.training, given.tokenizer, given.teacher, schedule, given.length)
+
+    def apply(self, model: "nn.Module", given: Given) -> Report:
+        """Train; a run that was stopped goes on from the newest checkpoint of the folder given.
+
+        Raises:
+            ValueError: too few texts for a batch, or a model that texts cannot teach.
+            Stopped: a signal ended it early; the same call goes on.
+        """
+        from greenformers.changes._distillation import heal
+        from greenformers.changes._options import as_dict
+        from greenformers.train.run import Stopped
+
+        texts = self._texts(model, given)
+        teacher: Any = given.teacher
+        network: Any = model
+        with ExitStack() as stack:
+            for block in self._rounding(model, given):
+                stack.enter_context(block)
+            history = heal(
+                network, teacher, texts, self.schedule(given.seed), weights=self.weights,
+                temperature=self.temperature, folder=given.folder, resume=given.folder is not None,
+                progress=given.progress,
+            )  # fmt: skip
+        if history.stopped is not None:
+            raise Stopped(history.stopped)
+        distances = [entry["eval_distance"] for entry in history.log if "eval_distance" in entry]
+        moved = f", distance {distances[0]:.4g} -> {distances[-1]:.4g}" if distances else ""
+        return Report(as_dict(self), f"{history.steps} steps of {self.batch_size} texts{moved}", log=history.log)
+
+    def schedule(self, seed: int) -> "Schedule":
+        """The schedule of the Trainer."""
+        from greenformers.train.fit import Schedule
+
         every = max(1, self.steps // 10)
         return Schedule(
-            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, seed=self.seed,
+            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, seed=seed,
             evaluate_every=every, log_every=every, save_every=every, patience=self.patience,
         )  # fmt: skip
 
+    def _rounding(self, model: "nn.Module", given: Given) -> list[AbstractContextManager[None]]:
+        later = given.following if self.aware else ()
+        blocks = [block for change in later if (block := change.rounding(model)) is not None]
+        if self.aware and not blocks:
+            raise ValueError("no later change of the recipe rounds anything that healing could be aware of")
+        return blocks
 
-def heal(
-    model: PreTrainedModel,
-    original: PreTrainedModel,
-    texts: "Sequence[str] | Distillation",
-    tokenizer: PreTrainedTokenizerBase,
-    healing: Healing,
-    *,
-    length: int = 128,
-    folder: Path | None = None,
-    resume: bool = False,
-    progress: Callable[[str, float], None] = lambda *_: None,
-) -> History:
-    """Train a compressed network, in place, to say what the original says.
+    @classmethod
+    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Heal]":
+        """None: advice is given before any training."""
+        return []
 
-    Args:
-        model: the compressed one.
-        original: what it was made from, or any network with the same outputs and tokens; not changed.
-        texts: without labels; or what `lessons` made of them.
-        tokenizer: of both.
-        healing: how.
-        length: longest text, in tokens; of running text for a causal language model, that of its blocks.
-        folder: where checkpoints go; none are made without it.
-        resume: go on from the newest checkpoint of the folder.
-        progress: called as work goes on.
-
-    Returns:
-        What was logged; "eval_distance" is the loss on the texts that are not learnt from.
-
-    Raises:
-        ValueError: too few texts for a batch, a part of the loss that the model has no outputs for, or a model whose
-            weights are of 8 bits.
-    """
-    if is_quantised(model):
-        raise ValueError("weights of 8 bits cannot be trained: heal first, then quantise")
-    weights = dict(healing.weights) or WEIGHTS[task_of(original)]
-    objective = texts if isinstance(texts, Distillation) else lessons(texts, tokenizer, original, healing, length)
-    pupil = Pupil(model, original, weights, healing.temperature)
-    with aware(model) if healing.int8 else nullcontext():
-        history = fit(
-            pupil,  # type: ignore[arg-type]  # the Trainer takes any module
-            objective,
-            healing.schedule(),
-            label="healing",
-            console=Console(quiet=True),
-            folder=folder,
-            resume=resume,
-            callbacks=(_Progress(progress),),
-        )
-    model.eval()
-    return history
-
-
-def lessons(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, original: PreTrainedModel, healing: Healing, length: int
-) -> "Distillation":
-    """The texts as a network reads them.
-
-    Raises:
-        ValueError: too few of them for a batch, or texts cannot heal such a model.
-    """
-    found = Distillation(texts, tokenizer, length, task_of(original))
-    Stream(found, healing.batch_size, healing.steps, healing.seed)  # which knows how many it needs
-    return found
-
-
-class _Progress(TrainerCallback):
-    """Tells of every step."""
-
-    def __init__(self, progress: Callable[[str, float], None]) -> None:
-        self._progress = progress
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._progress("healing", state.global_step / state.max_steps)
-
-
-class Distillation(Objective):
-    """Texts, of which one in `VALID` is held out.
-
-    Args:
-        texts: without labels; those without a token are left out.
-        tokenizer: of the model.
-        length: longest text, in tokens; of a causal language model, that of the blocks which its texts are cut into.
-        task: what the model is for.
-
-    Raises:
-        ValueError: fewer than 2 texts.
-    """
-
-    metric = "distance"
-    greater_is_better = False
-    splits: ClassVar[tuple[str, ...]] = ("train", "valid")
-
-    def __init__(
-        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, task: Task = "encoder"
-    ) -> None:
-        if task == "causal_lm":
-            rows = [row for batch in batches(texts, tokenizer, task, length) for row in batch["input_ids"]]
-        else:
-            found = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
-            rows = [torch.tensor(ids) for ids in found if ids]
-        if len(rows) < 2:
-            raise ValueError(f"healing needs at least 2 texts, got {len(rows)}")
-        held = range(0, len(rows), VALID)
-        self.rows = {
-            "train": [row for place, row in enumerate(rows) if place not in held],
-            "valid": [rows[place] for place in held],
-        }
-        self.lengths = torch.tensor([len(row) for row in self.rows["train"]])
-        self.filler = int(tokenizer.pad_token_id or 0)
-
-    def size(self, split: str) -> int:  # noqa: D102
-        return len(self.rows[split])
-
-    def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
-        return {"input_ids": self.rows[split][index]}
-
-    def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
-        rows = [example["input_ids"] for example in examples]
-        mask = padded([torch.ones_like(row) for row in rows], 0)
-        return {"input_ids": padded(rows, self.filler), "attention_mask": mask}
-
-    def scored(self, batch: Batch) -> int:  # noqa: D102
-        return len(batch["input_ids"])
-
-    def config(self, **sizes: Any) -> Any:
-        """Not available: the network is there.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("a network that is healed has its configuration")
-
-    def build(self, config: Any) -> PreTrainedModel:
-        """Not available, see `config`.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("a network that is healed is there")
-
-    def evaluate(self, model: nn.Module, split: str, batch_size: int) -> dict[str, float]:
-        """The loss on the texts held out."""
-        order = sorted(range(self.size(split)), key=lambda index: len(self.rows[split][index]))
-        device, training = next(model.parameters()).device, model.training
-        model.eval()
-        total = 0.0
-        with torch.no_grad():
-            for start in range(0, len(order), batch_size):
-                places = order[start : start + batch_size]
-                batch = self.collate([{"input_ids": self.rows[split][place]} for place in places])
-                loss = model(**{name: x.to(device) for name, x in batch.items()})["loss"]
-                total += float(loss) * len(places)
-        model.train(training)
-        return {"distance": total / len(order)}
-
-
-class Pupil(nn.Module):
-    """A network whose loss is how far it is from another one."""
-
-    def __init__(
-        self, model: PreTrainedModel, original: PreTrainedModel, weights: Mapping[str, float], temperature: float
-    ) -> None:
-        super().__init__()
-        self.model, self.weights, self.temperature = model, weights, temperature
-        self._original = (original.eval(),)  # in a tuple: not a part of this module
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> dict[str, Tensor]:
-        """The loss of a batch."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "output_hidden_states": True}
-        with torch.no_grad():
-            wanted = self._original[0](**given)
-        found = self.model(**given)
-        parts = [weight * self._part(name, found, wanted, attention_mask) for name, weight in self.weights.items()]
-        return {"loss": torch.stack(parts).sum()}
-
-    def _part(self, name: str, found: Any, wanted: Any, mask: Tensor) -> Tensor:
-        if name == "logits":
-            if getattr(wanted, "logits", None) is None:
-                raise ValueError(f"{type(self._original[0]).__name__} has no logits to learn from")
-            return self._logits(found.logits, wanted.logits, mask)
-        if name == "hidden":
-            return hidden(found.hidden_states, wanted.hidden_states, mask)
-        one, other = (_mean(out.hidden_states[-1], mask) for out in (found, wanted))
-        if name == "embeddings":
-            return (1 - F.cosine_similarity(one, other, dim=-1)).mean()
-        one, other = F.normalize(one, dim=-1), F.normalize(other, dim=-1)
-        return F.mse_loss(one @ one.T, other @ other.T)
-
-    def _logits(self, found: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-        if wanted.ndim == 3:  # of every position
-            found, wanted = found[mask.bool()], wanted[mask.bool()]
-        p, q = ((x / self.temperature).log_softmax(-1) for x in (wanted, found))
-        return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
-
-
-def hidden(found: Sequence[Tensor], wanted: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Mean over the layers, those of the embedding too, of |h - h'|^2 / |h|^2.
-
-    Of fewer layers each is compared with the one at its share of the depth (Sanh 2019, arXiv:1910.01108).
-    """
-    kept, last = mask.bool(), len(found) - 1
-    total = found[0].new_zeros(())
-    for index, one in enumerate(found):
-        other = wanted[index * (len(wanted) - 1) // last][kept]
-        total = total + (one[kept] - other).square().sum() / other.square().sum()
-    return total / len(found)
-
-
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    kept = mask[..., None].to(x.dtype)
-    return (x * kept).sum(1) / kept.sum(1).clamp(min=1)
+    @classmethod
+    def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
+        """The default, with as many texts a step as there are at most, aware of what rounds weights later."""
+        return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))

@@ -1,362 +1,127 @@
-"""Weights of 8 bits: linear maps multiply in integers, tables are looked up and scaled.
+"""Int8: weights as 8-bit whole numbers with a scale a row, inputs rounded at every call. Jacob 2017, arXiv:1712.05877.
 
-Weights: symmetric, one scale a row, s = max |w| / 127, w ~ s q. Inputs of linear maps are quantised at every call
-(dynamically) by their least and greatest value; sums are of 32 bits. Jacob 2017, arXiv:1712.05877. On a CPU the
-product is one fused kernel of torch; elsewhere, and in a graph, the same from `torch._int_mm`.
+Linear layers, low-rank ones too, and embeddings of any network; see `greenformers.changes._int8` for the arithmetic.
 """
 
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from greenformers.changes._contract import Change, Given, Report, UnitReport
 
-from greenformers.lowrank.linear import LED
-from greenformers.solve.walk import TransposedLED, kind_of, put
-
-LEVELS = 127
-JITTER = 1e-6
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
-class Int8Linear(nn.Module):
-    """A linear map with a weight of 8 bits; for inference.
+@dataclass(frozen=True)
+class Int8(Change):
+    """Int8 weights of linear layers and embeddings: a quarter of the bytes, products in integers."""
 
-    Args:
-        in_features: width n of the input.
-        out_features: width m of the output.
-        bias: add a bias.
+    order: ClassVar[int] = 90
+    flag: ClassVar[str | None] = "--int8"
+    freezes: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
 
-    Attributes:
-        weight: q (m, n), int8.
-        scale: s (m,), float32.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = _fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
-        self.scale = _fixed(torch.ones(out_features))
-        self.bias = _fixed(torch.zeros(out_features)) if bias else None
-        self._packed: tuple[Any, ...] | None = None
-
-    @classmethod
-    def of(cls, weight: Float[Tensor, "m n"], bias: nn.Parameter | None) -> "Int8Linear":
-        """The map of a dense weight and bias."""
-        made = cls(weight.shape[1], weight.shape[0], bias is not None)
-        made.weight, made.scale = quantised(weight)
-        made.bias = bias  # which a head may share
-        return made
-
-    def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension.
+    def apply(self, model: "nn.Module", given: Given) -> Report:
+        """Quantise all there is; no parameter is trainable afterwards.
 
         Raises:
-            RuntimeError: a gradient is asked for.
+            ValueError: nothing could be quantised, or a weight is not finite.
         """
-        return self.product(x, self.bias)
+        from greenformers.changes._int8 import quantise
+        from greenformers.changes._options import as_dict
 
-    def product(self, x: Float[Tensor, "... n"], bias: Tensor | None) -> Float[Tensor, "... m"]:
-        """The map with a bias that may be another's."""
-        if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("maps of 8 bits have no gradient: train before they are quantised")
-        if x.ndim == 1:
-            return self.product(x[None], bias)[0]
-        if x.is_cpu and not torch.compiler.is_compiling():
-            # A processor without VNNI adds pairs of products in 16 bits: one bit less, or they overflow.
-            spare = not torch.cpu._is_vnni_supported()
-            found: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._pack(bias), spare)
-            return found.to(x.dtype)
-        return self._in_graph(x.float().flatten(0, -2), bias).to(x.dtype).unflatten(0, x.shape[:-1])
-
-    def _in_graph(self, x: Float[Tensor, "N n"], bias: Tensor | None) -> Float[Tensor, "N m"]:
-        """What the fused kernel computes: inputs of 8 bits without a sign, x ~ step (q - zero)."""
-        low, high = x.amin((0, 1)).clamp(max=0), x.amax((0, 1)).clamp(min=0)
-        step = (high - low) / 255
-        step = torch.where(step == 0, 1.0, step)
-        zero = (-low / step).round()
-        q = ((x / step).round() + zero).clamp(0, 255) - 128  # with a sign, as the product wants it
-        sums = torch._int_mm(q.to(torch.int8), self.weight.T)
-        shift = (128 - zero) * self.weight.sum(1, dtype=torch.int32)
-        out = (sums + shift) * (step * self.scale)
-        return out if bias is None else out + bias
-
-    def _pack(self, bias: Tensor | None) -> Any:
-        """The weight as the kernel wants it; made once for each weight there is."""
-        held = [part for part in (self.weight, self.scale, bias) if part is not None]
-        key = [(part.data_ptr(), part._version) for part in held]
-        if self._packed is None or self._packed[0] != key:
-            zero = torch.zeros(self.out_features, dtype=torch.long)
-            with warnings.catch_warnings():
-                # Tensors of this kind are to go from torch; it has no other way to the fused kernel yet.
-                warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-                whole = torch._make_per_channel_quantized_tensor(self.weight, self.scale.double(), zero, 0)
-            bias = None if bias is None else bias.detach().float()
-            self._packed = (key, torch.ops.quantized.linear_prepack(whole, bias))
-        return self._packed[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_packed": None}  # made again where it is copied to
-
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
-
-
-class Int8LED(nn.Module):
-    """A low-rank map, both of whose factors are of 8 bits."""
-
-    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool = True) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.rank = in_features, out_features, rank
-        self.encoder = Int8Linear(in_features, rank, bias=False)
-        self.decoder = Int8Linear(rank, out_features, bias=False)
-        self.bias = _fixed(torch.zeros(out_features)) if bias else None
+        units = [_unit(path, before, after) for path, before, after in quantise(model)]
+        before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
+        summary = f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB"
+        return Report(as_dict(self), summary, units)
 
     @classmethod
-    def of(cls, led: LED) -> "Int8LED":
-        """Of a low-rank map."""
-        made = cls(led.in_features, led.out_features, led.rank, led.bias is not None)
-        made.encoder, made.decoder = Int8Linear.of(led.encoder, None), Int8Linear.of(led.decoder, None)
-        made.bias = led.bias
-        return made
+    def describe(cls, model: "nn.Module") -> Any:
+        """Paths, and groups of them that share their numbers."""
+        from greenformers.changes._int8 import groups_of, int8_of
 
-    @property
-    def weight(self) -> Tensor:
-        """The second factor: who reads a map's weight asks for its type (T5)."""
-        return self.decoder.weight
-
-    def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension, through the rank."""
-        return self.decoder.product(self.encoder(x), self.bias)
-
-
-class Int8Embedding(nn.Module):
-    """A table with rows of 8 bits, one scale a row."""
-
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
-        super().__init__()
-        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
-        self.weight = _fixed(torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8))
-        self.scale = _fixed(torch.ones(num_embeddings))
+        paths = int8_of(model)
+        return {"paths": paths, "ties": groups_of(model)} if paths else None
 
     @classmethod
-    def of(cls, table: nn.Embedding) -> "Int8Embedding":
-        """Of a table."""
-        made = cls(table.num_embeddings, table.embedding_dim, table.padding_idx)
-        made.weight, made.scale = quantised(table.weight)
-        return made
+    def place(cls, model: "nn.Module", description: Any) -> list[str]:
+        """Put empty int8 modules at the paths described."""
+        from greenformers.changes._int8 import place, share
+        from greenformers.changes._paths import check_keys, check_paths, located
 
-    def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        """Rows."""
-        return F.embedding(ids, self.weight) * F.embedding(ids, self.scale[:, None])
+        check_keys("the description of int8", description, ("paths", "ties"))
+        check_paths("paths of int8", description["paths"])
+        if not isinstance(description["ties"], list):
+            raise ValueError("ties of int8 must be lists of paths")
+        at = located(model, description["paths"])
+        place(model, at.values())
+        for group in description["ties"]:
+            check_paths("ties of int8", group)
+            members: list[Any] = [model.get_submodule(at[path]) for path in group if path in at]
+            for member in members[1:]:
+                share(member, members[0])
+        return [path for path in description["paths"] if path not in at]
 
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"{self.num_embeddings}, {self.embedding_dim}"
+    @classmethod
+    def replaced(cls, model: "nn.Module") -> Iterable[str]:
+        """Paths of the int8 modules."""
+        from greenformers.changes._int8 import int8_of
 
+        return int8_of(model)
 
-Plain = Int8Linear | Int8Embedding
-Int8 = Plain | Int8LED
+    @classmethod
+    def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
+        """Shared numbers and scales."""
+        from greenformers.changes._int8 import shared
 
+        return shared(model)
 
-def quantised(weight: Float[Tensor, "m n"]) -> tuple[nn.Parameter, nn.Parameter]:
-    """A weight as q and s of its rows.
+    @classmethod
+    def settle(cls, model: "nn.Module") -> None:
+        """Nothing of the network is trainable."""
+        model.requires_grad_(False)
 
-    Raises:
-        ValueError: values that are not finite.
-    """
-    weight = weight.detach().float()
-    if not bool(weight.isfinite().all()):
-        raise ValueError("a weight holds values that are not finite")
-    scale = weight.abs().amax(1).clamp(min=1e-12) / LEVELS
-    # In the order of rows, also where the weight is kept the other way round.
-    return _fixed((weight / scale[:, None]).round().to(torch.int8).contiguous()), _fixed(scale)
+    @classmethod
+    def revert(cls, model: "nn.Module") -> int:
+        """Never: what rounding took away is gone."""
+        raise ValueError("int8 weights do not become dense again: merge before they are quantised")
 
+    def rounding(self, model: "nn.Module") -> AbstractContextManager[None]:
+        """Training in which weights and inputs are rounded as they will be."""
+        from greenformers.changes._int8 import aware
 
-def quantise(model: nn.Module) -> list[str]:
-    """Put maps and tables of 8 bits in the place of linear maps, low-rank ones too, and tables. Their paths.
+        return aware(model)
 
-    Convolutions, low-rank tables and what a network reads without calling it stay as they are. No parameter is
-    trainable afterwards.
+    @classmethod
+    def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None]:
+        """Inputs off by their last digits: what lies on the edge between two whole numbers falls to the other side."""
+        from greenformers.changes._int8 import jittered
 
-    Raises:
-        ValueError: there is none, or a weight is not finite. Nothing is changed then.
-    """
-    found = targets(model)
-    if not found:
-        raise ValueError("the network has no linear map and no table to quantise")
-    made = {path: _of(module) for path, module in found}
-    tied: dict[int, Int8] = {}
-    for path, module in found:
-        first = tied.setdefault(id(_source(module)), made[path])
-        share(made[path], first)
-        put(model, path, made[path].train(module.training))
-    model.requires_grad_(False)
-    return list(made)
-
-
-def place(model: nn.Module, paths: Iterable[str]) -> None:
-    """Put empty maps and tables of 8 bits at paths.
-
-    Raises:
-        ValueError: what is there has no such form.
-    """
-    for path in paths:
-        module = model.get_submodule(path)
-        if not _fits(module):
-            raise ValueError(f"{path}: a {type(module).__name__} has no form of 8 bits")
-        with torch.device(next(model.parameters()).device):
-            put(model, path, _empty(module))
+        return jittered(model, seed)
 
 
-def targets(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The maps and tables that have a form of 8 bits, by path."""
-    # A packed attention reads the weights of its maps and never calls them.
-    packed = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
-    read = {id(part) for attention in packed for part in attention.modules()}
-    return [
-        (path, module)
-        for path, module in model.named_modules(remove_duplicate=False)
-        if path and id(module) not in read and _fits(module)
-    ]
+def _unit(path: str, before: Any, after: Any) -> UnitReport:
+    was, now = (sum(x.numel() * x.element_size() for x in _numbers(module)) for module in (before, after))
+    return UnitReport(path, "int8", was, now, None, _lost(before, after))
 
 
-def int8_of(model: nn.Module) -> list[str]:
-    """The paths of maps and tables of 8 bits; of a low-rank one the whole."""
-    inside = {id(part) for led in model.modules() if isinstance(led, Int8LED) for part in (led.encoder, led.decoder)}
-    return [
-        path
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Int8) and id(module) not in inside
-    ]
+def _numbers(module: "nn.Module") -> "Sequence[Tensor]":
+    return [parameter for name, parameter in module.named_parameters() if name != "bias"]
 
 
-def share(one: Int8, other: Int8) -> None:
-    """Make a map or table hold the numbers of another; a bias stays its own."""
-    pairs = (
-        [(one.encoder, other.encoder), (one.decoder, other.decoder)]
-        if isinstance(one, Int8LED) and isinstance(other, Int8LED)
-        else [(cast(Any, one), cast(Any, other))]
-    )
-    for mine, first in pairs:
-        mine.weight, mine.scale = first.weight, first.scale
+def _lost(before: Any, after: Any) -> float:
+    """|W - s q| / |W|, of the factors together where there are two."""
+    import torch
 
-
-def shared(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Numbers that are one with another's: (name, name of the one that is saved)."""
-    first: dict[int, str] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Plain):
-            leader = first.setdefault(id(module.weight), path)
-            if leader != path:
-                yield from ((f"{path}.{name}", f"{leader}.{name}") for name in ("weight", "scale"))
-
-
-@contextmanager
-def aware(model: nn.Module) -> Iterator[None]:
-    """Training in a `with` block that knows of 8 bits: weights and inputs are rounded, gradients pass as if not."""
-    handles: list[Any] = []
-    parts: list[tuple[nn.Module, str]] = []
-    for module in {id(module): module for _, module in targets(model)}.values():
-        names = ("encoder", "decoder") if isinstance(module, LED) else ("weight",)
-        parts += [(module, name) for name in names]
-        if not isinstance(module, nn.Embedding):
-            handles.append(module.register_forward_pre_hook(lambda _, args: (_rounded_inputs(args[0]), *args[1:])))
-    for module, name in parts:
-        parametrize.register_parametrization(module, name, _Rounded(kind_of(module) == "linear" and _turned(module)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, name in parts:
-            original = getattr(module.parametrizations, name).original
-            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-            assert getattr(module, name) is original
-
-
-@contextmanager
-def jittered(model: nn.Module, seed: int) -> Iterator[None]:
-    """In a `with` block inputs of maps of 8 bits are off by their last digits, as by another order of roundings."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def off(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = args[0]
-        return (x + JITTER * x * torch.randn(x.shape, generator=draw).to(x), *args[1:])
-
-    maps = [module for module in model.modules() if isinstance(module, Int8Linear)]
-    handles = [module.register_forward_pre_hook(off) for module in maps]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Rounded(nn.Module):
-    """A weight as its form of 8 bits has it."""
-
-    def __init__(self, turned: bool) -> None:
-        super().__init__()
-        self.turned = turned
-
-    def forward(self, weight: Tensor) -> Tensor:
-        rows = weight.T if self.turned else weight
-        with torch.no_grad():
-            scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / LEVELS
-            change = (rows / scale).round() * scale - rows
-        return weight + (change.T if self.turned else change)
-
-
-def _rounded_inputs(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
-        step = ((high - low) / 255).clamp(min=1e-12)
-        change = (x / step).round() * step - x
-    return x + change
-
-
-def _fixed(x: Tensor) -> nn.Parameter:
-    """A parameter, for it counts and is saved as one, that is not learnt."""
-    return nn.Parameter(x, requires_grad=False)
-
-
-def _fits(module: nn.Module) -> bool:
-    if isinstance(module, LED):
-        return type(module) in (LED, TransposedLED)
-    return kind_of(module) in ("linear", "embedding")
-
-
-def _turned(module: nn.Module) -> bool:
-    return not isinstance(module, nn.Linear)
-
-
-def _source(module: nn.Module) -> Any:
-    return module.decoder if isinstance(module, LED) else module.weight
-
-
-def _of(module: nn.Module) -> Int8:
-    if isinstance(module, LED):
-        return Int8LED.of(module)
-    if isinstance(module, nn.Embedding):
-        return Int8Embedding.of(module)
-    linear: Any = module
-    return Int8Linear.of(linear.weight if isinstance(module, nn.Linear) else linear.weight.T, linear.bias)
-
-
-def _empty(module: nn.Module) -> Int8:
-    if isinstance(module, LED):
-        return Int8LED(module.in_features, module.out_features, module.rank, module.bias is not None)
-    if isinstance(module, nn.Embedding):
-        return Int8Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx)
-    linear: Any = module
-    m, n = linear.weight.shape if isinstance(module, nn.Linear) else linear.weight.shape[::-1]
-    return Int8Linear(n, m, linear.bias is not None)
-
-
-def is_quantised(model: nn.Module) -> bool:
-    """Whether any of it is of 8 bits."""
-    return any(isinstance(module, Int8) for module in model.modules())
+    pairs = [(before.weight, after)]
+    if hasattr(before, "decoder"):
+        pairs = [(before.encoder, after.encoder), (before.decoder, after.decoder)]
+    squares = total = torch.zeros((), dtype=torch.float64)
+    for weight, quantised in pairs:
+        rows = weight.detach() if weight.shape == quantised.weight.shape else weight.detach().T
+        error = rows.float() - quantised.weight * quantised.scale[:, None]
+        squares = squares + error.double().square().sum()
+        total = total + rows.double().square().sum()
+    return float((squares / total).sqrt()) if total > 0 else 0.0

@@ -10,9 +10,9 @@ from safetensors.torch import load_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.checkpoint.plugin import NAME, Structure
+from greenformers.checkpoint.description import NAME, Description
+from greenformers.checkpoint.place import MISSING, place, settle
 from greenformers.checkpoint.save import STRUCTURE
-from greenformers.checkpoint.structure import place, structure
 
 
 def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.Module | None = None) -> nn.Module:
@@ -41,7 +41,7 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     described = config.get("quantization_config")
     if not isinstance(described, dict) or described.get("quant_method") != NAME:
         raise ValueError(f"{folder / 'config.json'} does not describe a compressed network; it may be a dense one")
-    wanted = Structure.read(described)
+    Description.read(described)
     try:
         found: Any = (cls or model_class(config, folder)).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -55,22 +55,21 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
         if info[what]:
             some = ", ".join(map(str, sorted(info[what])[:3]))
             raise ValueError(f"{folder}: {len(info[what])} {what.replace('_', ' ')}: {some}")
-    made = structure(model)
-    absent = {*wanted.ranks, *wanted.attention, *wanted.int8} - {*made.ranks, *made.attention, *made.int8}
-    if absent and cls is None:  # another class may have no place for some: a head comes or goes
-        raise ValueError(f"{folder}: the network has no {sorted(absent)[0]!r}, one of {len(absent)} changed parts")
+    missing = vars(model).pop(MISSING, [])
+    if missing and cls is None:  # another class may have no place for some: a head comes or goes
+        raise ValueError(f"{folder}: the network has no {sorted(missing)[0]!r}, one of {len(missing)} changed parts")
     return model
 
 
 def _load_into(model: nn.Module, folder: Path) -> nn.Module:
-    found = read_json(folder / STRUCTURE)
-    missing = place(model, Structure.read(found))
+    missing = place(model, Description.read(read_json(folder / STRUCTURE)))
     if missing:
         raise ValueError(f"{folder}: the network has no {missing[0]!r}, one of {len(missing)} changed parts")
     try:
         load_model(model, folder / "model.safetensors")
     except (RuntimeError, SafetensorError) as error:
         raise ValueError(f"{folder}: the weights do not fit the network: {line(error)}") from error
+    settle(model)
     return model.eval()
 
 

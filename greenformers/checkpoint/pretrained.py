@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from greenformers.checkpoint.description import NAME
 from greenformers.checkpoint.load import check_local, check_weights, line, load, model_class, read_json
-from greenformers.checkpoint.plugin import NAME
-from greenformers.compress.side_by_side import on_tokens
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 
@@ -77,15 +75,3 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTraine
     table: Any = model.get_input_embeddings()
     if len(tokenizer) > table.num_embeddings:
         raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {table.num_embeddings}")
-
-
-def check_length(model: PreTrainedModel, length: int) -> None:
-    """See that a model takes so many tokens, before the work and not after it."""
-    if length:
-        try:
-            with torch.inference_mode():
-                on_tokens(model, length, vocabulary=1, size=1)()
-        except Exception as error:  # whatever networks raise that take no tokens, or fewer
-            raise ValueError(
-                f"the model cannot be run on {length} tokens, see --length and --lengths: {line(error)}"
-            ) from error

@@ -11,11 +11,16 @@ from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from greenformers.changes import kind
+from greenformers.changes._recipe import RECIPE, recipe_text
 from greenformers.changes._report import CompressionReport
-from greenformers.checkpoint.structure import structure
+from greenformers.checkpoint.structure import mark, structure
 
 STRUCTURE = "greenformers.json"
 """What `config.json` says for a `transformers` model, of any other network."""
+
+REPORT = "compression.json"
+"""The report of the recipe, beside the weights."""
 
 MARK = "library_name: greenformers"
 """At the head of every card: what tells a folder that may be replaced."""
@@ -28,34 +33,35 @@ def save(
     card: str = "",
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Path:
-    """Write a compressed network; `greenformers.load` reads it.
+    """Write a changed network whole; `greenformers.load` reads it.
 
     A folder that exists is replaced once all is written: a crash leaves the old one, or the new one.
 
     Args:
-        model: with low-rank units, another attention or weights of 8 bits, or with fewer layers.
-        folder: for the files.
-        report: of `compress`; its table goes on the card, and all of it into `compression.json`.
-        card: more Markdown for the card.
-        tokenizer: saved beside it.
+        model: Any network that went through changes.
+        folder: For the files.
+        report: Of `compress`; its tables go on the card, all of it into `compression.json`, its recipe into
+            `recipe.toml`.
+        card: More Markdown for the card.
+        tokenizer: Saved beside it.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: the network has no low-rank unit.
-        OSError: the folder cannot be written, or holds something that is no saved network.
+        ValueError: Nothing was changed in the network.
+        OSError: The folder cannot be written, or holds something that is no saved network.
     """
-    found = structure(model)
-    if found.empty:
-        raise ValueError("the network has no low-rank map, and nothing else was changed: compress it first")
+    described = mark(model)
+    if described.empty and report is None:
+        raise ValueError("nothing was changed in the network: compress it first")
     folder = Path(folder)
     with building(folder) as made:
         if isinstance(model, PreTrainedModel):
             model.save_pretrained(made)
         else:
             save_model(model, str(made / "model.safetensors"))
-            (made / STRUCTURE).write_text(json.dumps({"ranks": found.ranks, "ties": found.ties}, indent=1) + "\n")
+            (made / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
         describe(made, model, report, card)
@@ -82,9 +88,10 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def describe(made: Path, model: nn.Module, report: CompressionReport | None, card: str = "") -> None:
-    """Write the report, if there is one, and the card."""
+    """Write the report and the recipe, if there is one, and the card."""
     if report is not None:
-        (made / "compression.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+        (made / REPORT).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+        (made / RECIPE).write_text(recipe_text(step.report.change for step in report.steps), encoding="utf-8")
     (made / "README.md").write_text(card_of(model, report, card))
 
 
@@ -132,19 +139,16 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> st
         if isinstance(model, PreTrainedModel)
         else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
     )
-    found = structure(model)
-    changes = {
-        "some linear maps are products of two smaller ones": found.ranks,
-        "another attention stands in the place of its own": found.attention,
-        "weights are of 8 bits": found.int8,
-        f"of the layers {', '.join(map(str, found.layers))} are left": found.layers,
-    }
-    said = "; ".join(text for text, there in changes.items() if there)
+    changes = [kind(name) for name in structure(model).order]
+    said = "".join(f"\n- `{change.name()}`: {(change.__doc__ or '').splitlines()[0]}" for change in changes)
+    warning = (
+        f"What differs from the network that its class builds:\n{said}\n\n`greenformers` must be installed to load it: "
+        "**without it `transformers` warns and draws weights at random, or leaves out what it does not know.**"
+    )
     parts = [
         f"---\n{MARK}\ntags: [greenformers]\n---",
         f"# {name}, compressed",
-        f"In this network {said}. `greenformers` must be installed to load it: **without it `transformers` warns and "
-        "draws weights at random, or leaves out what it does not know.**",
+        warning if changes else "It is of the form that its class builds.",
         f"```python\n{loading}\n```",
         card,
         "" if report is None else f"## What was done\n\n{report.markdown()}",

@@ -1,21 +1,70 @@
-"""Compress a trained network: find its maps, factorise them within a budget, save and reload what comes out.
+"""Changes of a trained network, made: the verb `compress`, and the command that judges what it does."""
 
-`greenformers.compress` is this package and the verb: calling it is calling `compress.compress`.
-"""
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import sys
-from types import ModuleType
-from typing import Any
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerBase
 
+    from greenformers.changes import Change
+    from greenformers.changes._report import CompressionReport
 
-class _Verb(ModuleType):
-    """A package that is called like the function it is named after: an import of either must not hide the other."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `greenformers.compress.compress.compress`."""
-        from greenformers.compress.compress import compress
-
-        return compress(*args, **kwargs)
+__all__ = ["compress"]
 
 
-sys.modules[__name__].__class__ = _Verb
+def compress(
+    model: "nn.Module",
+    recipe: "float | str | Path | Change | Sequence[Change]" = 0.5,
+    *,
+    texts: Sequence[str] | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    calibration: Iterable[Any] | None = None,
+    teacher: "nn.Module | None" = None,
+    example: Any = None,
+    loss: "Callable[[nn.Module, Any], Tensor] | None" = None,
+    length: int = 128,
+    memory: float = 2**30,
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Callable[[str, float], None] = lambda *_: None,
+) -> "CompressionReport":
+    """Change a trained network in place by a recipe, an ordered list of changes.
+
+    >>> compress(model, 0.5)  # low rank, half of the weights
+    >>> compress(model, [LowRank(keep=0.5), Heal(300), Int8()], texts=texts, tokenizer=tokenizer)
+
+    Whether every change can be made is looked at before the first one is. A change leaves the network as it was where
+    it raises; those before it have been made.
+
+    Args:
+        model: Any network; training on texts needs a model of transformers.
+        recipe: Changes, or a TOML file of them; a number is the share of the weights that low rank keeps.
+        texts: Texts to calibrate with and to learn from; split by `seed` where the recipe does both.
+        tokenizer: Tokenizer of the model, for texts.
+        calibration: Batches to calibrate with, in place of texts: mappings of keyword arguments, sequences of
+            positional ones, or tensors.
+        teacher: Network to learn from; by default the model as it is before the first change.
+        example: A batch for budgets of FLOPs or latency; by default the first to calibrate with.
+        loss: Loss of a model on a batch, for solvers with a loss.
+        length: Longest text, in tokens.
+        memory: Bytes of calibration statistics held at once.
+        seed: Seed of what is drawn, and of the order of texts.
+        folder: Where checkpoints of training go; a call that was stopped goes on from them.
+        progress: Called with what is being done and the share of it that is.
+
+    Returns:
+        What every change did.
+
+    Raises:
+        ValueError: A change that cannot be made of this network, or in this order; values out of range; texts,
+            batches or weights that do not serve.
+        OSError: A recipe that cannot be read.
+    """
+    from greenformers.compress.apply import compressed
+
+    return compressed(
+        model, recipe, texts=texts, tokenizer=tokenizer, calibration=calibration, teacher=teacher, example=example,
+        loss=loss, length=length, memory=memory, seed=seed, folder=folder, progress=progress,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import BATCH, REPEATS, measured
 from greenformers.data._texts import Texts
+from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 
@@ -49,8 +50,8 @@ def compared(
     if texts is not None and tokenizer is not None:
         progress("judging", 0.0)
         records = [
-            Record(
-                benchmark, name, {"texts": texts.name}, metric, value, METRICS[metric].unit, interval=interval,
+            Record.of(
+                metric, value, benchmark=benchmark, variant=name, setting={"texts": texts.name}, interval=interval,
                 to=next(iter(models)) if interval else None, context=about,
             )
             for name, scores in judge(models, texts, tokenizer, length).items()
@@ -59,7 +60,7 @@ def compared(
         progress("judging", 1.0)
     progress("measuring", 0.0)
     timed = {name: model for name, model in models.items() if name not in unmeasured}
-    sizes = {name: _bytes(model) for name, model in timed.items()}
+    sizes = {name: bytes_of(model) for name, model in timed.items()}
     first = next(iter(models.values()))
     vocabulary = first.config.get_text_config().vocab_size if lengths else 1
     costs = measured(
@@ -89,10 +90,3 @@ def card(models: Sequence[str], records: Sequence[Record], made: str) -> str:
     for (label, at), row in values.items():
         lines.append(f"| {label} | {at} | " + " | ".join(row.get(name, "") for name in models) + " |")
     return "\n".join(lines)
-
-
-def _bytes(model: PreTrainedModel) -> int:
-    """Of the weights as saved: tied ones once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) + sum(
-        buffer.numel() * buffer.element_size() for name, buffer in model.named_buffers() if name in model.state_dict()
-    )

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.data._texts import Texts, batches, padded, task_of
+from greenformers.data._texts import Task, Texts, batches, padded, task_of
 from greenformers.measure.quality import evaluating, paired_difference
 from greenformers.solve.loss import pooled
 
@@ -32,19 +32,37 @@ def judge(
     Raises:
         ValueError: the texts cannot judge this kind of model.
     """
-    first = next(iter(models.values()))
-    task = task_of(first)
+    task = check_texts(next(iter(models.values())), texts)
     if task == "encoder":
         return _encoders(models, texts, tokenizer, length)
     if task == "classifier":
         return _classifiers(models, texts, tokenizer, length)
-    if texts.labels is not None:
-        raise ValueError(f"{texts.name}: a language model is judged by plain text, not by a table")
     if task == "causal_lm":
         return {
             name: {"perplexity": (_perplexity(model, texts, tokenizer, length), None)} for name, model in models.items()
         }
     return {name: {"perplexity": (_masked(model, texts, tokenizer, length), None)} for name, model in models.items()}
+
+
+def check_texts(model: PreTrainedModel, texts: Texts) -> Task:
+    """What a model is for, if texts can judge it.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    task, columns = task_of(model), len(texts.segments[0])
+    if task == "encoder" and texts.labels is not None:
+        if columns != 2:
+            raise ValueError(
+                f"{texts.name}: an encoder is judged by plain text or by pairs with scores, not by classes"
+            )
+        if len(set(texts.labels)) < 2:
+            raise ValueError(f"{texts.name}: pairs judge an encoder where their scores differ")
+    if task == "classifier" and (texts.labels is None or columns != 1):
+        raise ValueError(f"{texts.name}: a classifier is judged by a table with the columns sentence and label")
+    if task in ("causal_lm", "masked_lm") and texts.labels is not None:
+        raise ValueError(f"{texts.name}: a language model is judged by plain text, not by a table")
+    return task
 
 
 @torch.inference_mode()
@@ -62,10 +80,6 @@ def embed(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokeniz
 def _encoders(
     models: Mapping[str, PreTrainedModel], texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> dict[str, dict[str, Score]]:
-    if texts.labels is not None and len(texts.segments[0]) != 2:
-        raise ValueError(f"{texts.name}: an encoder is judged by plain text or by pairs with scores, not by classes")
-    if texts.labels is not None and len(set(texts.labels)) < 2:
-        raise ValueError(f"{texts.name}: pairs judge an encoder where their scores differ")
     found: dict[str, dict[str, Score]] = {}
     dense: Tensor | None = None
     alike: np.ndarray | None = None
@@ -102,8 +116,6 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> float:
 def _classifiers(
     models: Mapping[str, PreTrainedModel], texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> dict[str, dict[str, Score]]:
-    if texts.labels is None or len(texts.segments[0]) != 1:
-        raise ValueError(f"{texts.name}: a classifier is judged by a table with the columns sentence and label")
     labels = torch.tensor(texts.labels).long()
     found: dict[str, dict[str, Score]] = {}
     first: Tensor | None = None

@@ -35,6 +35,11 @@ class Texts:
         """All texts."""
         return [text for example in self.segments for text in example]
 
+    def at(self, places: Sequence[int]) -> "Texts":
+        """The examples at some places."""
+        labels = None if self.labels is None else [self.labels[place] for place in places]
+        return Texts(self.name, [self.segments[place] for place in places], labels)
+
 
 def read_texts(path: Path) -> Texts:
     """A text file, one text a line; or a table with the extension .tsv (.tsv.gz, .tsv.xz) and a header.

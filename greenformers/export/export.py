@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from greenformers.changes.int8 import is_quantised, jittered
+from greenformers._torch import onnx_log, operators
 from greenformers.checkpoint.load import line
+from greenformers.checkpoint.structure import changes_of
 
 FORMATS = {"torch": "model.pt2", "onnx": "model.onnx"}
 """The file of each format."""
@@ -102,17 +103,17 @@ def export(
 def _allowed(network: "Tensors", examples: Sequence[tuple[Tensor, Tensor]], expected: Sequence[Tensor]) -> float:
     """What files may differ from a model by.
 
-    Of 8 bits, an input on the edge between two whole numbers falls to either side by the last digit of a float, and
-    more of those behind it: how far that goes is seen on the model itself.
+    Of rounded weights, an input on the edge between two whole numbers falls to either side by the last digit of a
+    float, and more of those behind it: how far that goes is seen on the model itself.
     """
-    if not is_quantised(network):
-        return TOLERANCE
-    moved = 0.0
-    for seed in range(DRAWS):
-        with jittered(network, seed):
-            for example, right in zip(examples, expected, strict=True):
-                moved = max(moved, _difference(network, "the model", example, right))
-    return max(FLIPPED, NOISE * moved)
+    moved = None
+    for change in changes_of(network.model):
+        for seed in range(DRAWS):
+            if (jittered := change.jittered(network, seed)) is not None:
+                with jittered:
+                    for example, right in zip(examples, expected, strict=True):
+                        moved = max(moved or 0.0, _difference(network, "the model", example, right))
+    return TOLERANCE if moved is None else max(FLIPPED, NOISE * moved)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -230,7 +231,7 @@ def _save_onnx(program: ExportedProgram, path: Path) -> None:
         with _silent():
             found = torch.onnx.export(
                 program, dynamo=True, verbose=False, input_names=INPUTS, output_names=["output"],
-                custom_translation_table={torch.ops.aten._int_mm.default: _integers},
+                custom_translation_table={operators.int8_matmul.default: _integers},
             )  # fmt: skip
     except Exception as error:  # of one of the exporter's passes, with its reason behind it
         raise ValueError(f"the model cannot be written as ONNX: {line(_root(error))}") from error
@@ -254,7 +255,7 @@ def _root(error: BaseException) -> BaseException:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Of the exporter: torch uses what it calls deprecated, and logs that there is no torchvision."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log = onnx_log()
     before = log.level
     log.setLevel(logging.ERROR)
     try:

@@ -215,6 +215,17 @@ def make_index(path: Path) -> Path | None:
     return index
 
 
+def make_indexes(paths: Iterable[Path]) -> Iterator[Path]:
+    """Make the missing indexes of all files that are of a kind that has one; given: each that was made.
+
+    Raises:
+        GenomeError: as `make_index`.
+    """
+    for path in paths:
+        if path.name.lower().endswith(tuple(INDEXES)) and (index := make_index(path)):
+            yield index
+
+
 def _check_names(path: Path, index: Path) -> None:
     """Raise GenomeError where an index has fewer sequences than its FASTA file: of one name the first alone is."""
     with path.open("rb") as file, index.open("rb") as entries:

@@ -18,6 +18,7 @@ import numpy as np
 
 from greenformers.genome.diplotype import DEL, INSERTED, PAIR, N, encoded, with_columns
 from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, index_of, named, told
+from greenformers.genome.read_options import Thresholds
 from greenformers.genome.reference import Reference
 
 if TYPE_CHECKING:
@@ -34,37 +35,6 @@ _DIFFERENT, _ENOUGH = 0.1, 100
 _NOTHING, _SAME = 5, 6
 _KIND_OF = {ord(letter): kind for kind, letter in enumerate("ACGTD")} | {ord("="): _SAME}
 _KINDS = bytes(_KIND_OF.get(letter, _NOTHING) for letter in range(256))
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """What makes a diplotype of reads.
-
-    Attributes:
-        depth: fragments at a position at least; N below.
-        count: fragments with the second symbol at least, for it to be there.
-        share: of all fragments that have it, at least.
-        base_quality: of a base that counts, Phred.
-        mapping_quality: of a read that counts, Phred.
-
-    Raises:
-        ValueError: one is out of range.
-    """
-
-    depth: int = 3
-    count: int = 2
-    share: float = 0.2
-    base_quality: int = 13
-    mapping_quality: int = 0
-
-    def __post_init__(self) -> None:
-        if self.depth < 1 or self.count < 1:
-            raise ValueError(f"depth and count must be at least 1, got {self.depth} and {self.count}")
-        if not 0 <= self.share <= 0.5:
-            raise ValueError(f"share must be in 0..0.5, got {self.share}")
-        for name in ("base_quality", "mapping_quality"):
-            if not 0 <= getattr(self, name) <= 93:
-                raise ValueError(f"{name} must be in 0..93, got {getattr(self, name)}")
 
 
 class _Cigar(NamedTuple):

@@ -20,7 +20,10 @@ class Network(Training):
     length: int = setting(4096, "Longest sequence in tokens.")
 
     variant: str = setting("linformer", "transformer, lrt, an attention, or lrt+ and an attention.")
-    k: int | None = setting(None, "Projected length k of linformer; 256 if not given, or the length if that is less.")
+    k: int | None = setting(
+        None,
+        "How much of full attention is kept: k of linformer, ...; 256 if not given, or the length if that is less.",
+    )
     hidden: int = setting(768, "Width d of the network.")
     layers: int = setting(12, "Number of layers.")
     heads: int = setting(12, "Number of heads, a divisor of the width.")
@@ -29,12 +32,14 @@ class Network(Training):
     warmup: float = setting(0.0, "Share of the steps spent warming up.")
 
     def sizes(self) -> dict[str, Any]:
-        """As of all runs, with Linformer's k where it was not given.
+        """As of all runs, with how much of full attention is kept where it was not given.
 
         Raises:
             ValueError: as of all runs.
         """
-        if self.k is not None or self.variant.split("+")[-1] != "linformer":
+        from greenformers.model.variant import rank_option
+
+        if self.k is not None or rank_option(self.variant) is None:
             return super().sizes()
         return replace(self, k=min(256, self.length)).sizes()
 

@@ -1,7 +1,7 @@
 """Measure the cells of a grid: the five measures of thesis 3.2, FLOPs, energy, and the largest batch that fits."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -10,59 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import set_seed
 
+from greenformers.measure.bench_options import How
 from greenformers.measure.costs import MIB, Subject
-from greenformers.measure.device import device_of
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.flops import flops
-from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, call_of
+from greenformers.measure.grid import BASELINE, Cell, Network, Stack, call_of
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.limit import OutOfMemory, attempt
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.measure.record import Record, with_ratios
 
 NAMES = {
     "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
     "training": ("train_step", "peak_memory_training", "flops_training", "energy_training"),
 }
 """Of each mode the metrics of time, memory, FLOPs and energy."""
-
-
-@dataclass(frozen=True)
-class How:
-    """How cells are measured.
-
-    Attributes:
-        modes: inference, training or both.
-        tokens: B N, the same in all cells: the batch is tokens / N, at least 1.
-        memory: bytes, of which the largest batch is found that fits; None: it is not looked for.
-        repeats: timed runs of each cell.
-        country: whose electricity, for energy; None: no energy.
-        device: where.
-        compiled: by torch.compile.
-        seed: of weights and inputs.
-
-    Raises:
-        ValueError: a value out of range.
-    """
-
-    modes: tuple[str, ...] = MODES
-    tokens: int = 4096
-    memory: float | None = None
-    repeats: int = 7
-    country: str | None = None
-    device: str = "cpu"
-    compiled: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if unknown := [mode for mode in self.modes if mode not in MODES]:
-            raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
-        if self.tokens < 1 or self.repeats < 1:
-            raise ValueError(f"tokens and repeats must be at least 1, got {self.tokens} and {self.repeats}")
-        device_of(self.device)
-        if self.memory is not None and not self.memory > 0:
-            raise ValueError(f"memory must be positive, got {self.memory / 2**30:g} GiB")
 
 
 def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:
@@ -136,9 +99,12 @@ def _group(
     calls: dict[str, Callable[[], object]] = {}
     found: list[tuple[Cell, Record]] = []
 
-    def add(cell: Cell, metric: str, value: float, **fields: Any) -> None:
-        blank = Record("bench", cell.variant, setting(cell, network, how), metric, value, METRICS[metric].unit)
-        found.append((cell, replace(blank, context=about, **fields)))
+    def add(cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured") -> None:
+        record = Record.of(
+            metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how), spread=spread,
+            source=source, context=about,
+        )  # fmt: skip
+        found.append((cell, record))
 
     set_seed(how.seed)
     x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)

@@ -9,3 +9,10 @@ def parameters(module: nn.Module) -> int:
     Buffers are not parameters and are not counted.
     """
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Bytes of the weights as saved: tied ones count once, buffers that are not saved do not."""
+    saved = model.state_dict().keys()
+    tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

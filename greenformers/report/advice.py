@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from greenformers.advise.calibration import Prices
-from greenformers.advise.checkpoint import MARGIN, Advice, Change, Measured
+from greenformers.advise.checkpoint import MARGIN, Advice, Measured, command, healed, name_of
 from greenformers.advise.recommend import Need, Row
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import METRICS
@@ -61,12 +61,12 @@ def measured_table(advice: Advice, model: str) -> Table:
     place = 0
     for row in advice.rows:
         if row.refused is not None:
-            found.add_row("-", row.change.name, "", "", "", "", "", escape(row.refused))
+            found.add_row("-", name_of(row.recipe), "", "", "", "", "", escape(row.refused))
             continue
         place += 1
         difference = "" if row.interval is None else f" ({row.interval[0]:+.2f} to {row.interval[1]:+.2f})"
         found.add_row(
-            str(place), row.change.name, f"{_short(row.milliseconds)} ({_short(row.speed, 2)}x)",
+            str(place), name_of(row.recipe), f"{_short(row.milliseconds)} ({_short(row.speed, 2)}x)",
             f"{_short(row.mib)} ({_short(row.smaller, 2)}x)", f"{_short(row.quality, 4)}{difference}",
             f"{row.kept:.1%}", _short(row.co2, 2),
         )  # fmt: skip
@@ -76,13 +76,13 @@ def measured_table(advice: Advice, model: str) -> Table:
 def words(advice: Advice, loss: float, model: str, texts: str) -> str:
     """What to do, and by which command; and what is faster still, should healing bring it back."""
     chosen, label, first = advice.chosen(loss), METRICS[advice.metric].label, advice.rows[0]
-    if chosen.change == Change():
+    if not chosen.recipe:
         said = [f"None that keeps {100 * (1 - loss):g} % of the quality is faster than the model as it is."]
     else:
-        said = [f"Advice: {_told(chosen, label)}.", *chosen.change.commands(model, texts, advice.setting)]
+        said = [f"Advice: {_told(chosen, label)}.", command(chosen.recipe, model, texts, advice.setting)]
     if first.speed >= MARGIN * chosen.speed and first.kept < 1 - loss:
-        further = first.change.commands(model, texts, advice.setting, healed=True)
-        said += [f"Faster still, to be healed first: {_told(first, label)}.", *further]
+        further = command(healed(first.recipe, advice.setting), model, texts, advice.setting)
+        said += [f"Faster still, to be healed first: {_told(first, label)}.", further]
     return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
 
 
@@ -91,4 +91,6 @@ def _short(value: float, digits: int = 3) -> str:
 
 
 def _told(row: Measured, label: str) -> str:
-    return f"{row.change.name}, {row.speed:.2g}x as fast, {row.smaller:.2g}x smaller, keeps {row.kept:.1%} ({label})"
+    return (
+        f"{name_of(row.recipe)}, {row.speed:.2g}x as fast, {row.smaller:.2g}x smaller, keeps {row.kept:.1%} ({label})"
+    )

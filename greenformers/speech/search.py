@@ -15,39 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from greenformers.model.beams import BeamLayer, Beams
 from greenformers.speech.front_end import shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
-
-
-@dataclass(frozen=True)
-class Search:
-    """How hypotheses are searched for.
-
-    Attributes:
-        width: hypotheses kept at every step; 1 is greedy.
-        alpha: weight of log P, in nats.
-        gamma: weight of the square root of the number of words.
-        longest: characters of a transcript at most; None: as many as the encoder has positions, one in 40 ms.
-        shortest: characters at least, where the utterance has room for them.
-        cached: keep keys and values; without, every step computes all characters anew, with the same result.
-    """
-
-    width: int = 8
-    alpha: float = 1.0
-    gamma: float = 0.1
-    longest: int | None = None
-    shortest: int = 0
-    cached: bool = True
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be above 0, got {self.alpha}")
-        if not self.gamma >= 0:
-            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
-        if self.shortest < 0:
-            raise ValueError(f"shortest must be at least 0, got {self.shortest}")
-        if self.longest is not None and self.longest < max(1, self.shortest):
-            raise ValueError(f"longest must be at least {max(1, self.shortest)}, got {self.longest}")
+from greenformers.speech.search_options import Search
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.measure.translation import translation_scores
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
 from greenformers.train.generation import continuations, translations
@@ -60,7 +60,8 @@ def records(run: Path, split: str, scores: dict[str, float]) -> list[Record]:
     settings = settings_of(run, Settings)
     setting = {"data": settings.data, "split": split, "hidden": settings.hidden, "layers": settings.layers}
     return [
-        Record("evaluate", settings.variant, setting, name, value, METRICS[name].unit) for name, value in scores.items()
+        Record.of(name, value, benchmark="evaluate", variant=settings.variant, setting=setting)
+        for name, value in scores.items()
     ]
 
 

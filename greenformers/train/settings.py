@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
     from greenformers.train.task import Start, Task
 
+KEPT = 16
+"""How much of full attention a mechanism keeps, where nothing is said: networks are small by default."""
+
 
 def setting(default: Any, about: str) -> Any:
     """A setting with its default and what is said about it."""
@@ -29,7 +32,9 @@ class Training:
     init: str | None = setting(None, "Run folder to start from: its tokenizer, and all weights that fit.")
     variant: str = setting("transformer", "transformer, lrt, an attention or a block, or lrt+ and one of these.")
     rank: int = setting(16, "Rank of the low-rank maps of lrt.")
-    k: int | None = setting(None, "Projected length k of linformer; 16 if not given.")
+    k: int | None = setting(
+        None, "How much of full attention is kept: k of linformer, window of sliding_window, ...; 16 if not given."
+    )
     option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
     hidden: int = setting(64, "Width d of the network.")
     layers: int = setting(2, "Number of layers; of the encoder, where there is a decoder too.")
@@ -128,16 +133,18 @@ class Training:
         Raises:
             ValueError: as `start`.
         """
-        from greenformers.model.variant import slots
+        from greenformers.model.variant import rank_option, slots
 
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
         options = dict(self.option or {})
         attention = self.variant.split("+")[-1]
-        if attention == "linformer":
-            options = {"k": 16 if self.k is None else self.k} | options
-        elif self.k is not None:
-            raise ValueError(f"k is for linformer, the variant is {self.variant!r}; got {self.k}")
+        kept = KEPT if self.k is None else self.k
+        if self.k is not None and rank_option(self.variant) is None:
+            raise ValueError(
+                f"k is for an attention that keeps a part of full attention, the variant is {self.variant!r}; "
+                f"got {self.k}"
+            )
         if options and attention in ("transformer", "lrt"):
             raise ValueError(f"option is for an attention, the variant is {self.variant!r}; got {', '.join(options)}")
         sizes = {
@@ -153,12 +160,12 @@ class Training:
             "initializer_range": self.hidden**-0.5,
         }
         if self.chunk is not None:
-            sizes |= {"feed_forward": "chunked", "feed_forward_chunk": self.chunk}
+            sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": self.chunk}}
         if self.share is not None:
             sizes |= {"depth": "shared", "shared": self.share}
         if self.decoder_layers is not None:
             sizes["decoder_layers"] = self.decoder_layers
-        return sizes | slots(self.variant, rank=self.rank, options={attention: options} if options else None)
+        return sizes | slots(self.variant, rank=self.rank, kept=kept, options={attention: options} if options else None)
 
     @staticmethod
     def networks() -> ModuleType:

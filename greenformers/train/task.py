@@ -29,6 +29,9 @@ OBJECTIVES: dict[str, Any] = {
 }
 """Names of the objectives; images are classified by `ImageClassification`."""
 
+KEPT = 16
+"""How much of full attention is kept where the settings do not say."""
+
 MODEL = "model"
 """Folder of a run that holds the trained model and its tokenizer."""
 

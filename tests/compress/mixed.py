@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greenformers.changes._report import CompressionReport
-from greenformers.compress.compress import compress
+from greenformers.solve.factorise import compress
+from greenformers.solve.result import CompressionReport
 
 
 class Mixed(nn.Module):

@@ -28,13 +28,13 @@ from greenformers.advise.checkpoint import (
     made,
     usual,
 )
-from greenformers.changes._interface import swapped
+from greenformers.changes._attention_interface import swapped
 from greenformers.changes.int8 import is_quantised
 from greenformers.checkpoint.structure import ranks_of, structure
-from greenformers.compress.compress import compress
 from greenformers.data._texts import Texts, batches, read_texts
 from greenformers.measure.record import METRICS, Record, read, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

@@ -113,7 +113,7 @@ def test_only_if_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(site: Site, ranks: Sequence[int], _: object) -> dict[int | None, float]:
         return {None: 10.0} | dict.fromkeys(ranks, 5.0 if site.path == "2" else 10.0)
 
-    monkeypatch.setattr("greenformers.compress.compress.measure", measure)
+    monkeypatch.setattr("greenformers.solve.factorise.measure", measure)
     model = chain(48, 48, 48, 40)
     report = greenformers.compress(model, 0.5, example=torch.randn(5, 48), only_if_faster=True)
     assert [layer.rank is None for layer in report.layers] == [True, False, True]
@@ -280,7 +280,7 @@ def test_other_values_are_refused() -> None:
 
 def test_it_can_be_called_by_either_name_and_again() -> None:
     from greenformers.compress import compress as module
-    from greenformers.compress.compress import compress
+    from greenformers.solve.factorise import compress
 
     model = chain(24, 30, 20)
     compress(model, 0.5, select="0", multiple=1)

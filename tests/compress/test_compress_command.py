@@ -142,7 +142,7 @@ def test_other_models(
     words: str, shown: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(home)
-    monkeypatch.setattr("greenformers.compress.compress.measure", lambda _, ranks, __: {None: 2.0, ranks[0]: 1.0})
+    monkeypatch.setattr("greenformers.solve.factorise.measure", lambda _, ranks, __: {None: 2.0, ranks[0]: 1.0})
     lengths = "12" if "faster" in words else ""
     monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr("greenformers.measure.energy_of.EnergyMeter", Meter)
@@ -292,7 +292,7 @@ def test_interrupted_it_leaves_nothing(
         if what == step:
             stop()
 
-    monkeypatch.setattr("greenformers._terminal.Steps.__call__", progress)
+    monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
     if step == "saving":  # the weights are written, the card is not
         monkeypatch.setattr("greenformers.checkpoint.save.card_of", stop)
     words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "small"), "--lengths", "", "--length", "12"]

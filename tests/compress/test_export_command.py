@@ -161,7 +161,7 @@ def test_interrupted_it_leaves_nothing(
         if what == step:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("greenformers._terminal.Steps.__call__", progress)
+    monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
     words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--formats", "torch", "--lengths", "8"]
     assert run(monkeypatch, *words) not in (0, 2)
     assert "Traceback" not in capsys.readouterr().err

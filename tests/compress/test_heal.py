@@ -8,8 +8,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from greenformers.changes.heal import WEIGHTS, Distillation, Healing, Pupil, heal, hidden
-from greenformers.compress.compress import compress
 from greenformers.data._texts import task_of
+from greenformers.solve.factorise import compress
 
 TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
 

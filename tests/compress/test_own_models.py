@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from greenformers.compress.compress import compress
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerForSequenceClassification
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 40}
 

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 import transformers
+from greenformers.compress.shards import compress_shards
 from models import folder
 from safetensors import safe_open
 
 import greenformers
 from greenformers import Budget
 from greenformers.compress import shards
-from greenformers.compress.shards import compress_shards
 
 
 @pytest.fixture(scope="module")

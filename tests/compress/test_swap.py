@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from zoo import ENCODER, difference, inputs, network, outputs
 
 import greenformers
-from greenformers.changes._interface import swapped
+from greenformers.changes._attention_interface import swapped
 from greenformers.changes.attention import places, swap_attention
 from greenformers.model import GreenformerConfig, GreenformerForMaskedLM
 from greenformers.model.positions import extend, reach

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from zoo import difference, inputs, network, outputs
 
 import greenformers
-from greenformers.changes._interface import swapped
+from greenformers.changes._attention_interface import swapped
 from greenformers.checkpoint.structure import structure
 from greenformers.measure.record import read
 from greenformers.model.positions import reach

@@ -134,7 +134,7 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
         ({"batch": 9}, "batch must be at most 8, the training examples, got 9"),
         ({"variant": "foo"}, "variant must be one of .*; got 'foo'"),
         ({"variant": "linformer", "k": 0}, r"k must be in 1\.\.16 \(the longest sequence\), got 0"),
-        ({"k": 4}, "k is for linformer, the variant is 'transformer'; got 4"),
+        ({"k": 4}, "k is for an attention that keeps a part of full attention, the variant is 'transformer'; got 4"),
         ({"option": {"k": 4}}, "option is for an attention, the variant is 'transformer'; got k"),
         ({"objective": "masked_lm"}, "objective must be one of classification for sst2, got 'masked_lm'"),
         ({"length": 3}, "length must be at least 4, got 3"),

@@ -1,0 +1,168 @@
+"""Options of a change: from JSON, TOML or words on a command line to the fields of its dataclass, and back."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from greenformers.changes._contract import Change
+
+
+def types(kind: type[Change]) -> dict[str, tuple[type, ...]]:
+    """The types that each option may have: `int | None` gives (int, NoneType)."""
+    hints = get_type_hints(kind)
+    return {
+        entry.name: get_args(hint) if get_origin(hint := hints[entry.name]) in (Union, UnionType) else (hint,)
+        for entry in fields(kind)
+    }
+
+
+def checked(kind: type[Change], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the fields hold them: a list as a tuple, a whole number as a float where one is due.
+
+    What is no field goes into the field `options`, where the change has one that holds those of another class.
+
+    Raises:
+        ValueError: no such option, or a value of another type.
+    """
+    allowed = types(kind)
+    known = {name: value for name, value in options.items() if name in allowed}
+    others = {name: value for name, value in options.items() if name not in allowed}
+    if others and "options" in allowed:
+        known["options"] = {**known.get("options", {}), **others}
+    elif others:
+        name = next(iter(others))
+        close = get_close_matches(name, allowed, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{kind.name()} has no option {name!r}, it has {', '.join(allowed) or 'none'}{hint}")
+    return {name: _fitted(f"{kind.name()}: {name}", value, allowed[name]) for name, value in known.items()}
+
+
+def _fitted(what: str, value: Any, allowed: tuple[type, ...]) -> Any:
+    for hint in allowed:
+        base = get_origin(hint) or hint
+        if base is float and type(value) is int:
+            return float(value)
+        if base is tuple and isinstance(value, list | tuple):
+            return tuple(_fitted(what, entry, get_args(hint)[:1]) for entry in value)
+        if type(value) is base:
+            return value
+    names = {NoneType: "none", tuple: "a list", dict: "a table", float: "a number", int: "a whole number", str: "text",
+             bool: "true or false"}  # fmt: skip
+    wanted = " or ".join(names[get_origin(hint) or hint] for hint in allowed if hint is not NoneType)
+    raise ValueError(f"{what} must be {wanted}, got {value!r}")
+
+
+def as_dict(change: Change) -> dict[str, Any]:
+    """The change as TOML and JSON hold it: its name, and the options that are not the defaults."""
+    return {"name": change.name()} | {
+        entry.name: list(value) if isinstance(value, tuple) else value
+        for entry in fields(change)
+        if (value := getattr(change, entry.name)) != default(entry)
+    }
+
+
+def default(entry: "Field[Any]") -> Any:
+    """Default of a field."""
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def parse(words: str) -> Change:
+    """A change as typed: its name, then options as name=value, or as values in the order of its fields.
+
+    >>> parse("attention sliding_window window=64 layers=1,3,5")
+
+    Raises:
+        ValueError: no such change or option, or a value that does not fit.
+    """
+    from greenformers.changes import build, kind
+
+    try:
+        name, *rest = shlex.split(words)
+    except ValueError as error:
+        raise ValueError(f"a change is a name and options, name=value; got {words!r}") from error
+    allowed = types(kind(name))
+    options: dict[str, Any] = {}
+    for place, word in enumerate(rest):
+        key, equals, value = word.partition("=")
+        if not equals:
+            if place >= len(allowed) or place != len(options):
+                raise ValueError(f"{name}: {word!r} is no option; options are name=value")
+            key, value = list(allowed)[place], word
+        options[key] = value_of(value, allowed.get(key, ()))
+    return build(name, **options)
+
+
+def value_of(text: str, allowed: tuple[type, ...] = ()) -> Any:
+    """A value as typed, for a field of these types; with none given, what it looks like.
+
+    A list is typed with commas, 1,3,5, of whole numbers with ranges too, 0-2; a table as JSON.
+    """
+    for hint in allowed:
+        if (get_origin(hint) or hint) is tuple:
+            entry = get_args(hint)[0]
+            words = [word.strip() for word in text.split(",") if word.strip()]
+            return [number for word in words for number in _range(word)] if entry is int else words
+    if str in allowed and not {int, float} & set(allowed):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _range(word: str) -> list[Any]:
+    first, dash, last = word.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        return [word]  # which is refused where its type is looked at
+    return list(range(int(first), int(last if dash else first) + 1))
+
+
+def typed(change: Change) -> str:
+    """The change as one types it after `--change`; `parse` reads it."""
+    options = as_dict(change)
+    words = [options.pop("name")]
+    words += [f"{name}={value if isinstance(value, str) else as_text(value)}" for name, value in
+              {**{name: value for name, value in options.items() if name != "options"},
+               **options.get("options", {})}.items()]  # fmt: skip
+    return shlex.join(words)
+
+
+def as_text(value: Any) -> str:
+    """A value as one types it; of none, and of an empty table, an empty text."""
+    if value in (None, {}):
+        return ""
+    if isinstance(value, str):
+        return value
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def as_flags(changes: Sequence[Change]) -> list[str]:
+    """The words after `greenformers compress MODEL` that make these changes: short forms where all of them have one."""
+    short = [_short_forms(change) for change in changes]
+    places = [(change.order, change.name()) for change in changes]
+    if None in short or places != sorted(set(places)):
+        return [word for change in changes for word in ("--change", typed(change))]
+    return [word for words in short for word in words or ()]
+
+
+def _short_forms(change: Change) -> list[str] | None:
+    """The flags of a change; None where an option has none, or where nothing would be typed."""
+    words = [] if change.flag is None else [change.flag]
+    for entry in fields(change):
+        value = getattr(change, entry.name)
+        if value == default(entry) and words:
+            continue
+        flag = entry.metadata.get("flag")
+        if flag is None or value in (None, {}) or value is False:
+            if value != default(entry):
+                return None
+            continue
+        if isinstance(value, dict):
+            words += [word for name, inner in value.items() for word in (flag, f"{name}={as_text(inner)}")]
+        else:
+            words += [flag] if value is True else [flag, as_text(value)]
+    return words or None

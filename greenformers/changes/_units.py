@@ -1,0 +1,103 @@
+"""The low-rank units of a network: described, placed again, and tied."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from greenformers.changes._paths import check_keys, check_paths, located, originals
+from greenformers.model._transformers import all_ties
+from greenformers.solve.walk import Unit, kind_of, pack, put, unit, units, unpack
+
+FACTORS = ("decoder", "encoder")
+
+
+def ranks_of(model: nn.Module) -> dict[str, int]:
+    """The rank of every low-rank unit by path, also of one that something else stands for by now."""
+    return {
+        path: original.rank
+        for path, module in model.named_modules(remove_duplicate=False)
+        for original in originals(module)
+        if isinstance(original, get_args(Unit))
+    }
+
+
+def groups_of(model: nn.Module) -> list[list[str]]:
+    """Groups of paths whose low-rank units share their factors."""
+    paths: dict[int, list[str]] = {}
+    for path, module in units(model):
+        paths.setdefault(id(module.decoder), []).append(path)
+    return [group for group in paths.values() if len(group) > 1]
+
+
+def ties(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Factors with several names: (name, name of the first)."""
+    for group in groups_of(model):
+        for path in group[1:]:
+            yield from ((f"{path}.{name}", f"{group[0]}.{name}") for name in FACTORS)
+
+
+def checked(description: Any) -> tuple[dict[str, int], list[list[str]]]:
+    """Ranks by path, and groups of paths, of a description that anyone may have written.
+
+    Raises:
+        ValueError: not of this form.
+    """
+    check_keys("the description of low-rank units", description, ("ranks", "ties"))
+    ranks, groups = description["ranks"], description["ties"]
+    if not isinstance(ranks, dict) or not all(
+        isinstance(path, str) and type(rank) is int and rank >= 1 for path, rank in ranks.items()
+    ):
+        raise ValueError("ranks must be whole numbers from 1 on, by path")
+    if not isinstance(groups, list):
+        raise ValueError("ties must be lists of paths")
+    for group in groups:
+        check_paths("ties", group)
+    return ranks, groups
+
+
+def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[str]]) -> list[str]:
+    """Put empty units at paths. The paths that are not there.
+
+    Raises:
+        ValueError: a path leads to something without a low-rank form, a rank is out of range, or ties do not fit.
+    """
+    shared = all_ties(model) if isinstance(model, PreTrainedModel) else {}
+    unpacked = unpack(model)
+    at = located(model, ranks)
+    first: dict[int, Unit] = {}
+    for path, where in at.items():
+        module = model.get_submodule(where)
+        if isinstance(module, get_args(Unit)) and module.rank == ranks[path]:
+            continue  # which the class builds low rank itself
+        try:
+            made = first.setdefault(id(module), unit(module, ranks[path]))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        put(model, where, made)
+    _follow(model, shared)
+    pack(model, unpacked)
+    for group in groups:
+        members = [at[path] for path in group if path in at]
+        for where in members[1:]:
+            _tie(model.get_submodule(where), model.get_submodule(members[0]), f"{where} and {members[0]}")
+    return [path for path in ranks if path not in at]
+
+
+def _tie(module: nn.Module, first: nn.Module, which: str) -> None:
+    for name in FACTORS:
+        if getattr(module, name).shape != getattr(first, name).shape:
+            raise ValueError(f"{which} cannot be tied: their factors differ in shape")
+        setattr(module, name, getattr(first, name))
+
+
+def _follow(model: nn.Module, shared: Mapping[str, str]) -> None:
+    """Make a linear layer low rank too that is tied to one which is now: a head that comes, and reads the embedding."""
+    made = dict(units(model))
+    for target, origin in shared.items():
+        path, other = target.removesuffix(".weight"), made.get(origin.removesuffix(".weight"))
+        if other is not None and path not in made and path != target and kind_of(model.get_submodule(path)):
+            tied = unit(model.get_submodule(path), other.rank)
+            tied.decoder, tied.encoder = other.decoder, other.encoder
+            put(model, path, tied)

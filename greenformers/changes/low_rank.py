@@ -1,0 +1,191 @@
+"""Low rank: weights as products of two smaller matrices, W ~ D E. Winata 2020, arXiv:1910.13923 (LED).
+
+Works on linear layers, convolutions and embeddings of any network; see `greenformers.solve.factorise`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from greenformers.solve.budget import Budget
+    from greenformers.solve.result import LayerReport
+    from greenformers.solve.stream import Stream
+
+DATA_FREE, CALIBRATED = "svd", "loss"
+"""The solvers taken where none is named: without texts, and with texts."""
+
+
+@dataclass(frozen=True)
+class LowRank(Change):
+    """Products of two smaller matrices in place of weights, within a budget."""
+
+    keep: float | None = option(None, "Share of the weights to keep, in (0, 1]; 0.5 if nothing is named.", "--keep")
+    of: str = option("parameters", "What is shared out: parameters, flops, or latency, which is measured.", "--of")
+    uniform: bool = option(False, "The same share of every weight, not where it loses least.", "--uniform")
+    rank: int | None = option(None, "In place of a share: one rank for all.", "--rank")
+    energy: float | None = option(None, "In place of a share: share of squared singular values.", "--energy")
+    stable_rank: float | None = option(None, "In place of a share: this many stable ranks.", "--stable-rank")
+    solver: str | None = option(
+        None,
+        "svd, randomized, nmf, semi_nmf, random; with texts: activation, sequential, loss, sequential_loss. By default "
+        "loss with texts, svd without.",
+        "--solver",
+    )
+    select: tuple[str, ...] | None = option(
+        None, "Patterns of paths such as '*.query', or linear, conv, embedding; by default all linear layers.",
+        "--select",
+    )  # fmt: skip
+    multiple: int | None = option(
+        None, "Ranks are multiples of this; by default 8, on a GPU 64; a named rank is exact.", "--multiple"
+    )
+    only_if_faster: bool = option(False, "Leave dense what is no faster, as measured.", "--only-if-faster")
+
+    order: ClassVar[int] = 30
+    share: ClassVar[str | None] = "keep"
+    reads_weights: ClassVar[bool] = True
+    from_disk: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        from greenformers.lowrank.factorize import SOLVERS
+
+        named = [name for name in ("keep", "rank", "energy", "stable_rank") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} of low_rank exclude each other")
+        if named and named != ["keep"] and (self.uniform or self.of != "parameters"):
+            raise ValueError(f"{'uniform' if self.uniform else 'of'} of low_rank goes with keep, not with {named[0]}")
+        if self.solver is not None and self.solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {self.solver!r}")
+        if self.multiple is not None and self.multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {self.multiple}")
+        self.budget()
+
+    def budget(self, solver: str | None = None) -> "Budget":
+        """How much is kept; of a share by itself as the solver can spend it.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        from greenformers.lowrank.factorize import SPECTRAL
+        from greenformers.solve.budget import Budget
+
+        named = {"rank": self.rank, "energy": self.energy, "stable": self.stable_rank}
+        for how, amount in named.items():
+            if amount is not None:
+                return Budget(amount, how)
+        bare = self.of == "parameters" and solver is not None and solver not in SPECTRAL
+        return Budget(0.5 if self.keep is None else self.keep, "uniform" if self.uniform or bare else "hull", self.of)
+
+    @property
+    def label(self) -> str:
+        """Such as "low rank 0.5", "low rank r=64"."""
+        budget = self.budget()
+        return f"low rank {'' if budget.how in ('hull', 'uniform') else f'{budget.how} '}{budget.amount:g}"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Texts to calibrate with for solvers that look at them, an example for what is measured."""
+        from greenformers.lowrank.factorize import CALIBRATED as LOOKING
+
+        measured = self.of != "parameters" or self.only_if_faster
+        return frozenset({"calibration"} if self.solver in LOOKING else {"example"} if measured else ())
+
+    @property
+    def uses(self) -> frozenset[Need]:
+        """Texts to calibrate with too, unless a solver is named that looks at weights alone."""
+        return self.needs | ({"calibration"} if self.solver is None else frozenset())
+
+    def apply(self, model: "nn.Module", given: Given) -> Report:
+        """Factorise; see `greenformers.solve.factorise.factorise` for what can be refused."""
+        from greenformers.solve.factorise import factorise
+
+        solver = self.solver or (CALIBRATED if given.calibration else DATA_FREE)
+        done = factorise(
+            model, self.budget(solver), solver=solver, select=self.select, calibration=given.calibration,
+            loss=given.loss, example=given.example, multiple=self.multiple, only_if_faster=self.only_if_faster,
+            memory=given.memory, seed=given.seed, progress=given.progress,
+        )  # fmt: skip
+        if all(layer.rank is None for layer in done.layers):
+            raise ValueError("no weight became low rank: the budget, or what is faster, leaves all of them dense")
+        return self.report_of(done.layers, solver)
+
+    def report_of(self, layers: "Sequence[LayerReport]", solver: str) -> Report:
+        """What was done, weight by weight."""
+        from greenformers.changes._options import as_dict
+
+        before, after = (
+            sum(layer.parameters_before for layer in layers),
+            sum(layer.parameters_after for layer in layers),
+        )
+        summary = (
+            f"{before:,} weights in {len(layers)} layers, {after:,} kept ({100 * after / before:.1f} %), "
+            f"solver {solver}"
+        )
+        return Report(as_dict(self), summary, [_unit(layer) for layer in layers])
+
+    def stream(self, model: "nn.Module", given: Given) -> "Stream":
+        """The change weight by weight, by solvers that look at weights alone; "randomized" by default."""
+        from greenformers.solve.stream import Stream
+
+        if self.only_if_faster:
+            raise ValueError("from disk nothing is measured: only_if_faster cannot be had")
+        solver = self.solver or "randomized"
+        return Stream(
+            model, self.budget(solver), solver=solver, select=self.select, multiple=self.multiple, seed=given.seed,
+            progress=given.progress,
+        )  # fmt: skip
+
+    def streamed(self, stream: "Stream") -> Report:
+        """What a stream that has been read to its end did."""
+        return self.report_of(stream.layers, stream.solver)
+
+    @classmethod
+    def describe(cls, model: "nn.Module") -> Any:
+        """Ranks by path, and groups of paths that share their factors."""
+        from greenformers.changes._units import groups_of, ranks_of
+
+        ranks = ranks_of(model)
+        return {"ranks": ranks, "ties": groups_of(model)} if ranks else None
+
+    @classmethod
+    def place(cls, model: "nn.Module", description: Any) -> list[str]:
+        """Put empty low-rank units at the paths described."""
+        from greenformers.changes._units import checked, place
+
+        return place(model, *checked(description))
+
+    @classmethod
+    def replaced(cls, model: "nn.Module") -> Iterable[str]:
+        """Paths of the units."""
+        from greenformers.changes._units import ranks_of
+
+        return ranks_of(model)
+
+    @classmethod
+    def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
+        """Shared factors."""
+        from greenformers.changes._units import ties
+
+        return ties(model)
+
+    @classmethod
+    def revert(cls, model: "nn.Module") -> int:
+        """Make every unit the dense product of its factors."""
+        from greenformers.solve.walk import merged
+
+        return merged(model)
+
+    @classmethod
+    def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
+        """Three quarters of the weights, and half of them."""
+        return [cls(keep=0.75), cls(keep=0.5)]
+
+
+def _unit(layer: "LayerReport") -> UnitReport:
+    before, after = layer.itemsize * layer.parameters_before, layer.itemsize * layer.parameters_after
+    form = "dense" if layer.rank is None else f"rank {layer.rank}"
+    return UnitReport(layer.path, form, before, after, layer.predicted, layer.achieved, layer.tied)

@@ -1,0 +1,54 @@
+"""Where a network differs from the one that its class builds, as its configuration holds it.
+
+This file is read while `transformers` itself is still loading (see `greenformers._plugin`), so it imports little of it.
+"""
+
+from typing import Any
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+NAME = "greenformers"
+
+
+class Description(QuantizationConfigMixin):
+    """The part of a model's configuration that says where it differs from the network its class builds.
+
+    Args:
+        changes: What each change says of the network (`Change.describe`), by name.
+        order: The names in the order in which the changes were made, which a file with sorted keys would lose.
+
+    Raises:
+        ValueError: Not of this form, or a change that there is no file of.
+    """
+
+    def __init__(self, changes: Any = None, order: Any = None, **_: Any) -> None:
+        from greenformers.changes import names
+
+        self.quant_method = NAME  # type: ignore[assignment]
+        self.changes: dict[str, Any] = {} if changes is None else changes
+        if not isinstance(self.changes, dict):
+            raise ValueError("the changes of a network must be described by name")
+        for name in self.changes:
+            if name not in names():
+                raise ValueError(f"{name!r} is no change that is known here: {', '.join(names())}")
+        self.order: list[str] = list(self.changes) if order is None else order
+        if not isinstance(self.order, list) or sorted(map(str, self.order)) != sorted(self.changes):
+            raise ValueError("the order of the changes of a network must hold the name of each of them once")
+
+    @classmethod
+    def read(cls, described: dict[str, Any]) -> "Description":
+        """Of a configuration that anyone may have written.
+
+        Raises:
+            ValueError: Not of this form.
+        """
+        return cls(described.get("changes"), described.get("order"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"changes": self.changes, "order": self.order}
+
+    @property
+    def empty(self) -> bool:
+        """Nothing differs."""
+        return not self.changes

@@ -1,0 +1,30 @@
+"""A network changed as a description says, empty; and what it needs once its weights are read."""
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from greenformers.changes import kind
+from greenformers.checkpoint.description import Description
+from greenformers.checkpoint.structure import ORDER, mark, tie
+
+MISSING = "_paths_missing"
+"""Where the plug-in leaves, for `load`, the paths of a description that the network does not have."""
+
+
+def place(model: nn.Module, described: Description) -> list[str]:
+    """Change a network as described, in the order of the changes; what is put in is empty. The paths not there.
+
+    Raises:
+        ValueError: a path leads to something that cannot be changed so, or a number is out of range.
+    """
+    missing = [path for name in described.order for path in kind(name).place(model, described.changes[name])]
+    setattr(model, ORDER, list(described.order))
+    if isinstance(model, PreTrainedModel):
+        tie(model)
+    return missing
+
+
+def settle(model: nn.Module) -> None:
+    """Do what a network that was read anew needs before it is used."""
+    for name in mark(model).order:
+        kind(name).settle(model)

@@ -1,0 +1,159 @@
+"""`greenformers compress`: a recipe of changes, made and judged. Flags are read from the changes and from the job."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from greenformers.changes import Change, build, kinds
+from greenformers.changes._options import parse, types, value_of
+from greenformers.changes._recipe import read_recipe
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._options import filled, flags
+from greenformers.compress.job import Job
+
+ORDER = 60
+
+Model = Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")]
+Out = Annotated[Path, typer.Option(help="Folder for the changed model.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(help="A change and its options, such as 'heal steps=300'; repeat, in order. See `changes`."),
+]
+Recipe = Annotated[Path | None, typer.Option(help="TOML file of changes; every result holds one, recipe.toml.")]
+FromDisk = Annotated[
+    bool,
+    typer.Option("--from-disk", help="A weight at a time, for models too large for memory: no texts, no measuring."),
+]
+Results = Annotated[Path | None, typer.Option(help="File the records are added to.")]
+Page = Annotated[Path | None, typer.Option(help="Folder of a report page; by default OUT/report.")]
+
+
+def compress(
+    model: str, out: Path, change: list[str] | None, recipe: Path | None, from_disk: bool, results: Path | None,
+    report: Path | None, **typed: Any,
+) -> None:  # fmt: skip
+    """Change a trained model: low rank, another attention, fewer layers, int8, healing; judge every step.
+
+    Short forms are made in a sensible order; --change and --recipe in
+    the order given. Without any, low rank keeps half of the weights.
+
+    A run that was stopped goes on with the same command.
+    """
+    from greenformers.measure.record import append, context
+
+    changes = recipe_of(change, recipe, typed)
+    job = filled(Job, typed)
+    terminal.quiet()
+    console = terminal.console()
+    if results is not None:
+        terminal.check_writable(results)
+    if from_disk:
+        _from_disk(model, out, changes, job, results, report)
+        return
+    from greenformers.compress.run import run
+    from greenformers.report.page import write
+    from greenformers.report.table import tables
+
+    with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
+        done, records = run(model, changes, out, job, context(terminal.command(), job.seed), steps)
+    console.print("\n".join(done.summary()), markup=False, soft_wrap=True)
+    terminal.show(console, tables(records, console.width))
+    if results is not None:
+        append(results, records)
+    page = write(records, report or out / "report", f"{Path(model).name}, compressed")
+    console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
+
+
+def recipe_of(change: Sequence[str] | None, recipe: Path | None, typed: Mapping[str, Any]) -> list[Change]:
+    """The changes that were asked for: of a file, typed one by one, or in short forms.
+
+    Raises:
+        ValueError: More than one of these, or a change that cannot be built.
+    """
+    short = [made for of in kinds() if (made := _short(of, typed)) is not None]
+    ways = {"--recipe": recipe is not None, "--change": bool(change), "a short form such as --keep": bool(short)}
+    if sum(ways.values()) > 1:
+        raise ValueError(f"{' and '.join(way for way, used in ways.items() if used)} exclude each other: name one way")
+    if recipe is not None:
+        return read_recipe(recipe)
+    if change:
+        return [parse(words) for words in change]
+    return short or [next(of() for of in kinds() if of.share is not None)]
+
+
+def _short(of: type[Change], typed: Mapping[str, Any]) -> Change | None:
+    """A change of the short forms that were typed, None where none of its own was."""
+    hints, options = types(of), {}
+    for entry in fields(of):
+        name = _parameter(entry.metadata.get("flag"))
+        value = typed.get(name) if name else None
+        if value not in (None, []):
+            if isinstance(value, str):
+                value = value_of(value, hints[entry.name])
+            options[entry.name] = terminal.pairs(str(name), value) if dict in map(_plain, hints[entry.name]) else value
+    wanted = options or typed.get(_parameter(of.flag) or "")
+    return build(of.name(), **options) if wanted else None
+
+
+def _plain(hint: Any) -> Any:
+    return getattr(hint, "__origin__", hint)
+
+
+def _parameter(flag: str | None) -> str | None:
+    return None if flag is None else flag.lstrip("-").replace("-", "_")
+
+
+def _from_disk(
+    model: str, out: Path, changes: Sequence[Change], job: Job, results: Path | None, report: Path | None
+) -> None:
+    from greenformers.compress.from_disk import compress_from_disk
+
+    defaults = Job()
+    beside = [
+        name
+        for name in ("texts", "calibrate", "heal_texts", "evaluate", "teacher", "limit", "length", "lengths", "country")
+        if getattr(job, name) != getattr(defaults, name)
+    ]
+    beside += ["results"] * (results is not None) + ["report"] * (report is not None)
+    if beside:
+        raise ValueError(f"--from-disk goes without {', '.join('--' + name.replace('_', '-') for name in beside)}")
+    console = terminal.console()
+    with terminal.Steps(console) as steps:
+        done = compress_from_disk(model, out, changes, seed=job.seed, progress=steps)
+    console.print("\n".join(done.summary()), markup=False, soft_wrap=True)
+    console.print(f"model:  {out}", soft_wrap=True)
+
+
+def _signature() -> inspect.Signature:
+    """The command's parameters: its own, the short forms of every change, and the fields of a job."""
+    own = [("model", Model, ...), ("out", Out, ...)]
+    parameters = [_keyword(name, annotation, default) for name, annotation, default in own]
+    for of in kinds():
+        if of.flag is not None:
+            about = Annotated[bool, typer.Option(of.flag, help=(of.__doc__ or "").splitlines()[0])]
+            parameters.append(_keyword(str(_parameter(of.flag)), about, False))
+        short = {_parameter(entry.metadata.get("flag")) for entry in fields(of)}
+        parameters += [parameter for parameter in flags(of, unset=True) if parameter.name in short]
+    more = [
+        ("change", Changes, None), ("recipe", Recipe, None), ("from_disk", FromDisk, False), ("results", Results, None),
+        ("report", Page, None),
+    ]  # fmt: skip
+    parameters += [_keyword(name, annotation, default) for name, annotation, default in more]
+    parameters += flags(Job)
+    twice = [
+        parameter.name for parameter in parameters if sum(parameter.name == other.name for other in parameters) > 1
+    ]
+    if twice:
+        raise TypeError(f"two changes, or a change and the command, have the flag --{twice[0].replace('_', '-')}")
+    return inspect.Signature(parameters)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+compress.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,0 +1,41 @@
+"""`greenformers cost`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.advise.cost_options import Options
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._options import from_fields
+
+ORDER = 120
+
+
+@from_fields
+def cost(
+    *,
+    options: Options,
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+) -> None:
+    """Estimate what a training run costs, and a faster variant of it: compute, money, energy and CO2.
+
+    Without options: the thesis's tables of costs, worked out again.
+    """
+    from greenformers.advise.cost import records as as_records
+    from greenformers.advise.cost_options import answer
+    from greenformers.measure.record import append, context
+    from greenformers.report.cost import cost_table, thesis_tables
+
+    console = terminal.console()
+    if not options.given():
+        if results is not None:
+            raise ValueError("--results goes with a run: name one with --base, --flops, or --parameters and --tokens")
+        terminal.show(console, thesis_tables())
+        return
+    if results is not None:
+        terminal.check_writable(results)
+    answers = answer(options)
+    console.print(cost_table(answers))
+    if results is not None:
+        append(results, as_records({name: each.cost for name, each in answers.items()}, context(terminal.command(), 0)))

@@ -1,0 +1,116 @@
+"""`greenformers export`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+
+ORDER = 80
+
+MARK = "tags: [greenformers, exported]"
+"""At the head of every card: what tells a folder that may be replaced."""
+
+SHORTEST = 16  # the files are tried on texts of that length at least
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Folder of a dense or compressed model, or a name on the hub.")],
+    out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
+    formats: Annotated[str, typer.Option(help="torch (torch.export) and onnx, with commas.")] = "torch,onnx",
+    lengths: Annotated[str, typer.Option(help="Lengths to measure latency at, with commas; '' for none.")] = "128",
+    batch: Annotated[int, typer.Option(help="Texts in a batch that is timed.")] = 8,
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+) -> None:
+    """Write a model for torch.export and ONNX Runtime, check that it says the same there, and time it.
+
+    The longest of --lengths is also the longest it is checked on.
+    """
+    import tempfile
+
+    from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.checkpoint.save import replace
+    from greenformers.export.export import check_formats
+    from greenformers.export.export import export as write
+    from greenformers.export.latency import COMPILED, differences, latencies
+    from greenformers.measure.record import append, context
+    from greenformers.report.table import tables
+
+    terminal.quiet()
+    console = terminal.console()
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    check_formats(names)
+    measured = terminal.numbers("lengths", lengths)
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    _check_target(out)
+    if results is not None:
+        terminal.check_writable(results)
+    network, tokenizer = pretrained(model)
+    network.float()  # onnxruntime has few operations of half precision for the CPU
+    out.parent.mkdir(parents=True, exist_ok=True)
+    longest, about = max([*measured, SHORTEST]), context(terminal.command(), 0)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside,
+        terminal.Steps(console) as steps,
+    ):
+        made = Path(beside) / out.name
+        checked = write(network, made, names, length=longest, progress=steps)
+        found = differences(checked.differences, about)
+        steps("measuring", 0.0)
+        found += latencies(network, made, names, measured, size=batch, about=about)
+        steps("measuring", 1.0)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(made)
+        (made / "README.md").write_text(
+            _card(type(network).__name__, names, longest, tokenizer is not None, max(checked.differences.values()))
+        )
+        replace(made, out)
+    terminal.show(console, tables(found, console.width))
+    if measured and COMPILED not in {record.variant for record in found}:
+        console.print("torch.compile cannot compile this model here")
+    if results is not None:
+        append(results, found)
+    console.print(f"model:  {out}", soft_wrap=True)
+
+
+def _check_target(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and (_exported(out) or not any(out.iterdir()))):
+        raise FileExistsError(f"{out} exists and holds no exported model: name another folder")
+
+
+def _exported(folder: Path) -> bool:
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with card.open(encoding="utf-8", errors="replace") as file:
+        return MARK in file.read(200)
+
+
+def _card(name: str, formats: list[str], length: int, has_tokenizer: bool, difference: float) -> str:
+    from greenformers.export.export import INPUTS
+
+    parts = [
+        f"---\n{MARK}\n---",
+        f"# {name}, exported",
+        "Inputs are `input_ids` and `attention_mask`, int64 (batch, length) of any batch and length; the output is the "
+        f"model's logits, or its last hidden state. Up to {length} tokens a text it differed from the "
+        f"model by {difference:.1g} of the largest output. In this folder:",
+    ]
+    if has_tokenizer:
+        importing = "from transformers import AutoTokenizer"
+        tokens = 'AutoTokenizer.from_pretrained(".")(["a text", "and another one"], padding=True, return_tensors="np")'
+    else:
+        importing = "import numpy as np"
+        tokens = f'{{"{INPUTS[0]}": np.array([[5, 6, 7]]), "{INPUTS[1]}": np.array([[1, 1, 1]])}}'
+    running = {
+        "onnx": ("onnxruntime", 'session = onnxruntime.InferenceSession("model.onnx")\n'
+                 f"(output,) = session.run(None, {{name: tokens[name] for name in {INPUTS}}})"),
+        "torch": ("torch", 'program = torch.export.load("model.pt2").module()  # unpickles: only what you trust\n'
+                  f"output = program(*(torch.from_numpy(tokens[name]) for name in {INPUTS}))"),
+    }  # fmt: skip
+    for key in formats:
+        module, lines = running[key]
+        parts.append(f"```python\nimport {module}\n{importing}\n\ntokens = {tokens}\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"

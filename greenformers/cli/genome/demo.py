@@ -1,0 +1,60 @@
+"""`greenformers genome demo`. Heavy imports are inside the command, so that --help answers at once."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+
+ORDER = 60
+
+
+def demo(
+    data: Annotated[Path, typer.Option(help="Folder with genomics_apoe_1000g and genomics_chr20_1mb.")],
+    out: Annotated[Path, typer.Option(help="Folder of everything, and of the page.")] = Path("genome_demo"),
+    splits: Annotated[int, typer.Option(help="Draws of train, valid and test people.")] = 5,
+    people: Annotated[int, typer.Option(help="Synthetic people.")] = 2000,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+) -> None:
+    """Go through it all at small size: a made-up disease of real people, and of synthetic ones. Below 20 minutes.
+
+    Genotypes of 2,504 people of 1000 Genomes at APOE, with a disease
+    that two variants make likelier; synthetic people of chr20, of whom
+    two variants matter together, or none does, or some around a gene.
+    """
+    from greenformers.genome import judge
+    from greenformers.genome.demo import Demo, Files
+    from greenformers.genome.demo_page import said, write
+    from greenformers.measure.record import append, context
+
+    terminal.quiet()
+    if splits < 1 or people < 200:
+        raise ValueError(f"splits must be at least 1 and people at least 200, got {splits} and {people}")
+    files = Files.under(data)
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not resume)):
+        raise ValueError(f"{out} is there already; --resume goes on with it")
+    if results is not None:
+        terminal.check_writable(results)
+    console = terminal.console()
+    made = Demo(files, out, console, splits, people)
+    parts = []
+    with terminal.resumable():
+        for part in (made.apoe, partial(made.pair, effect=True), partial(made.pair, effect=False), made.surroundings):
+            parts.append(part())
+            console.print(f"[bold]{parts[-1].title}[/bold]")
+            for setting in dict.fromkeys(str(record.setting) for record in parts[-1].records):
+                console.print(judge.table([one for one in parts[-1].records if str(one.setting) == setting]))
+    about = context(terminal.command(), 0)
+    parts = [one._replace(records=[replace(record, context=about) for record in one.records]) for one in parts]
+    page = write(parts, out)
+    console.print(f"{said(parts)}\npage: {page}", soft_wrap=True)
+    if results is not None:
+        titled = [
+            replace(record, benchmark="genome_demo", setting={"study": part.title} | record.setting)
+            for part in parts for record in part.records
+        ]  # fmt: skip
+        append(results, titled)

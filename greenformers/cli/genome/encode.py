@@ -1,0 +1,68 @@
+"""`greenformers genome encode`. Heavy imports are inside the command, so that --help answers at once."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._options import from_fields
+from greenformers.cli.genome._flags import FASTA, Where
+from greenformers.genome.read_options import Thresholds
+
+if TYPE_CHECKING:
+    from greenformers.genome.cohort import Cohort
+    from greenformers.genome.encode import Encoding
+
+ORDER = 10
+
+
+@from_fields
+def encode(
+    *,
+    reference: FASTA,
+    out: Annotated[Path, typer.Option(help="File to write: a line a person.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="BAM or CRAM of a person each, or VCF or BCF of any number.")
+    ] = None,
+    region: Where = None,
+    cohort: Annotated[
+        Path | None, typer.Option(help="Table (.tsv, .csv) with person, phenotype, and path if there are no FILES.")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="diplotype (66 characters) or haplotype (5).")] = "diplotype",
+    alphabet: Annotated[str, typer.Option(help="Characters of the pairs: iupac, or thesis (table 5.1).")] = "iupac",
+    thresholds: Thresholds,
+    workers: Annotated[int, typer.Option(help="Files read at a time, by a process each.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Make indexes that are missing, beside their files.")] = False,
+) -> None:
+    """Write everybody's diplotype, or both haplotypes, of a region."""
+    from greenformers.genome.encode import Encoding
+    from greenformers.genome.encode import encode as run
+    from greenformers.genome.files import make_indexes
+    from greenformers.genome.reference import Reference
+    from greenformers.genome.selection import Selection
+
+    console = terminal.console(stderr=True)
+    selection = Selection.of(files or (), cohort)
+    for made in make_indexes([*selection.paths, reference]) if index else ():
+        print(f"index:  {made}", file=sys.stderr)
+    encoding = Encoding(reference, Reference(reference).region(region), mode, alphabet, thresholds)
+    sources, others = selection.sources()
+    total = sum(len(source.people) for source in sources)
+    with terminal.Steps(console) as steps:
+        for done in run(sources, encoding, out, phenotypes=selection.phenotypes, workers=workers, resume=resume):
+            steps("people", done / total)
+    _encoded(out, encoding, total, others, selection.cohort)
+
+
+def _encoded(out: Path, encoding: "Encoding", people: int, others: int, cohort: "Cohort | None") -> None:
+    """What has been done, without anything of anybody."""
+    region = encoding.region
+    print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)")
+    if cohort is not None:
+        balance = ", ".join(f"{count:,} {phenotype}" for phenotype, count in cohort.balance().items())
+        print(f"phenotypes: {balance}")
+        if cohort.unknown or others:
+            print(f"left out: {cohort.unknown:,} without phenotype, {others:,} not in the table")

@@ -1,0 +1,15 @@
+"""`greenformers genome pretrain`. Heavy imports are inside the command, so that --help answers at once."""
+
+from greenformers.cli._training import training
+from greenformers.genome.settings import Pretraining
+
+ORDER = 40
+
+pretrain = training(
+    Pretraining,
+    """Learn a genome by heart: masked tokens of sentences of it, or of encoded people.
+
+    The run folder OUT is as that of `greenformers train`; a run that
+    was stopped goes on with --resume.
+    """,
+)

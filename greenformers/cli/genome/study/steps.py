@@ -1,0 +1,43 @@
+"""`greenformers genome study steps`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import Any
+
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._training import training
+from greenformers.cli.genome.study._study import Known, References, Results, Splits, study
+from greenformers.genome.settings import Finetuning
+
+ORDER = 20
+
+
+def _pretraining(
+    given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None,
+    references: Path | None,
+) -> None:  # fmt: skip
+    from greenformers.genome.studies import pretraining
+    from greenformers.report import published
+
+    positions = terminal.numbers("known", known)
+    study(
+        lambda settings, console: pretraining(settings, splits, out, console, positions),
+        Finetuning(**given), out, resume, results, "pretraining_steps", "Steps of pre-training",
+    )  # fmt: skip
+    for row in published.rows(references, "thesis_table5_2_alzheimer.csv"):
+        print(f"thesis: {row['model']}: AUC {100 * float(row['auc']):.1f} %, F1 {100 * float(row['f1']):.1f} %")
+
+
+steps = training(
+    Finetuning,
+    """Fine-tune from nothing, from every snapshot of a pre-training run (--init) and from its end.
+
+    Snapshots are made by `genome pretrain --snapshots`. OUT holds the
+    runs of each and study.png. Work that was stopped goes on with
+    --resume.
+    """,
+    _pretraining,
+    splits=Splits,
+    known=Known,
+    results=(Results, None),
+    references=(References, None),
+)

@@ -1,0 +1,40 @@
+"""`greenformers pattern`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Causal
+
+ORDER = 130
+
+
+def pattern(
+    name: Annotated[str, typer.Argument(help="A mechanism that is a pattern, such as longformer.")],
+    length: Annotated[int, typer.Option(help="Sequence length N.")],
+    out: Annotated[Path, typer.Option(help="File of the picture, .png.")],
+    option: Annotated[list[str] | None, typer.Option(help="Option of it as name=value; may be repeated.")] = None,
+    heads: Annotated[int, typer.Option(help="Number of heads.")] = 4,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 1,
+    causal: Causal = False,
+) -> None:
+    """Draw who sees whom in a pattern, per head and layer, with its density and cost."""
+    from greenformers.measure.connectivity import connectivity
+    from greenformers.report.curves import save
+    from greenformers.report.pattern import figure, table
+
+    console = terminal.console()
+    if out.suffix != ".png":
+        raise ValueError(f"out must end in .png, got {out.name!r}")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a folder")
+    options = terminal.pairs("option", option or [])
+    with terminal.Steps(console) as steps:
+        found = connectivity(
+            name, length, options, heads=heads, layers=layers, causal=causal, progress=steps,
+        )  # fmt: skip
+    console.print(table(found))
+    save(figure(found), out)
+    console.print(f"picture: {out}", soft_wrap=True)

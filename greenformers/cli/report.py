@@ -1,0 +1,31 @@
+"""`greenformers report`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+
+ORDER = 50
+
+
+def report(
+    records: Annotated[Path, typer.Argument(help="JSONL file of records.")],
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
+    markdown: Annotated[bool, typer.Option("--markdown", help="Only print the table, as Markdown.")] = False,
+) -> None:
+    """Draw the newest run of each benchmark in a file of records."""
+    from greenformers.measure.record import newest, read
+    from greenformers.report.page import write
+    from greenformers.report.table import markdown as table_in_markdown
+    from greenformers.report.table import tables
+
+    found = newest(read(records))
+    if markdown:
+        print(table_in_markdown(found), end="")
+        return
+    console = terminal.console()
+    page = write(found, out)
+    terminal.show(console, tables(found, console.width))
+    console.print(f"report:  {page}", soft_wrap=True)

@@ -1,0 +1,3 @@
+"""Speech recognition with the Low-Rank Transformer (thesis, chapter 4)."""
+
+ORDER = 140

@@ -1,0 +1,47 @@
+"""`greenformers speech evaluate`. Heavy imports are inside the command, so that --help answers at once."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._options import from_fields
+from greenformers.cli.speech._flags import Batch
+from greenformers.speech.search_options import Search
+
+ORDER = 30
+
+
+@from_fields
+def evaluate(
+    *,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs; the first is the baseline.")
+    ],
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    corpus: Annotated[str | None, typer.Option(help="Folder of the corpus, if not where it was.")] = None,
+    search: Search,
+    limit: Annotated[int | None, typer.Option(help="At most so many recordings.")] = None,
+    batch: Batch = 16,
+    samples: Annotated[int, typer.Option(help="How many transcripts of the first run to show.")] = 3,
+    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+) -> None:
+    """Score runs on a split of the first one's corpus: errors, size, speed of generation (tables 4.2 and 4.3)."""
+    from greenformers.measure.record import append, context
+    from greenformers.speech.evaluate import evaluate as scored
+    from greenformers.speech.evaluate import table
+
+    terminal.quiet()
+    if results is not None:
+        terminal.check_writable(results)
+    with terminal.Steps(terminal.console(stderr=True)) as steps:
+        records, pairs = scored(runs, split, search=search, corpus=corpus, limit=limit, batch=batch, progress=steps)
+    console = terminal.console()
+    for reference, hypothesis in pairs[:samples]:
+        console.print(f"spoken:  {reference}\nwritten: {hypothesis}\n", markup=False, soft_wrap=True)
+    console.print(table(records))
+    if results is not None:
+        about = context(terminal.command(), 0)
+        append(results, [replace(record, context=about) for record in records])

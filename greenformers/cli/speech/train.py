@@ -1,0 +1,16 @@
+"""`greenformers speech train`. Heavy imports are inside the command, so that --help answers at once."""
+
+from greenformers.cli._training import training
+from greenformers.speech.settings import SpeechSettings
+
+ORDER = 10
+
+train = training(
+    SpeechSettings,
+    """Train a recogniser on a corpus of recordings and their texts.
+
+    The run folder OUT holds run.json (all settings), metrics.jsonl,
+    curves.png, scores.json and model/; checkpoints/ while it lasts.
+    A run that was stopped goes on with --resume.
+    """,
+)

@@ -1,0 +1,21 @@
+"""`greenformers train`. Heavy imports are inside the command, so that --help answers at once."""
+
+from greenformers.cli._training import training
+from greenformers.train.settings import Settings
+
+ORDER = 20
+
+train = training(
+    Settings,
+    """Train a network: settings from a file, from flags, or flags over a file.
+
+    The run folder OUT holds run.json (all settings), metrics.jsonl,
+    curves.png, scores.json and model/, for `from_pretrained`;
+    checkpoints/ while it lasts.
+
+    A run that was stopped goes on with --resume.
+
+    Several processes: start it with `accelerate launch` (data-parallel
+    or FSDP), or with torchrun and --micro-batches (pipeline).
+    """,
+)

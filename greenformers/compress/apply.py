@@ -1,0 +1,120 @@
+"""A recipe, applied: checked as a whole before any work, then change by change."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from greenformers.changes import Change, Given, kinds
+from greenformers.changes._recipe import read_recipe
+from greenformers.changes._report import CompressionReport, Step
+from greenformers.checkpoint.structure import changes_of, mark
+from greenformers.compress.parts import parts_of
+from greenformers.data._texts import batches, task_of
+from greenformers.measure.parameters import bytes_of, parameters
+
+After = Callable[[int, nn.Module, CompressionReport], None]
+"""Called after each change with its number, the network, and the report so far."""
+
+
+def changes_in(recipe: float | str | Path | Change | Sequence[Change]) -> list[Change]:
+    """The changes of a recipe: of a number the one change that a number stands for, of a path those of the file.
+
+    Raises:
+        ValueError: No change, or something that is none.
+        OSError: The file cannot be read.
+    """
+    if isinstance(recipe, str | Path):
+        return read_recipe(Path(recipe))
+    if isinstance(recipe, int | float):
+        kind = next(kind for kind in kinds() if kind.share is not None)
+        return [kind(**{str(kind.share): recipe})]
+    changes = [recipe] if isinstance(recipe, Change) else list(recipe)
+    if not changes:
+        raise ValueError("the recipe holds no change")
+    for change in changes:
+        if not isinstance(change, Change):
+            raise ValueError(f"a recipe is a list of changes such as LowRank(keep=0.5), got {change!r} in it")
+    return changes
+
+
+def compressed(
+    model: nn.Module,
+    recipe: float | str | Path | Change | Sequence[Change],
+    *,
+    texts: Sequence[str] | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    calibration: Iterable[Any] | None,
+    teacher: nn.Module | None,
+    **given: Any,
+) -> CompressionReport:
+    """See `greenformers.compress.compress`."""
+    changes = changes_in(recipe)
+    if isinstance(calibration, Mapping | Tensor):
+        raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
+    if texts is not None and tokenizer is None:
+        raise ValueError("texts need a tokenizer")
+    batched = None if calibration is None else list(calibration)
+    used = {need for change in changes for need in change.uses}
+    training = None
+    if texts is not None and tokenizer is not None:
+        wanted = [need for need in ("calibration", "training") if need in used and not (batched and need != "training")]
+        split = parts_of(list(texts), wanted, given["seed"])
+        training = split.get("training")
+        if "calibration" in split and isinstance(model, PreTrainedModel):
+            batched = batches(split["calibration"], tokenizer, task_of(model), given["length"])
+    if "teacher" in used and teacher is None:
+        teacher = copy.deepcopy(model)
+    about = Given(calibration=batched, training=training, tokenizer=tokenizer, teacher=teacher, **given)
+    check(model, changes, about)
+    return apply(model, changes, about)
+
+
+def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:
+    """See that every change of a recipe can be made of a network, before the first one is.
+
+    Raises:
+        ValueError: One cannot.
+    """
+    before = changes_of(model)
+    for number, change in enumerate(changes):
+        earlier = [*before, *map(type, changes[:number])]
+        change.check(model, earlier, replace(given, following=tuple(changes[number + 1 :])))
+
+
+def apply(
+    model: nn.Module,
+    changes: Sequence[Change],
+    given: Given,
+    *,
+    done: CompressionReport | None = None,
+    after: After = lambda *_: None,
+) -> CompressionReport:
+    """Make the changes of a recipe that has been checked.
+
+    Args:
+        model: The network, changed in place.
+        changes: All of them.
+        given: What they may use.
+        done: Report of those that were made before, where the recipe goes on.
+        after: Called after each change.
+
+    Returns:
+        The report of all of them.
+    """
+    report = done or CompressionReport([], parameters(model), bytes_of(model))
+    for number in range(len(report.steps), len(changes)):
+        change, began = changes[number], perf_counter()
+        folder = None if given.folder is None else given.folder / f"training-{number}"
+        about = replace(given, following=tuple(changes[number + 1 :]), folder=folder)
+        single = change.apply(model, about)
+        mark(model, [change.name()])
+        step = Step(single, parameters(model), bytes_of(model), perf_counter() - began)
+        report = replace(report, steps=[*report.steps, step])
+        after(number, model, report)
+    return report

@@ -1,0 +1,43 @@
+"""What `greenformers compress` is asked for besides the recipe. Imports nothing heavy: --help reads the fields."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILES: dict[str, str] = {"calibration": "calibrate", "training": "heal_texts", "judging": "evaluate"}
+"""The field of a job that names the texts of a part, where they are not drawn from `texts`."""
+
+
+def setting(default: Any, about: str, flag: str | None = None) -> Any:
+    """A field of a job: its default, and what is said about it."""
+    if isinstance(default, tuple):
+        return field(default_factory=lambda: default, metadata={"help": about, "flag": flag})
+    return field(default=default, metadata={"help": about, "flag": flag})
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the command is asked for besides the recipe; the help text of each is its documentation."""
+
+    texts: Path | None = setting(
+        None, "Texts to calibrate with, to learn from and to judge by, split by the seed: .txt, or .tsv with sentence, "
+        "label or sentence1, sentence2, score."
+    )  # fmt: skip
+    calibrate: Path | None = setting(None, "Texts to calibrate with, in place of a part of --texts.")
+    heal_texts: Path | None = setting(None, "Texts to learn from, labels unread, in place of a part of --texts.")
+    evaluate: Path | None = setting(None, "Texts to judge by, in place of a part of --texts.")
+    limit: int = setting(1000, "At most so many texts to calibrate with.")
+    length: int = setting(128, "Longest text in tokens, and length of a language model's blocks.")
+    lengths: tuple[int, ...] = setting((128,), "Lengths to measure costs at, with commas; '' for none.")
+    teacher: str | None = setting(
+        None, "The original to learn from and be compared with, if MODEL itself was changed before."
+    )
+    seed: int = setting(0, "Seed of what is drawn, and of the order of texts.")
+    country: str = setting("USA", "Whose electricity: a 3-letter ISO code.")
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(length < 1 for length in self.lengths):
+            raise ValueError(f"lengths must be at least 1, got {min(self.lengths)}")

@@ -1,0 +1,68 @@
+"""One file of texts, split by seed into disjoint parts: to calibrate with, to learn from, to judge by."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from greenformers.data._texts import Texts
+
+T = TypeVar("T")
+
+PARTS = ("calibration", "training", "judging")
+SHARES = {"calibration": 0.2, "judging": 0.2}
+"""Of what there is, where texts to learn from are wanted too; these get the rest."""
+MOST = {"calibration": 1000, "judging": 2000}
+LEAST = 8
+"""Examples that a file must have to be split."""
+
+
+def parts_of(
+    examples: Sequence[T], wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]
+) -> dict[str, list[T]]:
+    """Disjoint parts, drawn by seed, each in the order of the file.
+
+    Args:
+        examples: Texts, or pairs of them.
+        wanted: Of `PARTS`; a single one gets all there are, as far as it can use them.
+        seed: Seed of the draw.
+        limit: Most examples to calibrate with.
+
+    Raises:
+        ValueError: Too few examples to be split.
+    """
+    count = len(examples)
+    if len(wanted) > 1 and count < LEAST:
+        raise ValueError(
+            f"{count} texts cannot be split into parts for {', '.join(wanted)}: at least {LEAST} are needed"
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    sizes = _sizes(count, wanted, limit)
+    parts, start = {}, 0
+    for name, size in sizes.items():
+        parts[name] = [examples[place] for place in sorted(order[start : start + size])]
+        start += size
+    return parts
+
+
+def _sizes(count: int, wanted: Sequence[str], limit: int) -> dict[str, int]:
+    most = MOST | {"calibration": limit, "training": count}
+    sizes: dict[str, int] = {}
+    left = count
+    for name in ("judging", "calibration", "training"):
+        if name in wanted:
+            last = name == [part for part in ("judging", "calibration", "training") if part in wanted][-1]
+            share = left if last else max(1, int(SHARES[name] * count))
+            sizes[name] = min(share, most[name])
+            left -= sizes[name]
+    return sizes
+
+
+def split(texts: Texts, wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]) -> dict[str, Texts]:
+    """The parts of a file, with their labels.
+
+    Raises:
+        ValueError: Too few examples to be split.
+    """
+    places = parts_of(range(len(texts.segments)), wanted, seed, limit)
+    return {name: texts.at(chosen) for name, chosen in places.items()}

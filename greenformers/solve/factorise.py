@@ -1,0 +1,234 @@
+"""Factorise the weights of a trained network within a budget. The network itself is changed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
+from greenformers.lowrank.rank import MULTIPLE, largest
+from greenformers.measure.parameters import parameters
+from greenformers.solve.budget import Budget, Cost, Layer, ranks
+from greenformers.solve.calibrate import Batch, Loss, Trace, covariances, trace
+from greenformers.solve.loss import default
+from greenformers.solve.result import Factorisation, LayerReport
+from greenformers.solve.sequential import Gradients, sequential
+from greenformers.solve.solve import Solved, solve
+from greenformers.solve.speed import Latency, measure
+from greenformers.solve.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of it that is."""
+
+
+def factorise(
+    model: nn.Module,
+    budget: float | Budget = 0.5,
+    *,
+    solver: str = "svd",
+    select: Select = None,
+    calibration: Iterable[Batch] | None = None,
+    loss: Loss | None = None,
+    example: Batch | None = None,
+    multiple: int | None = None,
+    only_if_faster: bool = False,
+    memory: float = 2**30,
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> Factorisation:
+    """Put low-rank units in the place of a trained network's weights. Nothing is changed if this raises.
+
+    Args:
+        model: any network.
+        budget: a share of the weights of the selected maps, or a `Budget`.
+        solver: "svd" and "randomized" look at weights alone; "activation" and "sequential" at what the maps see on the
+            calibration data; "loss" and "sequential_loss" at gradients there too; "nmf", "semi_nmf" and "random".
+        select: which maps, see `greenformers.solve.walk.sites`; by default the linear ones.
+        calibration: batches: mappings of keyword arguments, sequences of positional ones, or tensors.
+        loss: for solvers with a loss: of model and batch; by default the model's own, or how far its outputs move.
+        example: a batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
+        multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU, 1 where the budget names the rank.
+        only_if_faster: leave dense what is not faster on the example, as measured.
+        memory: bytes of calibration statistics held at once, see `greenformers.solve.calibrate.covariances`.
+        seed: of solvers that draw, and of the probes of losses.
+        progress: called as work goes on.
+
+    Raises:
+        ValueError: a value out of range; a selection, weights or data that do not serve.
+    """
+    if solver not in SOLVERS:
+        raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
+    budget = _budget(budget, solver)
+    if multiple is not None and multiple < 1:
+        raise ValueError(f"multiple must be at least 1, got {multiple}")
+    if isinstance(calibration, Mapping | torch.Tensor):
+        raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
+    batches = None if calibration is None else list(calibration)
+    if solver in CALIBRATED and not batches:
+        raise ValueError(f"solver {solver!r} needs calibration data, at least one batch")
+    example = batches[0] if example is None and batches else example
+    before = parameters(model)
+    unpacked = unpack(model)
+    try:
+        found = sites(model, select)
+        itemsizes = [site.matrices().element_size() for site in found]
+        traced = None
+        if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
+            if example is None:
+                raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
+            traced = trace(model, found, example)
+        if multiple is None:
+            multiple = 1 if budget.how == "rank" else MULTIPLE.get(found[0].matrices().device.type, 8)
+        cost = _cost(budget, traced, multiple)
+        if budget.needs_spectrum:
+            highest = {site.path: limit for site in found if (limit := largest(site.m, site.n))}
+        else:
+            highest = _ranks(found, {}, budget, cost, multiple)
+        with ExitStack() as stack:
+            gradients = None
+            if solver == "sequential_loss":
+                gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
+            solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress)
+            chosen = _ranks(found, solved, budget, cost, multiple)
+            if only_if_faster and traced is not None:
+                chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
+            solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
+        units: dict[str, Unit] = {}
+        for path, rank in chosen.items():
+            part = solved[path]
+            units |= filled(model, part.site, part.decoder[..., :rank], part.encoder[:, :rank], part.shift(rank))
+    except BaseException:
+        pack(model, unpacked)
+        raise
+    commit(model, units)
+    pack(model, unpacked)
+    layers = [
+        LayerReport.of(site, solved.get(site.path), chosen.get(site.path), size)
+        for site, size in zip(found, itemsizes, strict=True)
+    ]
+    return Factorisation(solver, asdict(budget), layers, before, parameters(model))
+
+
+def _budget(budget: float | Budget, solver: str) -> Budget:
+    if not isinstance(budget, Budget):
+        return Budget(budget, "hull" if solver in SPECTRAL else "uniform")
+    if budget.needs_spectrum and solver not in SPECTRAL:
+        raise ValueError(
+            f"solver {solver!r} has no spectrum for a budget {budget.how!r}; uniform shares or one rank do without"
+        )
+    return budget
+
+
+def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:
+    if budget.of == "parameters" or traced is None:
+        return lambda site, rank: site.parameters(rank)
+    if budget.of == "flops":
+        positions = traced.positions
+
+        def flops(site: Site, rank: int | None) -> float:
+            if site.kind == "embedding":  # looking up is free, the second factor is not
+                return 0 if rank is None else 2 * positions[site.path] * rank * site.n
+            return 2 * positions[site.path] * site.parameters(rank)
+
+        return flops
+    return Latency(dict(traced.shapes), multiple)
+
+
+def _solve(
+    model: nn.Module,
+    found: Sequence[Site],
+    traced: Trace | None,
+    highest: Mapping[str, int],
+    solver: str,
+    batches: list[Batch] | None,
+    loss: Loss | None,
+    memory: float,
+    seed: int,
+    gradients: Gradients | None,
+    progress: Progress,
+) -> dict[str, Solved]:
+    """Factors of each site at the highest rank it may get; sites without one are left out.
+
+    Of solvers without a spectrum none yet, as the rank matters. What `gradients` is for is kept in it.
+    """
+    if solver not in SPECTRAL:
+        return {}
+    if solver not in CALIBRATED:
+        solved = {}
+        for index, site in enumerate(found):
+            if site.path in highest:
+                solved[site.path] = solve(site, highest[site.path], solver, seed=seed)
+            progress("factorising", (index + 1) / len(found))
+        return solved
+    assert batches
+    assert traced is not None
+    for site in found:
+        # Before it spreads, and the data is blamed.
+        if not site.matrices().isfinite().all():
+            raise ValueError(f"{site.path}: the weight holds values that are not finite")
+    felt = "gradients" in NEEDS[solver]
+    statistics = covariances(
+        model, traced, batches, loss=(loss or default(model, batches[0], seed)) if felt else None, memory=memory,
+        progress=lambda share: progress("calibrating", share),
+    )  # fmt: skip
+    solved = {}
+    for site, seen in statistics:
+        if site.path in highest:
+            # Sequential solvers' ranks are chosen by the dense inputs; their factors come later, map by map.
+            how = solver if "cross" not in NEEDS[solver] else "loss" if felt else "activation"
+            solved[site.path] = solve(site, highest[site.path], how, seen)
+            if gradients is not None:
+                gradients.keep(site, seen)
+    return solved
+
+
+def _ranks(
+    found: Sequence[Site], solved: Mapping[str, Solved], budget: Budget, cost: Cost, multiple: int
+) -> dict[str, int]:
+    layers = []
+    for site in found:
+        part = solved.get(site.path)
+        layers.append(Layer(site, torch.zeros(1) if part is None or part.energies is None else part.energies))
+    chosen = zip(found, ranks(layers, budget, cost, multiple), strict=True)
+    return {site.path: rank for site, rank in chosen if rank is not None}
+
+
+def _final(
+    model: nn.Module,
+    found: Sequence[Site],
+    traced: Trace | None,
+    solved: dict[str, Solved],
+    chosen: Mapping[str, int],
+    solver: str,
+    batches: list[Batch] | None,
+    gradients: Gradients | None,
+    memory: float,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Solved]:
+    """The factors at the chosen ranks, for solvers that could not have them before."""
+    if "cross" in NEEDS.get(solver, ()):
+        assert batches
+        assert traced is not None
+        return sequential(
+            model, traced, chosen, batches, gradients=gradients, memory=memory,
+            progress=lambda share: progress("factorising", share),
+        )  # fmt: skip
+    if solver not in SPECTRAL:
+        solved = {}
+        for index, (path, rank) in enumerate(chosen.items()):
+            solved[path] = solve(_site(found, path), rank, solver, seed=seed + index)
+            progress("factorising", (index + 1) / len(chosen))
+    return solved
+
+
+def _site(found: Iterable[Site], path: str) -> Site:
+    return next(site for site in found if site.path == path)
+
+
+def _faster(site: Site, rank: int, traced: Trace) -> bool:
+    times = measure(site, [rank], traced.shapes[site.path])
+    return times[rank] < times[None]

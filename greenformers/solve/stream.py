@@ -1,0 +1,145 @@
+"""Factorise a checkpoint weight by weight, for models of which memory does not hold two, or even one.
+
+Memory holds one weight with its factors.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
+from greenformers.lowrank.rank import MULTIPLE, largest
+from greenformers.solve.budget import Budget, Layer, ranks
+from greenformers.solve.result import LayerReport
+from greenformers.solve.solve import Solved, solve
+from greenformers.solve.walk import Select, Site, sites
+
+
+class Stored(NamedTuple):
+    """A tensor of a checkpoint: the file that holds it, and how many entries and bytes it has."""
+
+    file: Path
+    entries: int
+    bytes: int
+
+
+class Stream:
+    """A checkpoint on its way from disk to disk.
+
+    Args:
+        model: The network on the meta device.
+        budget: Of parameters; "hull", "energy" and "stable" go through the weights twice.
+        solver: One that needs no calibration.
+        select: As for `greenformers.solve.factorise.factorise`.
+        multiple: Ranks are multiples of this.
+        seed: Seed of solvers that draw.
+        progress: Called as work goes on.
+
+    Attributes:
+        solver: As given.
+        layers: What became of each weight that `tensors` has come by.
+
+    Raises:
+        ValueError: a value out of range, or a solver or budget that cannot be had from disk.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        budget: Budget,
+        *,
+        solver: str = "randomized",
+        select: Select = None,
+        multiple: int | None = None,
+        seed: int = 0,
+        progress: Callable[[str, float], None] = lambda *_: None,
+    ) -> None:
+        if solver not in SOLVERS or solver in CALIBRATED:
+            free = [name for name in SOLVERS if name not in CALIBRATED]
+            raise ValueError(f"from disk, solver must be one of {', '.join(free)}; got {solver!r}")
+        if budget.of != "parameters" or (budget.needs_spectrum and solver not in SPECTRAL):
+            raise ValueError(f"from disk, solver {solver!r} cannot spend a budget {budget.how!r} of {budget.of}")
+        if multiple is not None and multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {multiple}")
+        self._budget, self.solver, self._seed, self._progress = budget, solver, seed, progress
+        self._multiple = multiple or (1 if budget.how == "rank" else MULTIPLE["cpu"])
+        self._sites = sites(model, select)
+        self._ranks: dict[str, int | None] = {}
+        self.layers: list[LayerReport] = []
+
+    def tensors(self, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the compressed checkpoint by name, one after the other.
+
+        Raises:
+            ValueError: the checkpoint lacks a weight, or holds one of another shape.
+        """
+        by_key = {_key(site, stored): site for site in self._sites}
+        self._ranks = self._chosen(by_key, stored)
+        for number, (key, (path, *_)) in enumerate(stored.items()):
+            site = by_key.get(key)
+            rank = None if site is None else self._ranks[site.path]
+            if site is None or rank is None:
+                part = None
+                with safe_open(path, framework="pt") as file:
+                    tensor = file.get_tensor(key)
+                yield key, tensor
+                itemsize = tensor.element_size()
+            else:
+                part = self._solved(site, path, key, rank)
+                stem = key.removesuffix(".weight")
+                yield f"{stem}.decoder", part.decoder[..., :rank].flatten(0, 1).contiguous()
+                encoder = part.encoder[:, :rank].flatten(0, 1)
+                if site.kind == "conv":
+                    kernel: Any = site.module
+                    encoder = encoder.unflatten(1, kernel.weight.shape[1:])
+                yield f"{stem}.encoder", encoder.contiguous()
+                itemsize = encoder.element_size()
+            if site is not None:
+                self.layers.append(LayerReport.of(site, part, rank, itemsize))
+            self._progress("factorising", (number + 1) / len(stored))
+
+    def description(self) -> dict[str, Any]:
+        """Ranks by path and shared factors, once all tensors have been read."""
+        low = [site for site in self._sites if self._ranks[site.path] is not None]
+        return {
+            "ranks": {path: self._ranks[site.path] for site in low for path in site.paths},
+            "ties": [list(site.paths) for site in low if len(site.paths) > 1],
+        }
+
+    def _chosen(self, by_key: Mapping[str, Site], stored: Mapping[str, Stored]) -> dict[str, int | None]:
+        layers = []
+        for number, (key, site) in enumerate(by_key.items()):
+            energies = None
+            limit = largest(site.m, site.n)
+            if self._budget.needs_spectrum and limit:
+                energies = self._solved(site, stored[key].file, key, limit).energies
+            layers.append(Layer(site, torch.zeros(1) if energies is None else energies))
+            self._progress("looking", (number + 1) / len(by_key))
+        chosen = ranks(layers, self._budget, lambda site, rank: site.parameters(rank), self._multiple)
+        return {site.path: rank for site, rank in zip(by_key.values(), chosen, strict=True)}
+
+    def _solved(self, site: Site, file: Path, key: str, rank: int) -> Solved:
+        module: Any = site.module
+        empty = module.weight
+        with safe_open(file, framework="pt") as opened:
+            weight = opened.get_tensor(key)
+        if weight.shape != empty.shape:
+            raise ValueError(
+                f"{key} is {tuple(weight.shape)} in the checkpoint, {tuple(empty.shape)} by its configuration"
+            )
+        module.weight = nn.Parameter(weight, requires_grad=False)
+        try:
+            return solve(site, rank, self.solver, seed=self._seed)
+        finally:
+            module.weight = empty
+
+
+def _key(site: Site, stored: Mapping[str, Stored]) -> str:
+    for path in site.paths:
+        if f"{path}.weight" in stored:
+            return f"{path}.weight"
+    raise ValueError(f"the checkpoint has no {site.path}.weight: it was written by another version; load and save it")

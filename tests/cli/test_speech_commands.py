@@ -1,0 +1,247 @@
+"""The commands of speech, as a user meets them: trained, resumed, listened with, scored, and refused."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from command_line import refused, run
+from speech.tones import LETTER, SMALL, TEXTS, corpus, settings, sound
+
+from greenformers.measure.record import read
+from greenformers.speech.settings import SpeechSettings
+
+pytest.importorskip("soundfile", reason="the speech extra is not installed")
+pytest.importorskip("jiwer", reason="the speech extra is not installed")
+
+pytestmark = pytest.mark.usefixtures("drafts")
+
+TOML = "".join(f"{name} = {value}\n" for name, value in SMALL.items())
+SECRET = "the patient said"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return corpus(tmp_path_factory.mktemp("commands") / "tones")
+
+
+@pytest.fixture(scope="module")
+def config(folder) -> Path:
+    path = folder.parent / "tiny.toml"
+    path.write_text(f'corpus = "{folder}"\n{TOML}')
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(folder, config) -> list[Path]:
+    """Made by the command, with flags over a file."""
+    out = [folder.parent / name for name in ("dense", "small")]
+    with pytest.MonkeyPatch.context() as patch:
+        assert run(patch, "speech", "train", str(config), "--out", str(out[0]), "--steps", "20") == 0
+        assert run(patch, "speech", "train", str(config), "--out", str(out[1]), "--variant", "lrt", "--resume") == 0
+    return out
+
+
+def test_help_lists_speech_and_its_commands_at_once(monkeypatch, capsys):
+    shown = subprocess.run([sys.executable, "-m", "greenformers", "speech", "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0
+    assert all(name in shown.stdout for name in ("train", "transcribe", "evaluate"))
+    assert run(monkeypatch, "--help") == 0
+    assert re.search(r"(?m)^\W*speech\s+Speech recognition", capsys.readouterr().out)
+    code = (
+        "import sys; from greenformers.cli import application; application();"
+        "print(*{'torch', 'soundfile'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0
+    assert found.stdout.split() == []
+
+
+def test_help_shows_every_setting_with_its_default(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run(monkeypatch, "speech", "train", "--help") == 0
+    shown = capsys.readouterr().out
+    for entry in fields(SpeechSettings):
+        (line,) = re.findall(rf"(?m)^\W+--{entry.name.replace('_', '-')} .*$", shown)
+        assert entry.metadata["help"] in line
+        assert (f"[default: {entry.default}]" in line) == (entry.default is not None)
+
+
+def test_train_from_flags_alone(monkeypatch, capsys, folder, tmp_path):
+    flags = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    out = tmp_path / "run"
+    assert run(monkeypatch, "speech", "train", "--out", str(out), "--corpus", str(folder), *flags, "--augment") == 0
+    shown = capsys.readouterr().out.splitlines()
+    scores = json.loads((out / "scores.json").read_text())
+    assert re.fullmatch(
+        rf"[\d,]+ parameters, validation loss {scores['loss']:.4g}, perplexity {scores['perplexity']:.4g}, "
+        r"\d+\.\d s of training", shown[-2],
+    )  # fmt: skip
+    assert shown[-1] == f"model: {out / 'model'}"
+    assert json.loads((out / "run.json").read_text()) == json.loads(json.dumps(vars(settings(folder, augment=True))))
+    assert {path.name for path in out.iterdir()} == {"curves.png", "metrics.jsonl", "model", "run.json", "scores.json"}
+
+
+def test_train_from_a_file_with_flags_over_it(monkeypatch, capsys, runs, config):
+    stored = [json.loads((out / "run.json").read_text()) for out in runs]
+    assert [one["steps"] for one in stored] == [20, 3]
+    assert [one["variant"] for one in stored] == ["transformer", "lrt"]
+    assert [one["hidden"] for one in stored] == [16, 16]
+    words = ["speech", "train", str(config), "--out", str(runs[1]), "--variant", "lrt"]
+    assert "new or empty folder" in refused(monkeypatch, capsys, *words)
+    assert refused(monkeypatch, capsys, *words, "--resume").endswith("small has nothing to resume: it ran to its end")
+    line = refused(monkeypatch, capsys, *words, "--resume", "--channels", "3")
+    assert line == "greenformers: channels of this run is 2, and stays so; got 3"
+
+
+def test_a_run_that_was_killed_goes_on(monkeypatch, config, runs, tmp_path):
+    from greenformers.train import run as training
+
+    plain, out = training._train, tmp_path / "run"
+    words = ["speech", "train", str(config), "--out", str(out), "--resume", "--steps", "20"]
+
+    def killed(*_, **__):
+        raise SystemExit(9)
+
+    monkeypatch.setattr(training, "_train", killed)
+    assert run(monkeypatch, *words) == 9
+    monkeypatch.setattr(training, "_train", plain)
+    assert [path.name for path in out.iterdir()] == ["run.json"]
+    assert run(monkeypatch, *words) == 0
+    assert (out / "scores.json").read_text() == (runs[0] / "scores.json").read_text()
+
+
+def test_what_is_misspelt_is_named(monkeypatch, capsys, config, tmp_path):
+    assert run(monkeypatch, "speech", "train", "--out", str(tmp_path / "run"), "--chanels", "3") == 2
+    assert "--channels" in capsys.readouterr().err
+    path = tmp_path / "wrong.toml"
+    path.write_text(config.read_text().replace("ctc", "").replace("channels", "chanels"))
+    line = refused(monkeypatch, capsys, "speech", "train", str(path), "--out", str(tmp_path / "run"))
+    assert line == "greenformers: wrong.toml: no setting 'chanels'; did you mean 'channels'?"
+    line = refused(monkeypatch, capsys, "speech", "train", str(config), "--out", "x", "--layout", "librispeach")
+    assert "layout must be one of manifest," in line
+    assert line.endswith("got 'librispeach'")
+
+
+@pytest.mark.parametrize("longest", ["inf", "nan", "0"])
+def test_a_length_that_is_none_is_one_line(monkeypatch, capsys, config, tmp_path, longest):
+    words = ["speech", "train", str(config), "--out", str(tmp_path / "run"), "--longest", longest]
+    assert "longest must be" in refused(monkeypatch, capsys, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_transcripts_are_on_stdout_and_faults_beside_them(monkeypatch, capsys, runs, tmp_path):
+    first, second = sound(tmp_path / "one.wav", "abc"), sound(tmp_path / "two.flac", "dcba" * 6, 8_000, channels=2)
+    (tmp_path / "text.wav").write_text(SECRET)
+    words = ["speech", "transcribe", str(runs[0]), "--width", "2", "--piece", "0.6", "--batch", "2", "--longest", "5"]
+    assert run(monkeypatch, *words, str(first), str(second)) == 0
+    whole = capsys.readouterr()
+    head = r"{}: {:.1f} s of sound in \d+\.\d\d s, real-time factor \d+\.\d{{3}}\n(.*)\n"
+    pattern = head.format(re.escape(str(first)), 3 * LETTER) + head.format(re.escape(str(second)), 24 * LETTER)
+    texts = re.fullmatch(pattern, whole.out)
+    assert texts
+    assert "100 %" in whole.err
+    assert "greenformers:" not in whole.err
+
+    assert run(monkeypatch, *words, *map(str, (first, tmp_path / "text.wav", tmp_path / "gone.wav", second))) == 2
+    shown = capsys.readouterr()
+    assert re.fullmatch(pattern, shown.out).groups() == texts.groups()
+    assert re.findall("(?m)^greenformers: (.*)$", shown.err) == [
+        f"{tmp_path / 'text.wav'}: no sound that can be read (Format not recognised.)",
+        f"{tmp_path / 'gone.wav'}: no such file",
+    ]
+    assert "patient" not in shown.err + shown.out
+
+
+def test_transcripts_reach_a_file_from_a_terminal(monkeypatch, capsys, runs, tmp_path):
+    """As in `transcribe run a.wav > text`: stderr is a terminal with progress on it, and stdout is none."""
+    from rich.console import Console
+
+    from greenformers.cli import _terminal
+
+    path = sound(tmp_path / "one.wav", "abc")
+    monkeypatch.setattr(_terminal, "console", lambda *, stderr=False: Console(stderr=stderr, force_terminal=stderr))
+    assert run(monkeypatch, "speech", "transcribe", str(runs[0]), str(path), "--width", "1") == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{path}: 0.4 s of sound in ")
+    assert len(shown.out.splitlines()) == 2
+    assert "s of sound" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--piece", "0"], "longest must be above 0 and at most 2.08 s for this network, got 0"),
+        (["--piece", "9"], "longest must be above 0 and at most 2.08 s for this network, got 9"),
+        (["--batch", "0"], "batch must be at least 1, got 0"),
+        (["--width", "0"], "width must be at least 1, got 0"),
+        (["--gamma", "-1"], "gamma must be at least 0, got -1.0"),
+        (["--longest", "0"], "longest must be at least 1, got 0"),
+    ],
+)
+def test_options_of_transcribe_out_of_range(monkeypatch, capsys, runs, tmp_path, words, message):
+    path = sound(tmp_path / "one.wav", "abc")
+    assert run(monkeypatch, "speech", "transcribe", str(runs[0]), str(path), *words) == 2
+    shown = capsys.readouterr()
+    assert re.findall("(?m)^greenformers: (.*)$", shown.err) == [message]
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_evaluate_two_runs(monkeypatch, capsys, runs, tmp_path):
+    results = tmp_path / "results" / "speech.jsonl"
+    words = ["speech", "evaluate", *map(str, runs), "--width", "2", "--samples", "2", "--results", str(results)]
+    assert run(monkeypatch, *words, "--longest", "6") == 0
+    shown = capsys.readouterr()
+    assert re.findall("(?m)^spoken:  (.*)$", shown.out) == TEXTS[5:7]
+    assert len(re.findall("(?m)^written: .*$", shown.out)) == 2
+    assert all(f" {out.name} " in shown.out for out in runs)
+    assert "CER (%)" in shown.out
+    assert "100 %" in shown.err
+    records = read(results)
+    assert {record.variant for record in records} == {"dense", "small"}
+    assert {record.metric for record in records} == {"parameters", "cer", "wer", "mean_length", "latency"}
+    for record in records:
+        assert record.context["command"].startswith("greenformers speech evaluate dense small --width 2")
+        assert str(tmp_path) not in record.context["command"]
+    assert (records[0].setting["recordings"], records[-1].to) == (7, "dense")
+    assert run(monkeypatch, *words, "--limit", "1", "--split", "valid") == 0
+    assert re.findall("(?m)^spoken:  (.*)$", capsys.readouterr().out) == TEXTS[:1]
+    assert len(read(results)) == 2 * len(records)
+    assert run(monkeypatch, "report", str(results), "--markdown") == 0
+    assert "Character error rate" in capsys.readouterr().out
+
+
+def test_what_evaluate_and_transcribe_refuse(monkeypatch, capsys, runs, tmp_path):
+    gone, one = str(tmp_path / "gone"), str(runs[0])
+    expected = f"greenformers: {gone} must be a finished run or a model of speech, it has no config.json"
+    assert refused(monkeypatch, capsys, "speech", "transcribe", gone, "a.wav") == expected
+    assert refused(monkeypatch, capsys, "speech", "evaluate", gone) == expected
+    assert refused(monkeypatch, capsys, "speech", "evaluate", one, gone) == expected
+    for words, message in (
+        (["--limit", "0"], "limit must be at least 1, got 0"),
+        (["--split", "dev"], "split must be one of train, valid, test, got 'dev'"),
+        (["--batch", "0"], "batch and repeats must be at least 1"),
+        (["--corpus", gone], "a corpus must be a folder or a manifest"),
+        (["--width", "0"], "width must be at least 1, got 0"),
+    ):
+        assert message in refused(monkeypatch, capsys, "speech", "evaluate", one, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_never_shows_what_was_said(monkeypatch, capsys, config, tmp_path):
+    words = ["speech", "train", str(config), "--out", str(tmp_path / "run"), "--corpus", str(tmp_path / "tones")]
+    rows = {
+        "fields": {"path": "a.wav"},
+        "audio": {"path": "gone.wav", "text": SECRET},
+        "text": {"path": 3, "text": SECRET},
+    }
+    for row in rows.values():
+        (tmp_path / "tones").mkdir(exist_ok=True)
+        for split in ("train", "valid"):
+            (tmp_path / "tones" / f"{split}.jsonl").write_text(json.dumps(row | {"note": SECRET}) + "\n")
+        assert "patient" not in refused(monkeypatch, capsys, *words)
+    assert not (tmp_path / "run").exists()
