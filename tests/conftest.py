@@ -3,9 +3,14 @@
 import gc
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# The small networks that tests of several folders change, and the helpers that read them again.
+sys.path.append(str(Path(__file__).parent / "changes"))
 
 
 def pytest_configure() -> None:

@@ -22,7 +22,7 @@ from zoo import difference, everything, inputs, network, outputs
 
 import greenformers
 from greenformers import LED, auto_fact
-from greenformers.checkpoint.structure import ranks_of
+from greenformers.changes._units import ranks_of
 from greenformers.compress.auto_fact import read_greenformer
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding

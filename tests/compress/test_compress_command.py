@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from zoo import difference, inputs, network, outputs
 
 import greenformers
-from greenformers.checkpoint.structure import ranks_of
+from greenformers.changes._units import ranks_of
 from greenformers.measure.record import read
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greenformers.solve.factorise import compress
-from greenformers.solve.result import CompressionReport
+from greenformers.solve.factorise import factorise
+from greenformers.solve.result import Factorisation
 
 
 class Mixed(nn.Module):
@@ -54,6 +54,6 @@ def rows(n: int, batches: int = 3, size: int = 41) -> list[Tensor]:
     return [torch.randn(size, n, generator=draw) @ mix + 0.7 for _ in range(batches)]
 
 
-def all_of(model: nn.Module, budget: Any, **options: Any) -> CompressionReport:
+def all_of(model: nn.Module, budget: Any, **options: Any) -> Factorisation:
     """Everything selected, ranks of any number."""
-    return compress(model, budget, **{"select": lambda *_: True, "multiple": 1} | options)
+    return factorise(model, budget, **{"select": lambda *_: True, "multiple": 1} | options)

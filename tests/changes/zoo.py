@@ -104,6 +104,8 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # fmt: on
 
+EVERYTHING = ("*",)
+"""Selects all that has a low-rank form."""
 GENERATES = ("gpt2", "llama", "t5", "bart", "whisper")
 
 

@@ -13,11 +13,13 @@ from mixed import all_of, mixed, tokens
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel
-from zoo import difference, inputs, network, outputs
+from zoo import EVERYTHING, difference, inputs, network, outputs
 
 import greenformers
-from greenformers.checkpoint.save import STRUCTURE
-from greenformers.checkpoint.structure import ranks_of, ties_of
+from greenformers.changes import Attention, Int8, Layers, LowRank
+from greenformers.changes._recipe import RECIPE
+from greenformers.changes._units import groups_of, ranks_of
+from greenformers.checkpoint.save import REPORT, STRUCTURE
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -58,8 +60,9 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(found))
 
 
-def described(config: dict[str, Any]) -> dict[str, Any]:
-    return config["quantization_config"]
+def low_rank(config: dict[str, Any]) -> dict[str, Any]:
+    """The description of low-rank units in a configuration, or in the file of another network."""
+    return config.get("quantization_config", config)["changes"]["low_rank"]
 
 
 def test_what_is_whole_is_read(folder: Path) -> None:
@@ -97,7 +100,8 @@ def test_a_dense_checkpoint_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "does not describe a compressed network")
     # And one that says it is compressed, but holds dense weights.
     ranks = {"encoder.layer.0.attention.self.query": 8}
-    described = {"quant_method": "greenformers", "ranks": ranks}
+    changes = {"low_rank": {"ranks": ranks, "ties": []}}
+    described = {"quant_method": "greenformers", "changes": changes, "order": ["low_rank"]}
     edit(tmp_path / "config.json", lambda config: config.update(quantization_config=described))
     refused(tmp_path, "1 unexpected keys|2 missing keys")
 
@@ -175,15 +179,11 @@ def test_code_of_its_own_is_not_run(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks",
-    [
-        [], "x", 3, {"pooler.dense": "8"}, {"pooler.dense": 8.0}, {"pooler.dense": True}, {"pooler.dense": None},
-        {"pooler.dense": -1}, {"pooler.dense": 0}, {"pooler.dense": [8]}, {"pooler.dense": {}},
-    ],
-)  # fmt: skip
+    "ranks", [[], "x", {"pooler.dense": "8"}, {"pooler.dense": 8.0}, {"pooler.dense": True}, {"pooler.dense": 0}]
+)
 def test_ranks_of_another_form(folder: Path, ranks: object) -> None:
-    edit(folder / "config.json", lambda config: described(config).update(ranks=ranks))
-    refused(folder, "the ranks of a compressed model must be whole numbers from 1 on, by path")
+    edit(folder / "config.json", lambda config: low_rank(config).update(ranks=ranks))
+    refused(folder, "ranks must be whole numbers from 1 on, by path")
 
 
 @pytest.mark.parametrize(
@@ -208,35 +208,35 @@ def test_ranks_of_another_form(folder: Path, ranks: object) -> None:
     ],
 )
 def test_ranks_that_do_not_fit(folder: Path, path: str, rank: int, message: str) -> None:
-    edit(folder / "config.json", lambda config: described(config)["ranks"].update({path: rank}))
+    edit(folder / "config.json", lambda config: low_rank(config)["ranks"].update({path: rank}))
     refused(folder, message)
 
 
 def test_a_map_that_is_said_to_be_dense(folder: Path) -> None:
-    edit(folder / "config.json", lambda config: described(config)["ranks"].pop("pooler.dense"))
+    edit(folder / "config.json", lambda config: low_rank(config)["ranks"].pop("pooler.dense"))
     refused(folder, "missing keys|unexpected keys")
 
 
 @pytest.mark.parametrize(
     ("ties", "message"),
     [
-        ("x", "ties of a compressed model must be lists of paths"),
-        ([3], "ties of a compressed model must be lists of paths"),
-        ([["pooler.dense", 3]], "ties of a compressed model must be lists of paths"),
+        ("x", "ties must be (lists|a list) of paths"),
+        ([3], "ties must be (lists|a list) of paths"),
+        ([["pooler.dense", 3]], "ties must be (lists|a list) of paths"),
         ([["pooler.dense", "encoder.layer.0.intermediate.dense"]], "cannot be tied: their factors differ in shape"),
     ],
 )
 def test_ties_that_do_not_fit(folder: Path, ties: object, message: str) -> None:
-    edit(folder / "config.json", lambda config: described(config).update(ties=ties))
+    edit(folder / "config.json", lambda config: low_rank(config).update(ties=ties))
     refused(folder, message)
 
 
 def test_what_the_checkpoint_holds_apart_is_not_tied(folder: Path) -> None:
     expected = outputs(greenformers.load(folder), inputs("bert"))
     for ties in ([["pooler.dense", "encoder.layer.0.attention.output.dense"]], [["nothing", "pooler.dense"], []]):
-        edit(folder / "config.json", lambda config, ties=ties: described(config).update(ties=ties))
+        edit(folder / "config.json", lambda config, ties=ties: low_rank(config).update(ties=ties))
         model = greenformers.load(folder)
-        assert ties_of(model) == []
+        assert groups_of(model) == []
         assert difference(outputs(model, inputs("bert")), expected) == 0.0
 
 
@@ -248,6 +248,10 @@ def test_what_the_checkpoint_holds_apart_is_not_tied(folder: Path) -> None:
         {"hidden_size": 31}, {"hidden_size": "wide"},
         {"hidden_size": -32}, {"num_hidden_layers": 3}, {"num_hidden_layers": 1}, {"vocab_size": 54},
         {"hidden_act": "__import__"}, {"architectures": ["GPT2Model"]}, {"quantization_config": "greenformers"},
+        {"quantization_config": {"quant_method": "greenformers", "changes": []}},
+        {"quantization_config": {"quant_method": "greenformers", "changes": {"os": []}}},
+        {"quantization_config": {"quant_method": "greenformers", "changes": {"_contract": []}}},
+        {"quantization_config": {"quant_method": "greenformers", "changes": {"heal": 3}}},
         {"quantization_config": {"quant_method": "greenformers", "self": 1}},
     ],
 )  # fmt: skip
@@ -276,10 +280,10 @@ def test_a_tensor_is_missing_or_too_much(folder: Path, lost: str) -> None:
 
 def test_other_networks_are_read_into_the_dense_one(tmp_path: Path) -> None:
     model = mixed()
-    report = all_of(model, 0.6)
+    report = greenformers.compress(model, LowRank(keep=0.6, select=EVERYTHING, multiple=1))
     folder = greenformers.save(model, tmp_path / "new", report)
     assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md", "compression.json", STRUCTURE, WEIGHTS,
+        "README.md", REPORT, STRUCTURE, WEIGHTS, RECIPE,
     ]  # fmt: skip
     again = greenformers.load(folder, into=mixed().train())
     assert not again.training
@@ -300,7 +304,7 @@ def test_other_networks_are_read_into_the_dense_one(tmp_path: Path) -> None:
         ({"ranks": {}}, "do not fit the network"),
     ]:
         copy = Path(shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True))
-        edit(copy / STRUCTURE, lambda structure, change=change: structure.update(change))
+        edit(copy / STRUCTURE, lambda structure, change=change: low_rank(structure).update(change))
         refused(copy, message, into=mixed())
     (copy / STRUCTURE).unlink()
     refused(copy, f"{STRUCTURE} is missing", into=mixed())
@@ -362,3 +366,67 @@ def test_a_crash_leaves_the_old_or_the_new(tmp_path: Path, point: str, monkeypat
         with pytest.raises(OSError, match="no space left"):
             greenformers.save(second, folder)
     assert greenformers.load(folder, into=mixed())(ids).equal(found(ids))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that went through every change."""
+    model = network("bert", num_hidden_layers=4)
+    attention = Attention("linformer", options={"k": 4, "sharing": "layerwise"}, length=60)
+    greenformers.compress(model, [Layers(2), attention, LowRank(keep=0.5), Int8()])
+    return greenformers.save(model, tmp_path_factory.mktemp("saved") / "whole")
+
+
+def spoil(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(config: dict[str, Any]) -> None:
+        described = config["quantization_config"]["changes"]
+        for key in keys[:-1]:
+            described = described[key]
+        described[keys[-1]] = value
+
+    return change
+
+
+PLACE = "bert.encoder.layer.0.attention.self"
+MADE = {"name": "linformer", "options": {}, "shape": {"heads": 2, "head_dim": 16, "max_len": 60}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        spoil("attention", value={PLACE: "linformer"}),
+        spoil("attention", PLACE, value={"name": "linformer"}),
+        spoil("attention", PLACE, "name", value="os.system"),
+        spoil("attention", PLACE, "options", value={"k": "many"}),
+        spoil("attention", PLACE, "options", value={"k": -1}),
+        spoil("attention", PLACE, "shape", "heads", value=0),
+        spoil("attention", PLACE, "shape", "max_len", value=17),
+        spoil("attention", "bert.nowhere", value=MADE),
+        spoil("attention", PLACE, "shape", "width", value=1),
+        spoil("int8", value="all"),
+        spoil("int8", "paths", value=["bert.nowhere"]),
+        spoil("int8", "paths", value=["bert.encoder.layer.0.output.LayerNorm"]),
+        spoil("int8", "paths", value=[]),
+        spoil("int8", "ties", value=[3]),
+        spoil("int8", "ties", value=[[["bert.pooler.dense"]]]),
+        spoil("layers", value=[-1]),
+        spoil("layers", value=[True]),
+        spoil("low_rank", value={"ranks": {}}),
+        spoil("low_rank", "more", value=1),
+        spoil("tomorrow", value={}),
+        lambda config: config["quantization_config"]["order"].reverse(),
+        lambda config: config["quantization_config"]["order"].append("int8"),
+        lambda config: config["quantization_config"]["order"].pop(),
+        lambda config: config["quantization_config"].update(order="layers"),
+        lambda config: config["quantization_config"].update(order=[3, None, {}, []]),
+    ],
+)
+def test_damaged_descriptions_are_refused(
+    whole: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    edit(folder / "config.json", change)
+    with pytest.raises(ValueError, match=r".+") as caught:
+        greenformers.load(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 800

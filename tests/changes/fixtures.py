@@ -1,0 +1,34 @@
+"""Fixtures of all tests of trained networks: small ones, always the same, on one thread."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Tensors as small as these lose by a second thread, much so where others use the cores too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet() -> None:
+    transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def verbosity() -> Iterator[None]:
+    """Commands silence transformers; other tests read what it logs."""
+    before = transformers.logging.get_verbosity()
+    yield
+    transformers.logging.set_verbosity(before)

@@ -1,0 +1,297 @@
+"""A changed network of `transformers`, saved and read again by plain `from_pretrained`: the same, bit by bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fresh import read_again
+from safetensors import safe_open
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from zoo import EVERYTHING, GENERATES, ZOO, difference, inputs, network, outputs
+
+import greenformers
+from greenformers.changes import Attention, Change, Int8, Layers, LowRank
+from greenformers.changes._int8 import int8_of
+from greenformers.changes._units import groups_of, ranks_of
+from greenformers.checkpoint.structure import structure
+
+TIED = ("bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "t5", "whisper")
+DEEP = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
+
+LOW, INT8, FEWER = LowRank(keep=0.5, select=EVERYTHING), Int8(), Layers(2)
+LINEAR = Attention("linear_transformer")
+LINFORMER = Attention("linformer", options={"k": 4, "sharing": "layerwise"}, length=60)
+WINDOW = Attention("sliding_window", options={"window": 2}, layers=(1,))
+RECIPES: dict[str, list[Change]] = {
+    **{f"{name} low": [LOW] for name in GENERATES},
+    "bert low": [LOW],
+    "bert linear": [LowRank(keep=0.5)],
+    "bert int8": [INT8],
+    "gpt2 attention": [LINEAR],
+    "llama attention": [LINEAR],
+    "bart across": [LINEAR.but(select=("*",))],
+    "bert linformer": [LINFORMER],
+    "roberta linformer": [LINFORMER],
+    "bert window": [WINDOW],
+    "gpt2 longer": [Attention("sliding_window", length=70)],
+    "gpt2 low, int8": [LOW, INT8],
+    "bert all": [FEWER, LINFORMER, LOW, INT8],
+    "gpt2 all": [FEWER, LINEAR, LOW, INT8],
+    "llama all": [LINEAR, FEWER, LOW, INT8],
+}
+"""Beside those of the contract test, which has every change on every network and two by two."""
+
+
+def small(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model = network(name).to(dtype)
+    greenformers.compress(model, LOW)
+    return model
+
+
+def changed(what: str) -> PreTrainedModel:
+    name = what.split()[0]
+    model = network(name, **({DEEP[name]: 4} if name in DEEP and RECIPES[what] != [LOW] else {}))
+    greenformers.compress(model, RECIPES[what])
+    return model
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the networks did before they were saved, and in a process that knows nothing but their folders."""
+    models = ((what, what.split()[0], changed(what)) for what in RECIPES)
+    return read_again(tmp_path_factory.mktemp("saved"), models)
+
+
+@pytest.mark.parametrize("what", RECIPES)
+def test_a_fresh_process_reads_the_same_network(saved: dict[str, Any], what: str) -> None:
+    name, model, after = what.split()[0], saved[what]["model"], saved[what]["after"]
+    assert after["difference"] == 0.0
+    assert after["outputs"] >= 1
+    assert after["keys"] == {}
+    assert after["parameters"] == parameters(model)
+    if RECIPES[what] == [LOW]:
+        assert parameters(model) < parameters(network(name))
+    if name in GENERATES:
+        assert len(after["cached"][0]) >= 6
+        # Inputs are rounded to 8 bits by the least and greatest of a call; calls differ with and without a cache.
+        assert after["cached"] == after["uncached"] or int8_of(model)
+
+
+@pytest.mark.parametrize("what", RECIPES)
+def test_load_gives_it_back_and_so_once_more(saved: dict[str, Any], what: str, tmp_path: Path) -> None:
+    model, batch = saved[what]["model"], inputs(what.split()[0])
+    described = structure(model).as_dict()
+    assert described["order"] == [change.name() for change in RECIPES[what]]
+    again = greenformers.load(saved[what]["folder"])
+    assert type(again) is type(model)
+    assert not again.training
+    assert difference(outputs(again, batch), outputs(model, batch)) == 0.0
+    assert structure(again).as_dict() == described
+    # And once more: what was read can be written, over itself too.
+    for _ in range(2):
+        greenformers.save(again, tmp_path / "new")
+    third = greenformers.load(tmp_path / "new")
+    assert difference(outputs(third, batch), outputs(model, batch)) == 0.0
+    assert third.state_dict().keys() == model.state_dict().keys()
+    assert structure(third).as_dict() == described
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_transformers_may_be_imported_first() -> None:
+    script = (
+        "import transformers.quantizers.auto as auto\n"
+        "assert 'greenformers' not in auto.AUTO_QUANTIZER_MAPPING\n"
+        "import greenformers\n"
+        "assert {'greenformers'} <= set(auto.AUTO_QUANTIZER_MAPPING) & set(auto.AUTO_QUANTIZATION_CONFIG_MAPPING)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_weights_stay_tied(name: str, tmp_path: Path) -> None:
+    model = small(name)
+    model.save_pretrained(tmp_path / "plain")
+    (group,) = groups_of(model)
+    units = [model.get_submodule(path) for path in group]
+    assert len({id(unit.decoder) for unit in units}) == len({id(unit.encoder) for unit in units}) == 1
+    head = model.get_output_embeddings()
+    assert head in units
+    assert model.get_input_embeddings() in units
+    with safe_open(tmp_path / "plain" / "model.safetensors", "pt") as file:
+        stored = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    assert sum(f"{path}.decoder" in stored for path in group) == 1
+    assert sum(f"{path}.encoder" in stored for path in group) == 1
+    assert sum(torch.Size(shape).numel() for shape in stored.values()) == parameters(model)
+    # What learns in one place has learnt in the other, before and after a reload.
+    again = greenformers.load(greenformers.save(model, tmp_path / "new"))
+    units = [again.get_submodule(path) for path in group]
+    assert len({id(unit.decoder) for unit in units}) == len({id(unit.encoder) for unit in units}) == 1
+    assert parameters(again) == parameters(model)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bert", torch.float16), ("gpt2", torch.bfloat16), ("t5", torch.bfloat16)])
+def test_half_precision_comes_back(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = small(name, dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    model.save_pretrained(tmp_path)
+    assert greenformers.load(tmp_path).dtype == dtype
+    again = getattr(transformers, ZOO[name][1]).from_pretrained(tmp_path, dtype=dtype)
+    batch = inputs(name)
+    assert again.get_input_embeddings().decoder.dtype == dtype
+    if name == "t5":  # transformers keeps a part of it in float32
+        again = again.to(dtype)
+    assert difference(outputs(again, batch), outputs(model, batch)) == 0.0
+    close = difference(outputs(again.float(), batch), outputs(small(name), batch))
+    assert close < 0.05 * max(part.abs().max().item() for part in outputs(again, batch))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_a_reloaded_network_can_be_cast(saved: dict[str, Any], name: str) -> None:
+    folder = saved[f"{name} low"]["folder"]
+    model = getattr(transformers, ZOO[name][1]).from_pretrained(folder)
+    expected = outputs(model, inputs(name))
+    for cast in (model.half, model.bfloat16):
+        assert difference(outputs(cast(), inputs(name)), expected) < 0.05 * max(x.abs().max().item() for x in expected)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not model.is_quantized
+
+
+@pytest.mark.parametrize(
+    ("what", "base"),
+    [
+        ("bert low", "BertModel"), ("bert linear", "BertModel"), ("gpt2 low", "GPT2Model"), ("llama low", "LlamaModel"),
+        ("bert all", "BertModel"), ("gpt2 all", "GPT2Model"),
+    ],
+)  # fmt: skip
+def test_a_head_may_go(saved: dict[str, Any], what: str, base: str) -> None:
+    more = {"add_pooling_layer": False} if "bert" in what else {}
+    body = getattr(transformers, base).from_pretrained(saved[what]["folder"], **more)
+    batch = inputs(what.split()[0])
+    assert difference(outputs(body, batch)[:1], outputs(saved[what]["model"].base_model, batch)[:1]) == 0.0
+    described = body.config.quantization_config.changes
+    assert set(described["low_rank"]["ranks"]) == set(ranks_of(body))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_a_head_may_come(name: str, tmp_path: Path) -> None:
+    base, head = {
+        "bert": ("BertModel", "BertForMaskedLM"),
+        "gpt2": ("GPT2Model", "GPT2LMHeadModel"),
+        "t5": ("T5Model", "T5ForConditionalGeneration"),
+    }[name]
+    model = network(name, base)
+    greenformers.compress(model, LOW)
+    model.save_pretrained(tmp_path / "base")
+    full, info = getattr(transformers, head).from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert all(key.startswith("cls.") for key in info["missing_keys"])
+    # The head reads the table, which is low rank now, and so is the head.
+    table, map_ = full.get_input_embeddings(), full.get_output_embeddings()
+    assert map_.decoder is table.decoder
+    assert map_.encoder is table.encoder
+    batch = inputs(name)
+    if name != "t5":  # whose body is no module by itself
+        assert difference(outputs(full.base_model, batch)[:1], outputs(model, batch)[:1]) == 0.0
+    full.save_pretrained(tmp_path / "full")
+    again, info = type(full).from_pretrained(tmp_path / "full", output_loading_info=True)
+    assert not any(info.values())
+    assert difference(outputs(again, batch), outputs(full, batch)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["albert", "gpt2", "t5", "bart", "wav2vec2", "whisper", "clip"])
+def test_merged_it_is_an_ordinary_network(name: str, tmp_path: Path) -> None:
+    expected = small(name)
+    model = greenformers.load(greenformers.save(expected, tmp_path / "small"))
+    original, batch = network(name), inputs(name)
+    assert greenformers.merge(model) == len(ranks_of(expected))
+    assert difference(outputs(model, batch), outputs(expected, batch)) < 1e-5
+    kinds = [{path: type(part).__name__ for path, part in one.named_modules()} for one in (model, original)]
+    assert kinds[0] == kinds[1]
+    assert parameters(model) == parameters(original)
+    model.save_pretrained(tmp_path / "dense")
+    described = json.loads((tmp_path / "dense" / "config.json").read_text())
+    assert "quantization_config" not in described
+    again, info = getattr(transformers, ZOO[name][1]).from_pretrained(tmp_path / "dense", output_loading_info=True)
+    assert not any(info.values())
+    assert difference(outputs(again, batch), outputs(model, batch)) == 0.0
+    with pytest.raises(ValueError, match="does not describe a compressed network"):
+        greenformers.load(tmp_path / "dense")
+
+
+def test_two_networks_of_one_configuration() -> None:
+    first = network("bert")
+    second = type(first)(first.config)
+    greenformers.compress(first, 0.5)
+    assert first.config.quantization_config.changes["low_rank"]["ranks"]
+    assert first.base_model.config is first.config
+    assert getattr(second.config, "quantization_config", None) is None
+
+
+def test_a_reloaded_network_learns(saved: dict[str, Any], tmp_path: Path) -> None:
+    name = "gpt2"
+    model = greenformers.load(saved[f"{name} low"]["folder"])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    row = {"input_ids": [5, 6, 7, 8], "labels": [5, 6, 7, 8]}
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2, use_cpu=True, report_to="none",
+        save_strategy="no", disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=[row] * 4).train()
+    moved = {key for key, value in model.state_dict().items() if not value.equal(before[key])}
+    assert {key for key in before if key.endswith(("decoder", "encoder"))} <= moved
+    assert model.get_input_embeddings().decoder is model.get_output_embeddings().decoder
+    again = greenformers.load(greenformers.save(model, tmp_path / "trained"))
+    assert difference(outputs(again, inputs(name)), outputs(model.eval(), inputs(name))) == 0.0
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_export_and_compile(saved: dict[str, Any], name: str) -> None:
+    model, batch = saved[f"{name} low"]["model"], inputs(name) | {"use_cache": False}
+    expected = outputs(model, batch)[0]
+    exported = torch.export.export(model, (), batch, strict=False).module()
+    torch.testing.assert_close(exported(**batch).logits, expected)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("what", ["bert int8", "gpt2 low, int8", "gpt2 all"])
+def test_int8_weights_stay_shared(saved: dict[str, Any], what: str) -> None:
+    again = greenformers.load(saved[what]["folder"])
+    head, table = again.get_output_embeddings(), again.get_input_embeddings()
+    if RECIPES[what] == [INT8]:
+        assert head.weight.dtype == table.weight.dtype == torch.int8
+        assert head.weight is table.weight
+        assert head.scale is table.scale
+    assert not any(part.requires_grad for part in again.parameters())
+    stored = (saved[what]["folder"] / "model.safetensors").stat().st_size
+    size = sum(part.numel() * part.element_size() for part in again.parameters())
+    assert stored < 1.2 * size + 20_000
+
+
+def test_layers_share_a_parameter_as_before(saved: dict[str, Any]) -> None:
+    again = greenformers.load(saved["bert linformer"]["folder"])
+    mechanisms = [layer.attention.self.mechanism for layer in again.bert.encoder.layer]
+    assert len({id(mechanism.E) for mechanism in mechanisms}) == 1
+    assert again.config.max_position_embeddings == 60
+
+
+def test_changed_twice_it_is_marked_once(tmp_path: Path) -> None:
+    model = network("bert")
+    for select in ("*.query", "*.key"):
+        greenformers.compress(model, LowRank(keep=0.5, select=(select,)))
+    assert len(ranks_of(model)) == 4
+    described = model.config.quantization_config
+    assert described.order == ["low_rank"]
+    assert described.changes["low_rank"]["ranks"] == ranks_of(model)
+    again = greenformers.load(greenformers.save(model, tmp_path))
+    assert outputs(again, inputs("bert"))[0].equal(outputs(model, inputs("bert"))[0])
