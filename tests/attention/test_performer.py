@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from oracles_kernel import random_features
 
 from greenformers.attention import Shape, build
+from greenformers.attention.performer import features as random_features
 
 DIM = 8
 SHAPE = Shape(heads=1, head_dim=DIM, max_len=16)
