@@ -6,7 +6,7 @@ from dataclasses import asdict
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from greenformers.changes._report import CompressionReport, LayerReport
 from greenformers.checkpoint.structure import mark
@@ -17,7 +17,7 @@ from greenformers.solve.budget import Budget, Cost, Layer, ranks
 from greenformers.solve.calibrate import Batch, Loss, Trace, covariances, trace
 from greenformers.solve.loss import default
 from greenformers.solve.sequential import Gradients, sequential
-from greenformers.solve.solve import Solved, solve
+from greenformers.solve.solve import Solved, solve, spectrum_of
 from greenformers.solve.speed import Latency, measure
 from greenformers.solve.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
 
@@ -91,8 +91,10 @@ def compress(
             gradients = None
             if solver == "sequential_loss":
                 gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
-            solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress)
-            chosen = _ranks(found, solved, budget, cost, multiple)
+            solved, energies = _solve(
+                model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress
+            )
+            chosen = _ranks(found, energies, budget, cost, multiple)
             if only_if_faster and traced is not None:
                 chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
             solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
@@ -147,20 +149,21 @@ def _solve(
     seed: int,
     gradients: Gradients | None,
     progress: Progress,
-) -> dict[str, Solved]:
-    """Factors of each site at the highest rank it may get; sites without one are left out.
+) -> tuple[dict[str, Solved], dict[str, Tensor]]:
+    """Factors of each site at the highest rank it may get, and spectra; sites without one are left out.
 
-    Of solvers without a spectrum none yet, as the rank matters. What `gradients` is for is kept in it.
+    Of solvers without a spectrum neither yet, as the rank matters; of sequential ones no factors. What `gradients` is
+    for is kept in it.
     """
     if solver not in SPECTRAL:
-        return {}
+        return {}, {}
     if solver not in CALIBRATED:
         solved = {}
         for index, site in enumerate(found):
             if site.path in highest:
                 solved[site.path] = solve(site, highest[site.path], solver, seed=seed)
             progress("factorising", (index + 1) / len(found))
-        return solved
+        return solved, _energies(solved)
     assert batches
     assert traced is not None
     for site in found:
@@ -172,24 +175,29 @@ def _solve(
         model, traced, batches, loss=(loss or default(model, batches[0], seed)) if felt else None, memory=memory,
         progress=lambda share: progress("calibrating", share),
     )  # fmt: skip
-    solved = {}
+    if "cross" not in NEEDS[solver]:
+        solved = {
+            site.path: solve(site, highest[site.path], solver, at) for site, at in statistics if site.path in highest
+        }
+        return solved, _energies(solved)
+    energies = {}
     for site, seen in statistics:
         if site.path in highest:
-            # Sequential solvers' ranks are chosen by the dense inputs; their factors come later, map by map.
-            how = solver if "cross" not in NEEDS[solver] else "loss" if felt else "activation"
-            solved[site.path] = solve(site, highest[site.path], how, seen)
+            # Ranks are chosen by the dense inputs; factors come later, map by map.
+            energies[site.path] = spectrum_of(site, "loss" if felt else "activation", seen)
             if gradients is not None:
                 gradients.keep(site, seen)
-    return solved
+    return {}, energies
+
+
+def _energies(solved: Mapping[str, Solved]) -> dict[str, Tensor]:
+    return {path: part.energies for path, part in solved.items() if part.energies is not None}
 
 
 def _ranks(
-    found: Sequence[Site], solved: Mapping[str, Solved], budget: Budget, cost: Cost, multiple: int
+    found: Sequence[Site], energies: Mapping[str, Tensor], budget: Budget, cost: Cost, multiple: int
 ) -> dict[str, int]:
-    layers = []
-    for site in found:
-        part = solved.get(site.path)
-        layers.append(Layer(site, torch.zeros(1) if part is None or part.energies is None else part.energies))
+    layers = [Layer(site, energies.get(site.path, torch.zeros(1))) for site in found]
     chosen = zip(found, ranks(layers, budget, cost, multiple), strict=True)
     return {site.path: rank for site, rank in chosen if rank is not None}
 

@@ -5,7 +5,7 @@ are collected in one pass over the data, at least one map's; then come the next.
 query, key and value do, share one covariance. Padded positions are left out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greenformers.lowrank.factorize import Statistics
+from greenformers.lowrank.factorize import Statistics, gram
 from greenformers.measure.quality import evaluating
 from greenformers.solve.walk import Site, kind_of
 
@@ -27,6 +27,9 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
 UNFELT = 1e-30
+
+CHUNK = 1024
+"""Positions a product: of fewer, adding up d x d sums takes longer than the products themselves."""
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 
@@ -128,7 +131,7 @@ def covariances(
                 yield site, _statistics(site, group[0], sums)
 
 
-def _statistics(site: Site, first: Site, sums: Mapping[tuple[str, str], Tensor]) -> list[Statistics]:
+def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> list[Statistics]:
     C, G = sums[first.path, "C"], sums.get((site.path, "G"))
     if not C.isfinite().all():
         raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
@@ -154,9 +157,9 @@ def _portions(groups: list[list[Site]], memory: float, gradients: bool) -> list[
     portions: list[list[list[Site]]] = []
     held = float("inf")
     for group in groups:
-        size = 8 * group[0].groups * group[0].n ** 2 if group[0].kind != "embedding" else 0
+        size = _bytes(group[0].groups, group[0].n) if group[0].kind != "embedding" else 0
         if gradients:
-            size += 8 * sum(site.groups * site.m**2 for site in group if site.kind != "embedding")
+            size += sum(_bytes(site.groups, site.m) for site in group if site.kind != "embedding")
         if held + size > memory:
             portions.append([])
             held = 0
@@ -165,18 +168,65 @@ def _portions(groups: list[list[Site]], memory: float, gradients: bool) -> list[
     return portions
 
 
+def _bytes(groups: int, width: int) -> int:
+    """Of a sum in float64, and of the positions in float32 that are gathered for it."""
+    return groups * (8 * width**2 + 4 * CHUNK * width)
+
+
+class Sums:
+    """Running sums over batches, by key: products of float32 over `CHUNK` positions at a time, added up in float64."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Hashable, Tensor] = {}
+        self._gathered: dict[Hashable, tuple[list[Tensor], int]] = {}
+
+    def add(self, key: Hashable, more: Tensor) -> None:
+        """Add to a sum."""
+        self._sums[key] = self._sums[key].add_(more) if key in self._sums else more.double()
+
+    def products(self, key: Hashable, *rows: Tensor) -> None:
+        """Add the sum over positions of a b^T, or of a a^T. Rows are (g, positions, n), and copied if they are held."""
+        positions, at = rows[0].shape[1], 0
+        while at < positions:
+            buffers, held = self._gathered.get(key, ([], 0))
+            if not held and positions - at >= CHUNK:
+                self.add(key, _product([part[:, at:] for part in rows]))
+                return
+            buffers = buffers or [part.new_empty(len(part), CHUNK, part.shape[2]) for part in rows]
+            count = min(CHUNK - held, positions - at)
+            for buffer, part in zip(buffers, rows, strict=True):
+                buffer[:, held : held + count] = part[:, at : at + count]
+            self._gathered[key] = buffers, held + count
+            at += count
+            if held + count == CHUNK:
+                self._multiply(key)
+
+    def _multiply(self, key: Hashable) -> None:
+        buffers, held = self._gathered[key]
+        if held:
+            self.add(key, _product([buffer[:, :held] for buffer in buffers]))
+        self._gathered[key] = buffers, 0
+
+    def done(self) -> dict[Hashable, Tensor]:
+        """All sums."""
+        for key in self._gathered:
+            self._multiply(key)
+        self._gathered.clear()
+        return self._sums
+
+
+def _product(rows: Sequence[Tensor]) -> Tensor:
+    return gram(rows[0]) if len(rows) == 1 else rows[0].mT @ rows[1]
+
+
 def _collect(
     model: nn.Module,
     portion: list[list[Site]],
     batches: Iterable[Batch],
     loss: Loss | None,
     progress: Callable[[float], None],
-) -> dict[tuple[str, str], Tensor]:
-    sums: dict[tuple[str, str], Tensor] = {}
-
-    def add(key: tuple[str, str], more: Tensor) -> None:
-        more = more.double()  # float32 products, float64 sums
-        sums[key] = more if key not in sums else sums[key].add_(more)
+) -> dict[Hashable, Tensor]:
+    running = Sums()
 
     def note(site: Site, first: bool) -> Hook:
         def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
@@ -185,19 +235,19 @@ def _collect(
                 with torch.no_grad():
                     if site.kind == "embedding":
                         counts = torch.bincount(kept(args[0], args[0].shape, given), minlength=site.m)
-                        add((site.path, "C"), counts)
+                        running.add((site.path, "C"), counts)
                     else:
                         x = rows(site, args[0], given)
-                        add((site.path, "C"), x.mT @ x)
-                        add((site.path, "x"), x.sum(1))
-                        add((site.path, "count"), x.new_tensor(x.shape[1]))
+                        running.products((site.path, "C"), x)
+                        running.add((site.path, "x"), x.sum(1))
+                        running.add((site.path, "count"), x.new_tensor(x.shape[1]))
             if loss is None:
                 return None
             # The graph begins at the first site: nothing before it needs a gradient. A clone, for what follows may
             # change its input in place, and must not a leaf.
             out = out if out.requires_grad else out.detach().requires_grad_().clone()
             if site.kind != "embedding":
-                out.register_hook(lambda d: add((site.path, "G"), _gram(out_rows(site, d, given))))
+                out.register_hook(lambda d: running.products((site.path, "G"), out_rows(site, d, given)))
             return out
 
         return hook
@@ -225,16 +275,13 @@ def _collect(
                 if value.requires_grad:  # it does not if no map of the portion has a part in it
                     value.backward()
             progress((index + 1) / len(batches))
+    sums = running.done()
     for site in (site for group in portion for site in group):
         if loss is not None and site.kind != "embedding" and (site.path, "G") not in sums:
             # The loss does not depend on this map: any error in it costs next to nothing.
             eye = torch.eye(site.m, dtype=torch.float64, device=site.matrices().device)
             sums[site.path, "G"] = (UNFELT * eye).expand(site.groups, -1, -1)
     return sums
-
-
-def _gram(rows: Tensor) -> Tensor:
-    return rows.mT @ rows
 
 
 class Padding:
@@ -320,20 +367,30 @@ def out_rows(site: Site, d: Tensor, given: Mapping[str, Tensor]) -> Tensor:
 
 
 @contextmanager
-def hooked(model: nn.Module, hooks: Iterable[tuple[Site, Hook]]) -> Iterator[None]:
-    """Forward hooks on sites in a `with` block: on each module that shares the weight, once where it stands twice."""
+def hooked(model: nn.Module, hooks: Iterable[tuple[Site, Hook]], *, before: bool = False) -> Iterator[None]:
+    """Forward hooks on sites in a `with` block: on each module that shares the weight, once where it stands twice.
+
+    Args:
+        model: which holds the sites.
+        hooks: of each site.
+        before: call them before the module runs, with None for what it gives.
+    """
     with ExitStack() as stack:
         for site, hook in hooks:
             for module in {id(found): found for found in map(model.get_submodule, site.paths)}.values():
                 # Of an embedding and the map tied to it, what the embedding sees.
                 if (kind_of(module) or "linear") == site.kind:
-                    stack.callback(module.register_forward_hook(_positional(hook), with_kwargs=True).remove)
+                    if before:
+                        handle = module.register_forward_pre_hook(_positional(hook), with_kwargs=True)
+                    else:
+                        handle = module.register_forward_hook(_positional(hook), with_kwargs=True)
+                    stack.callback(handle.remove)
         yield
 
 
 def _positional(hook: Hook) -> Callable[..., Any]:
     """A hook that finds the input among the arguments, however it was passed."""
-    return lambda module, args, kwargs, out: hook(module, args or tuple(kwargs.values()), out)
+    return lambda module, args, kwargs, out=None: hook(module, args or tuple(kwargs.values()), out)
 
 
 @contextmanager
