@@ -14,7 +14,7 @@ from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.measure.parameters import parameters
 from greenformers.solve.budget import Budget, Cost, Layer, ranks
-from greenformers.solve.calibrate import Batch, Loss, Trace, covariances, trace
+from greenformers.solve.calibrate import Batch, DenseRows, Loss, Trace, covariances, trace
 from greenformers.solve.loss import default
 from greenformers.solve.sequential import Gradients, sequential
 from greenformers.solve.solve import Solved, solve, spectrum_of
@@ -89,15 +89,18 @@ def compress(
             highest = _ranks(found, {}, budget, cost, multiple)
         with ExitStack() as stack:
             gradients = None
+            dense = DenseRows(memory / 2) if "cross" in NEEDS.get(solver, ()) else None
             if solver == "sequential_loss":
                 gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
             solved, energies = _solve(
-                model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress
+                model, found, traced, highest, solver, batches, loss, memory, seed, gradients, dense, progress
             )
             chosen = _ranks(found, energies, budget, cost, multiple)
             if only_if_faster and traced is not None:
                 chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
-            solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
+            solved = _final(
+                model, found, traced, solved, chosen, solver, batches, gradients, dense, memory, seed, progress
+            )
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
             part = solved[path]
@@ -148,6 +151,7 @@ def _solve(
     memory: float,
     seed: int,
     gradients: Gradients | None,
+    dense: DenseRows | None,
     progress: Progress,
 ) -> tuple[dict[str, Solved], dict[str, Tensor]]:
     """Factors of each site at the highest rank it may get, and spectra; sites without one are left out.
@@ -173,6 +177,7 @@ def _solve(
     felt = "gradients" in NEEDS[solver]
     statistics = covariances(
         model, traced, batches, loss=(loss or default(model, batches[0], seed)) if felt else None, memory=memory,
+        spectra="cross" in NEEDS[solver], dense=dense,
         progress=lambda share: progress("calibrating", share),
     )  # fmt: skip
     if "cross" not in NEEDS[solver]:
@@ -211,6 +216,7 @@ def _final(
     solver: str,
     batches: list[Batch] | None,
     gradients: Gradients | None,
+    dense: DenseRows | None,
     memory: float,
     seed: int,
     progress: Progress,
@@ -220,7 +226,7 @@ def _final(
         assert batches
         assert traced is not None
         return sequential(
-            model, traced, chosen, batches, gradients=gradients, memory=memory,
+            model, traced, chosen, batches, gradients=gradients, dense=dense, memory=memory,
             progress=lambda share: progress("factorising", share),
         )  # fmt: skip
     if solver not in SPECTRAL:

@@ -56,6 +56,7 @@ class Statistics:
         cross: sum y x^T (m, n), y = W x0 as in the dense model, without its bias. For sequential solvers.
         total: sum y^T y of those, or y^T G y: what the error of sequential solvers is relative to.
         gradients: G = sum d d^T (m, m) over gradients of the loss in the outputs. For solvers with a loss.
+        outputs: sum y y^T (m, m), in place of `inputs` where only the spectrum is wanted.
         mean: of x, where x and y above are taken from their means, because a bias makes up for them.
         output_mean: of y, likewise.
     """
@@ -64,6 +65,7 @@ class Statistics:
     cross: Float[Tensor, "m n"] | None = None
     total: float | None = None
     gradients: Float[Tensor, "m m"] | None = None
+    outputs: Float[Tensor, "m m"] | None = None
     mean: Float[Tensor, " n"] | None = None
     output_mean: Float[Tensor, " m"] | None = None
 
@@ -150,9 +152,19 @@ def spectrum(
     W = W.double() / scale
     C, G = None, None
     if solver in CALIBRATED:
-        seen = _checked(W.shape, solver, statistics)
-        C, G = seen["inputs"], seen.get("gradients")
-    return torch.linalg.eigvalsh(_whitened_gram(W, C, G)[0]).flip(0).clamp_min(0) * scale**2
+        outputs = None if statistics is None else statistics.outputs
+        seen = _checked(W.shape, solver, statistics, without=() if outputs is None else ("inputs",))
+        C, G = seen.get("inputs"), seen.get("gradients")
+        if outputs is not None:
+            T = None if G is None else root(G)[0]
+            H = outputs.double() / scale**2
+            return _falling(H if T is None else T.mT @ H @ T) * scale**2
+    return _falling(_whitened_gram(W, C, G)[0]) * scale**2
+
+
+def _falling(H: Tensor) -> Tensor:
+    """The eigenvalues of a covariance, the largest first."""
+    return torch.linalg.eigvalsh(H).flip(0).clamp_min(0)
 
 
 def _largest(W: Tensor) -> float:
@@ -182,12 +194,14 @@ def _spectral(W: Tensor, largest: float, rank: int, solver: str, statistics: Sta
     return Factors(found.decoder * scale**0.5, found.encoder * scale**0.5, found.energies * scale**2)
 
 
-def _checked(shape: Sequence[int], solver: str, statistics: Statistics | None) -> dict[str, Tensor]:
+def _checked(
+    shape: Sequence[int], solver: str, statistics: Statistics | None, without: Sequence[str] = ()
+) -> dict[str, Tensor]:
     """The statistics that a solver needs, in float64, by name."""
     m, n = shape
     sizes = {"inputs": (n, n), "cross": (m, n), "gradients": (m, m)}
     seen = {}
-    for name in NEEDS[solver]:
+    for name in (name for name in NEEDS[solver] if name not in without):
         matrix = getattr(statistics, name, None)
         if matrix is None:
             raise ValueError(f"solver {solver!r} needs the covariance {name!r}: give it calibration data")

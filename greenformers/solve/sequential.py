@@ -8,7 +8,7 @@ its outputs are kept, as they say all that is needed: the loss |Y - D E X^|^2 de
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,16 +17,28 @@ from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
-from greenformers.solve.calibrate import Batch, Hook, Sums, Trace, call, has_bias, hooked, kept, padding, rows
+from greenformers.solve.calibrate import (
+    Batch,
+    DenseRows,
+    Hook,
+    Key,
+    Sums,
+    Trace,
+    call,
+    given_rows,
+    has_bias,
+    hooked,
+    kept,
+    keys_of,
+    padding,
+    rows,
+)
 from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.walk import Site, filled, put
 
 FAST = ("activation_relu_or_gelu", "use_nested_tensor")
 """What `refuse_fast_path` changes."""
-
-
-WIDE = (torch.float32, torch.float64)
 
 
 class Gradients:
@@ -62,6 +74,7 @@ def sequential(
     batches: Sequence[Batch],
     *,
     gradients: Gradients | None = None,
+    dense: DenseRows | None = None,
     memory: float = 2**30,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Solved]:
@@ -73,19 +86,21 @@ def sequential(
         ranks: by path; maps without one stay dense.
         batches: of calibration.
         gradients: for `sequential_loss`.
+        dense: what `covariances` kept of the same batches; it is emptied.
         memory: bytes, one half of what the maps see in the dense network, the other of the outputs of finished layers;
             where the latter need more, every pass begins at the beginning.
         progress: called with the share that is done.
     """
-    groups = [group for group in ([site for site in group if site.path in ranks] for group in found.groups) if group]
+    groups = [group for group in (_Group.of(group, ranks) for group in found.groups) if group.sites]
     solved: dict[str, Solved] = {}
-    passes = _Passes(model, groups, {path: len(shapes) for path, shapes in found.shapes.items()}, batches, memory)
+    calls = {path: len(shapes) for path, shapes in found.shapes.items()}
+    passes = _Passes(model, groups, calls, batches, DenseRows(memory / 2) if dense is None else dense, memory / 4)
     solver = "sequential" if gradients is None else "sequential_loss"
     with evaluating(model), torch.no_grad():
         for index, group in enumerate(groups):
             sums = passes.sums(index)
-            for site in group:
-                seen = _statistics(site, sums, gradients)
+            for site in group.sites:
+                seen = _statistics(site, group.key(site), sums, gradients)
                 part = solve(site, ranks[site.path], "activation" if site.kind == "embedding" else solver, seen)
                 solved[site.path] = part
                 passes.units.update(filled(model, site, part.decoder, part.encoder, part.shift(ranks[site.path])))
@@ -93,87 +108,105 @@ def sequential(
     return solved
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Maps that read the same tensor and are to be factorised, and what is to be known of the dense network for that.
+
+    Attributes:
+        sites: the maps.
+        keys: see `greenformers.solve.calibrate.keys_of`.
+    """
+
+    sites: list[Site]
+    keys: dict[Key, Site]
+
+    @classmethod
+    def of(cls, group: Sequence[Site], ranks: Mapping[str, int]) -> "_Group":
+        """Those of a group that have a rank."""
+        keys = {key: site for key, site in keys_of(group).items() if not key[1] or key[0] in ranks}
+        return cls([site for site in group if site.path in ranks], {} if group[0].kind == "embedding" else keys)
+
+    def key(self, site: Site) -> Key:
+        """The one of a map."""
+        return next((key for key in self.keys if key == (site.path, True)), next(iter(self.keys), (site.path, False)))
+
+
 class _Passes:
     """The network as it was and as it is by now, run side by side.
 
+    Args:
+        model: the network.
+        groups: in the order of execution.
+        calls: of each map in a batch, by path.
+        batches: of calibration.
+        dense: holds what groups see in the network as it was.
+        memory: bytes of the outputs of finished layers, of each of the two.
+
     Attributes:
         units: what has been factorised, by path.
-        ahead: what groups see in the network as it was, by index: of each batch the rows, by key (see `_rows_of`).
     """
 
     def __init__(
         self,
         model: nn.Module,
-        groups: Sequence[list[Site]],
+        groups: Sequence[_Group],
         calls: Mapping[str, int],
         batches: Sequence[Batch],
+        dense: DenseRows,
         memory: float,
     ) -> None:
-        self.model, self.groups, self.calls, self.batches, self.memory = model, groups, calls, batches, memory
+        self.model, self.groups, self.calls, self.batches, self.dense = model, groups, calls, batches, dense
         self.units: dict[str, nn.Module] = {}
-        self.ahead: dict[int, list[_Rows]] = {}
         with evaluating(model), torch.no_grad():
             order = layers(model, lambda: call(model, batches[0]))
-        self.before, self.now = (Replay(model, order, len(batches), memory / 4) for _ in range(2))
+        self.before, self.now = (Replay(model, order, len(batches), memory) for _ in range(2))
 
     def sums(self, index: int) -> dict[Hashable, Tensor]:
         """Of a group the sums over positions that its statistics are made of, by what they are of."""
-        site = self.groups[index][0]
-        if site.kind != "embedding" and index not in self.ahead:
-            self.before.advance(site.path, lambda number: call(self.model, self.batches[number]))
+        path = self.groups[index].sites[0].path
+        if not self.dense.holds(self.groups[index].keys):
+            self.before.advance(path, lambda number: call(self.model, self.batches[number]))
             self._look_ahead(index)
         with placed(self.model, self.units):
-            self.now.advance(site.path, lambda number: call(self.model, self.batches[number]))
+            self.now.advance(path, lambda number: call(self.model, self.batches[number]))
         found = self._summed(index)
         if not (self.before.off and self.now.off) and not all(part.isfinite().all() for part in found.values()):
             self.before.stop()  # the network reads layers that are not kept
             self.now.stop()
             self._look_ahead(index)
             found = self._summed(index)
-        self.ahead.pop(index, None)
         return found
 
     def _look_ahead(self, index: int) -> None:
-        """Keep the rows of this group and of as many after it as fit the memory; none, if those of this one do not."""
-        self.ahead = {at: [] for at in range(index, len(self.groups)) if self.groups[at][0].kind != "embedding"}
-        held = 0
+        """Hold what this group sees and as many after it as fit the memory; nothing, if that of this one does not."""
+        wanted = {key: site for group in self.groups[index:] for key, site in group.keys.items()}
+        self.dense.clear()
+        self.dense.begin(wanted)
         for number in range(len(self.batches)):
-            for at, part in self._dense(number, list(self.ahead)).items():
-                self.ahead[at].append(part)
-                held += _bytes(part)
-            while held > self.memory / 2:
-                _, dropped = self.ahead.popitem()
-                held -= sum(map(_bytes, dropped))
-            if not self.ahead:
+            wanted = {key: site for key, site in wanted.items() if self.dense.holds([key])}
+            if not wanted:
                 return
+            self._note(number, wanted, self.dense)
 
-    def _dense(self, number: int, wanted: Sequence[int]) -> "dict[int, _Rows]":
-        """The rows of groups in the network as it was, by index."""
-        found: dict[int, _Rows] = {index: {} for index in wanted}
-        keys = [(index, key, site) for index in wanted for key, site in _rows_of(self.groups[index])]
-        left = sum(self.calls[site.path] for _, _, site in keys)
+    def _note(self, number: int, wanted: Mapping[Key, Site], dense: DenseRows) -> None:
+        """Run the network as it was on the batch with this number, up to the last of what is wanted."""
+        left = {key: self.calls[site.path] for key, site in wanted.items()}
 
-        def note(index: int, key: str, site: Site) -> Hook:
+        def note(key: Key, site: Site) -> Hook:
             def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-                nonlocal left
                 given = masks.at(args[0])
-                if key == INPUTS:
-                    seen = rows(site, args[0], given)
-                else:
-                    bias = getattr(module, "bias", None)
-                    seen = kept(out if bias is None else out - bias, out.shape[:-1], given)[None]
-                found[index].setdefault(key, []).append(seen.clone())
-                left -= 1
-                if not left:
+                part = given_rows(site, module, out, given) if key[1] else rows(site, args[0], given)
+                dense.add(key, number, part, self.calls[site.path])
+                left[key] -= 1
+                if all(count <= 0 for count in left.values()):
                     raise Reached
 
             return hook
 
-        hooks = [(site, note(index, key, site)) for index, key, site in keys]
+        hooks = [(site, note(key, site)) for key, site in wanted.items()]
         with self.before.resumed(number), padding(self.model) as masks, hooked(self.model, hooks), suppress(Reached):
             masks.begin(self.batches[number])
             call(self.model, self.batches[number])
-        return found
 
     def _now(self, site: Site, numbers: Iterable[int]) -> Iterator[Tensor]:
         """The rows of a site in the network as it is by now, of each batch; of an embedding the entries looked up."""
@@ -198,19 +231,24 @@ class _Passes:
                     call(self.model, self.batches[number])
                 yield torch.cat(found, -1 if site.kind == "embedding" else -2)
 
-    def _beside(self, index: int) -> "Iterator[tuple[Tensor, _Rows]]":
+    def _beside(self, index: int) -> "Iterator[tuple[Tensor, dict[Key, list[Tensor]]]]":
         """Of each batch the rows of a group in the network as it is by now, and as it was."""
-        site, numbers = self.groups[index][0], range(len(self.batches))
-        ahead = [{}] * len(numbers) if site.kind == "embedding" else self.ahead.get(index)
-        if ahead is not None:
-            yield from zip(self._now(site, numbers), ahead, strict=True)
+        group, numbers = self.groups[index], range(len(self.batches))
+        site = group.sites[0]
+        if self.dense.holds(group.keys):
+            held = {key: self.dense.take(key) for key in group.keys}
+            for number, x in enumerate(self._now(site, numbers)):
+                yield x, {key: batches[number] for key, batches in held.items()}
             return
         for number in numbers:
             (x,) = self._now(site, [number])  # to its end: the network is dense again
-            yield x, self._dense(number, [index])[index]
+            single = DenseRows(float("inf"))
+            single.begin(group.keys)
+            self._note(number, group.keys, single)
+            yield x, {key: single.take(key)[number] for key in group.keys}
 
     def _summed(self, index: int) -> dict[Hashable, Tensor]:
-        site, sums = self.groups[index][0], Sums()
+        site, sums = self.groups[index].sites[0], Sums()
         for x, dense in self._beside(index):
             if site.kind == "embedding":
                 sums.add("counts", torch.bincount(x, minlength=site.m))
@@ -226,30 +264,9 @@ class _Passes:
         return sums.done()
 
 
-_Rows = dict[str, list[Tensor]]
-"""By key, of each call: (g, positions, n)."""
-
-INPUTS = "inputs"
-"""The key of the rows that a group reads; the others are the paths of maps, and their rows what they give."""
-
-
-def _rows_of(group: Sequence[Site]) -> list[tuple[str, Site]]:
-    """What is kept of a group in the network as it was, by key: its inputs, or the outputs where they are fewer."""
-    first = group[0]
-    # Of half precision outputs are rounded, products of inputs and weights are not.
-    if first.kind == "linear" and sum(site.m for site in group) < first.n and first.matrices().dtype in WIDE:
-        return [(site.path, site) for site in group]
-    return [(INPUTS, first)]
-
-
-def _bytes(part: _Rows) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensors in part.values() for tensor in tensors)
-
-
-def _statistics(site: Site, sums: Mapping[Hashable, Tensor], gradients: Gradients | None) -> list[Statistics]:
+def _statistics(site: Site, key: Key, sums: Mapping[Hashable, Tensor], gradients: Gradients | None) -> list[Statistics]:
     if site.kind == "embedding":
         return [Statistics(sums["counts"])]
-    key = INPUTS if (INPUTS, "own") in sums else site.path
     C, x, count = sums["C"], sums["x"], sums["count"]
     cross, own, before = (sums[key, name] for name in ("cross", "own", "mean"))
     if has_bias(site):  # which makes up for the means
@@ -263,11 +280,11 @@ def _statistics(site: Site, sums: Mapping[Hashable, Tensor], gradients: Gradient
     found = []
     for g, at in enumerate(seen):
         G = at.gradients
-        if key == INPUTS:
+        if key[1]:  # what the map gives
+            target, total, mean = cross[g], own[g].trace() if G is None else (own[g] * G).sum(), before[g]
+        else:
             WC, GW = W[g] @ own[g], W[g] if G is None else G @ W[g]
             target, total, mean = W[g] @ cross[g], (WC * GW).sum(), W[g] @ before[g]
-        else:
-            target, total, mean = cross[g], own[g].trace() if G is None else (own[g] * G).sum(), before[g]
         means = {"mean": x[g], "output_mean": mean} if has_bias(site) else {}
         found.append(replace(at, cross=target, total=total.item(), **means))
     return found
