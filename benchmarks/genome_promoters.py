@@ -18,8 +18,8 @@ from _harness import RUNS, Benchmark, Option, Run, data
 from greenformers.genome import judge
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
-from greenformers.genome.people import People
 from greenformers.genome.finetune import finetune
+from greenformers.genome.people import People
 from greenformers.genome.settings import Finetuning
 from greenformers.genome.tokenizer import kmer_tokens
 

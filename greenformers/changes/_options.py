@@ -70,32 +70,6 @@ def default(entry: "Field[Any]") -> Any:
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
-def parse(words: str) -> Change:
-    """A change as typed: its name, then options as name=value, or as values in the order of its fields.
-
-    >>> parse("attention sliding_window window=64 layers=1,3,5")
-
-    Raises:
-        ValueError: no such change or option, or a value that does not fit.
-    """
-    from greenformers.changes import build, kind
-
-    try:
-        name, *rest = shlex.split(words)
-    except ValueError as error:
-        raise ValueError(f"a change is a name and options, name=value; got {words!r}") from error
-    allowed = types(kind(name))
-    options: dict[str, Any] = {}
-    for place, word in enumerate(rest):
-        key, equals, value = word.partition("=")
-        if not equals:
-            if place >= len(allowed) or place != len(options):
-                raise ValueError(f"{name}: {word!r} is no option; options are name=value")
-            key, value = list(allowed)[place], word
-        options[key] = value_of(value, allowed.get(key, ()))
-    return build(name, **options)
-
-
 def value_of(text: str, allowed: tuple[type, ...] = ()) -> Any:
     """A value as typed, for a field of these types; with none given, what it looks like.
 

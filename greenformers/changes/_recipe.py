@@ -1,4 +1,4 @@
-"""A recipe as a TOML file: an ordered list of changes.
+"""A recipe, an ordered list of changes, as a TOML file; and a change as words on a command line.
 
 [[change]]
 name = "low_rank"
@@ -8,6 +8,7 @@ keep = 0.5
 name = "int8"
 """
 
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 
 import tomli_w
 
-from greenformers.changes import Change, build
-from greenformers.changes._options import as_dict
+from greenformers.changes import Change, build, kind
+from greenformers.changes._options import as_dict, types, value_of
 
 RECIPE = "recipe.toml"
 """Name of the file in the folder of every result."""
@@ -60,4 +61,29 @@ def change_of(entry: Any) -> Change:
 def recipe_text(changes: Iterable[Change | Mapping[str, Any]]) -> str:
     """The file of some changes; `read_recipe` reads it."""
     entries = [as_dict(change) if isinstance(change, Change) else dict(change) for change in changes]
-    return tomli_w.dumps({"change": entries})
+    # One table after the other, which people can read and move; as a list they would stand on one line.
+    return "\n".join(tomli_w.dumps({"change": entry}).replace("[change]", "[[change]]", 1) for entry in entries)
+
+
+def parse(words: str) -> Change:
+    """A change as typed: its name, then options as name=value, or as values in the order of its fields.
+
+    >>> parse("attention sliding_window window=64 layers=1,3,5")
+
+    Raises:
+        ValueError: no such change or option, or a value that does not fit.
+    """
+    try:
+        name, *rest = shlex.split(words)
+    except ValueError as error:
+        raise ValueError(f"a change is a name and options, name=value; got {words!r}") from error
+    allowed = types(kind(name))
+    options: dict[str, Any] = {}
+    for place, word in enumerate(rest):
+        key, equals, value = word.partition("=")
+        if not equals:
+            if place >= len(allowed) or place != len(options):
+                raise ValueError(f"{name}: {word!r} is no option; options are name=value")
+            key, value = list(allowed)[place], word
+        options[key] = value_of(value, allowed.get(key, ()))
+    return build(name, **options)

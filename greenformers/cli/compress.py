@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from greenformers.changes import Change, build, kinds
-from greenformers.changes._options import parse, types, value_of
-from greenformers.changes._recipe import read_recipe
+from greenformers.changes._options import types, value_of
+from greenformers.changes._recipe import parse, read_recipe
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import filled, flags
 from greenformers.compress.job import Job

@@ -105,7 +105,7 @@ def batches(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     length: int,
-    size: int = 16,
+    size: int | None = None,
 ) -> list[dict[str, Tensor]]:
     """Batches without padding: blocks of running text for a causal language model, else texts of equal length.
 
@@ -114,7 +114,7 @@ def batches(
         tokenizer: of the model.
         task: of the model.
         length: of a block, or the longest text, in tokens.
-        size: most texts in a batch.
+        size: most texts in a batch; by default 16, and of short ones as many as have 2,048 tokens.
 
     Raises:
         ValueError: too little text for one block.
@@ -124,6 +124,7 @@ def batches(
         blocks = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
         if not blocks:
             raise ValueError(f"the text has {len(ids)} tokens; one block of {length} is needed")
+        size = _size(length) if size is None else size
         return [_stacked(blocks[start : start + size]) for start in range(0, len(blocks), size)]
     by_length: dict[int, list[list[int]]] = {}
     for text in texts:
@@ -133,10 +134,16 @@ def batches(
     if not by_length:
         raise ValueError("the text has no token that the model knows")
     return [
-        _stacked(rows[start : start + size])
-        for _, rows in sorted(by_length.items())
-        for start in range(0, len(rows), size)
+        _stacked(rows[start : start + most])
+        for tokens, rows in sorted(by_length.items())
+        for most in [_size(tokens) if size is None else size]
+        for start in range(0, len(rows), most)
     ]
+
+
+def _size(tokens: int) -> int:
+    """Texts of so many tokens in a batch: a pass takes as long for few tokens as for somewhat more."""
+    return max(16, 2048 // tokens)
 
 
 def _stacked(rows: list[list[int]]) -> dict[str, Tensor]:

@@ -13,8 +13,8 @@ Truncations are nested: the first k columns and rows of the factors of a higher 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -41,7 +41,7 @@ TINY = 1e-12
 """Eigenvalues of a covariance below this share of the largest are dropped: float64 does not resolve them."""
 
 NOISE = 1e-7
-"""Where X^ has less than this share of its energy, float32 products say nothing of how it differs from X."""
+"""Where X^ has no more than this share of its energy, float32 products say nothing of how it differs from X."""
 
 RESOLVED = {torch.float32: 0.1, torch.float64: 1e-7}
 """Dropped energy, in units of the largest, down to which eigenvectors of a Gram matrix give the optimum to 1e-6."""
@@ -53,19 +53,21 @@ class Statistics:
 
     Attributes:
         inputs: C = sum x x^T (n, n), x as in the layer where it stands, after what precedes it was compressed.
-        cross: sum x0 x^T (n, n), x0 as in the dense model. For sequential solvers.
-        dense: sum x0 x0^T (n, n), to know what the error of those is relative to.
+        cross: sum y x^T (m, n), y = W x0 as in the dense model, without its bias. For sequential solvers.
+        total: sum y^T y of those, or y^T G y: what the error of sequential solvers is relative to.
         gradients: G = sum d d^T (m, m) over gradients of the loss in the outputs. For solvers with a loss.
-        mean: of x, where x above is taken from its mean, because a bias makes up for it.
-        dense_mean: of x0, likewise.
+        outputs: sum y y^T (m, m), in place of `inputs` where only the spectrum is wanted.
+        mean: of x, where x and y above are taken from their means, because a bias makes up for them.
+        output_mean: of y, likewise.
     """
 
     inputs: Float[Tensor, "n n"] | None = None
-    cross: Float[Tensor, "n n"] | None = None
-    dense: Float[Tensor, "n n"] | None = None
+    cross: Float[Tensor, "m n"] | None = None
+    total: float | None = None
     gradients: Float[Tensor, "m m"] | None = None
+    outputs: Float[Tensor, "m m"] | None = None
     mean: Float[Tensor, " n"] | None = None
-    dense_mean: Float[Tensor, " n"] | None = None
+    output_mean: Float[Tensor, " m"] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,7 @@ def factorize(
     if not 1 <= rank <= min(m, n):
         raise ValueError(f"rank must be in 1..{min(m, n)} for a {m} x {n} weight, got {rank}")
     W = weight.detach()
-    largest = max(abs(end.item()) for end in W.aminmax())
-    if not largest < float("inf"):
-        raise ValueError(f"the weight holds {(~W.isfinite()).sum().item()} values that are not finite")
+    largest = _largest(W)
     if solver in SPECTRAL:
         found = _spectral(W if W.dtype == torch.float64 else W.float(), largest, rank, solver, statistics, seed)
     else:
@@ -132,11 +132,60 @@ def factorize(
     return Factors(decoder, encoder, found.energies)
 
 
+def spectrum(
+    weight: Float[Tensor, "m n"], solver: str = "svd", statistics: Statistics | None = None
+) -> Float[Tensor, " p"]:
+    """The energies of `factorize`, falling, without factors: where ranks are chosen, and factors made later.
+
+    Args:
+        weight: W of any float dtype.
+        solver: "svd", "activation" or "loss".
+        statistics: for the latter two.
+
+    Raises:
+        ValueError: another solver, a weight or statistics that are not finite, missing statistics.
+    """
+    if solver not in ("svd", "activation", "loss"):
+        raise ValueError(f"the solver of a spectrum must be svd, activation or loss; got {solver!r}")
+    W = weight.detach()
+    scale = _scale(_largest(W))
+    W = W.double() / scale
+    C, G = None, None
+    if solver in CALIBRATED:
+        outputs = None if statistics is None else statistics.outputs
+        seen = _checked(W.shape, solver, statistics, without=() if outputs is None else ("inputs",))
+        C, G = seen.get("inputs"), seen.get("gradients")
+        if outputs is not None:
+            T = None if G is None else root(G)[0]
+            H = outputs.double() / scale**2
+            return _falling(H if T is None else T.mT @ H @ T) * scale**2
+    return _falling(_whitened_gram(W, C, G)[0]) * scale**2
+
+
+def _falling(H: Tensor) -> Tensor:
+    """The eigenvalues of a covariance, the largest first."""
+    return torch.linalg.eigvalsh(H).flip(0).clamp_min(0)
+
+
+def _largest(W: Tensor) -> float:
+    """The largest entry by size; raises where one is not finite."""
+    largest = max(abs(end.item()) for end in W.aminmax())
+    if not largest < float("inf"):
+        raise ValueError(f"the weight holds {(~W.isfinite()).sum().item()} values that are not finite")
+    return largest
+
+
+def _scale(largest: float) -> float:
+    """What to divide a weight by: squares must neither overflow nor vanish. A power of two, so scaling is exact."""
+    return 1.0 if 1e-6 < largest < 1e6 else 2.0 ** max(math.frexp(largest)[1] - 1, -120)
+
+
 def _spectral(W: Tensor, largest: float, rank: int, solver: str, statistics: Statistics | None, seed: int) -> Factors:
-    # Squares must neither overflow nor vanish. A power of two: scaling is exact.
-    scale = 1.0 if 1e-6 < largest < 1e6 else 2.0 ** max(math.frexp(largest)[1] - 1, -120)
+    scale = _scale(largest)
     W = W if scale == 1 else W / scale
     if solver in CALIBRATED:
+        if scale != 1 and statistics is not None and statistics.cross is not None:
+            statistics = replace(statistics, cross=statistics.cross / scale)
         found = _calibrated(W.double(), rank, solver, statistics)
     else:
         found = _balanced(*_truncated(W, rank)) if solver == "svd" else randomized(W, rank, seed=seed)
@@ -145,34 +194,81 @@ def _spectral(W: Tensor, largest: float, rank: int, solver: str, statistics: Sta
     return Factors(found.decoder * scale**0.5, found.encoder * scale**0.5, found.energies * scale**2)
 
 
-def _calibrated(W: Tensor, rank: int, solver: str, statistics: Statistics | None) -> Factors:
-    m, n = W.shape
+def _checked(
+    shape: Sequence[int], solver: str, statistics: Statistics | None, without: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """The statistics that a solver needs, in float64, by name."""
+    m, n = shape
+    sizes = {"inputs": (n, n), "cross": (m, n), "gradients": (m, m)}
     seen = {}
-    for name in NEEDS[solver]:
-        size, matrix = m if name == "gradients" else n, getattr(statistics, name, None)
+    for name in (name for name in NEEDS[solver] if name not in without):
+        matrix = getattr(statistics, name, None)
         if matrix is None:
             raise ValueError(f"solver {solver!r} needs the covariance {name!r}: give it calibration data")
-        if matrix.shape != (size, size):
-            raise ValueError(f"the covariance {name!r} must be ({size}, {size}), got {tuple(matrix.shape)}")
+        if matrix.shape != sizes[name]:
+            raise ValueError(f"the covariance {name!r} must be {sizes[name]}, got {tuple(matrix.shape)}")
         if not matrix.isfinite().all():
             raise ValueError(f"the covariance {name!r} holds values that are not finite")
         seen[name] = matrix.double()
-    S, S_inverse = root(seen["inputs"])
+    return seen
+
+
+def _calibrated(W: Tensor, rank: int, solver: str, statistics: Statistics | None) -> Factors:
+    seen = _checked(W.shape, solver, statistics)
+    C, G = seen["inputs"], seen.get("gradients")
     if "cross" in seen:
-        # The V nearest to W of those that minimise |W X - V X^|: W + W (A - H) H^+, A = X X^^T and H = X^ X^^T.
-        energies = S.square().sum(0)
-        kept = S_inverse[energies > NOISE * energies.sum()]
-        W = W + W @ (seen["cross"] - seen["inputs"]) @ kept.mT @ kept
-    TW = root(seen["gradients"])[0].mT @ W if "gradients" in seen else W
+        W = _refitted(W, C, seen["cross"])
+    H, encode = _whitened_gram(W, C, G)
+    eigenvalues, U = torch.linalg.eigh(H, UPLO="U")
+    energies = eigenvalues.flip(0).clamp_min(0)
+    if not energies.any():  # nothing was seen: every choice is as good, so the plain one
+        return _balanced(*_truncated(W, rank)[:2], W.new_zeros(min(W.shape)))
+    if energies[rank:].sum() < RESOLVED[torch.float64] * energies[0]:
+        return _from_roots(W, rank, C, G)
+    # Of all minimisers the one nearest to W where nothing was seen: U^T T^T W needs no inverse of S.
+    encoder = encode(U[:, -rank:].flip(1), energies[:rank])
+    # Given E, the best D is W C E^T (E C E^T)^-1, and E C E^T is diagonal: the energies.
+    return _balanced(W @ (C @ encoder.mT) / energies[:rank], encoder, energies)
+
+
+def _refitted(W: Tensor, C: Tensor, cross: Tensor) -> Tensor:
+    """The V nearest to W of those that minimise |Y - V X^|: W + (Y X^^T - W C) C^+, C = X^ X^^T."""
+    missing = cross - W @ C
+    noise = NOISE * C.trace() * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    # Are all eigenvalues above the noise? Asking costs a sixth of a decomposition by eigenvalues.
+    if not torch.linalg.cholesky_ex(C - noise).info:
+        return W + torch.cholesky_solve(missing.mT, torch.linalg.cholesky(C)).mT
+    S, S_inverse = root(C)
+    energies = S.square().sum(0)
+    resolved = S_inverse[energies > NOISE * energies.sum()]
+    return W + missing @ resolved.mT @ resolved
+
+
+def _whitened_gram(W: Tensor, C: Tensor | None, G: Tensor | None) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
+    """The smaller of M M^T and M^T M, M = T^T W S, and what makes E = U^T T^T W of its eigenvectors and energies.
+
+    Of the two covariances only the smaller one needs a root.
+    """
+    m, n = W.shape
+    if m <= n:
+        TW = W if G is None else root(G)[0].mT @ W
+        return TW @ (TW if C is None else TW @ C).mT, lambda U, _: U.mT @ TW
+    GW = W if G is None else G @ W
+    S = None if C is None else root(C)[0]
+    SWGW = W.mT @ GW if S is None else S.mT @ (W.mT @ GW)
+    # U^T T^T W = z^-1 V^T M^T T^T W
+    return SWGW if S is None else SWGW @ S, lambda V, energies: (V / energies.sqrt()).mT @ SWGW
+
+
+def _from_roots(W: Tensor, rank: int, C: Tensor, G: Tensor | None) -> Factors:
+    """Factors from M itself, where its squares do not resolve what is dropped."""
+    S = root(C)[0]
+    TW = W if G is None else root(G)[0].mT @ W
     M = TW @ S
-    if not M.numel():  # nothing was seen: every choice is as good, so the plain one
-        return _balanced(*_truncated(W, rank)[:2], W.new_zeros(min(m, n)))
     left, _, energies = _truncated(M, min(rank, *M.shape))
     decoder = left * torch.where(left.any(0), 1 / left.norm(dim=0), 0)
-    # Of all minimisers the one nearest to W where nothing was seen: U^T T^T W needs no inverse of S.
     encoder = decoder.mT @ TW
-    if "gradients" in seen:
-        # Given E, the best D is W C E^T (E C E^T)^-1, and E C E^T is diagonal: the energies.
+    if G is not None:
         found = energies[: len(encoder)]
         decoder = W @ S @ (encoder @ S).mT * torch.where(found > TINY * found[0], 1 / found, 0)
     return _balanced(decoder, encoder, energies, rank)
@@ -183,7 +279,7 @@ def root(C: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n p"], Float[Tensor, "
 
     By eigenvalues: with fewer positions than inputs C has no Cholesky factor.
     """
-    eigenvalues, Q = torch.linalg.eigh(C.double())
+    eigenvalues, Q = torch.linalg.eigh(C.double(), UPLO="U")
     kept = eigenvalues > TINY * eigenvalues[-1].clamp_min(0)
     eigenvalues, Q = eigenvalues[kept].sqrt(), Q[:, kept]
     return Q * eigenvalues, (Q / eigenvalues).mT
@@ -197,7 +293,7 @@ def _truncated(M: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     wide = M.shape[0] < M.shape[1]
     A = M.mT if wide else M  # (p, q), p >= q
-    eigenvalues, V = torch.linalg.eigh(_gram(A), UPLO="U")  # a tenth faster than "L"
+    eigenvalues, V = torch.linalg.eigh(gram(A), UPLO="U")  # a tenth faster than "L"
     energies = eigenvalues.double().flip(0).clamp_min(0)
     if energies[rank:].sum() < RESOLVED[M.dtype] * energies[0]:
         if M.dtype == torch.float32:
@@ -208,14 +304,14 @@ def _truncated(M: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     return (V, (A @ V).mT, energies) if wide else (A @ V, V.mT, energies)
 
 
-def _gram(A: Float[Tensor, "p q"]) -> Float[Tensor, "q q"]:
+def gram(A: Float[Tensor, "*g p q"]) -> Float[Tensor, "*g q q"]:
     """A^T A from five eighths of its products: blocks above the diagonal are copied from those below."""
-    q = A.shape[1]
+    q = A.shape[-1]
     step = -(-q // 4)
-    H = A.new_empty(q, q)
+    H = A.new_empty(*A.shape[:-2], q, q)
     for i in range(0, q, step):
-        H[i : i + step, : i + step] = A[:, i : i + step].mT @ A[:, : i + step]
-        H[:i, i : i + step] = H[i : i + step, :i].mT
+        H[..., i : i + step, : i + step] = A[..., i : i + step].mT @ A[..., : i + step]
+        H[..., :i, i : i + step] = H[..., i : i + step, :i].mT
     return H
 
 
@@ -260,7 +356,7 @@ def randomized(
     width = rank + (max(rank // 4, 8) if oversample is None else oversample)
     if 2 * width > A.shape[1]:  # an exact solution costs no more
         return _balanced(*_truncated(W, rank))
-    H = _gram(A)
+    H = gram(A)
     generator = torch.Generator(W.device).manual_seed(seed)
     X = torch.randn(A.shape[1], width, dtype=W.dtype, device=W.device, generator=generator)
     Q = _filtered(H, torch.linalg.qr(H @ X).Q, power)

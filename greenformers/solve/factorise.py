@@ -6,17 +6,17 @@ from dataclasses import asdict
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.measure.parameters import parameters
 from greenformers.solve.budget import Budget, Cost, Layer, ranks
-from greenformers.solve.calibrate import Batch, Loss, Trace, covariances, trace
+from greenformers.solve.calibrate import Batch, DenseRows, Loss, Trace, covariances, trace
 from greenformers.solve.loss import default
 from greenformers.solve.result import Factorisation, LayerReport
 from greenformers.solve.sequential import Gradients, sequential
-from greenformers.solve.solve import Solved, solve
+from greenformers.solve.solve import Solved, solve, spectrum_of
 from greenformers.solve.speed import Latency, measure
 from greenformers.solve.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
 
@@ -89,13 +89,18 @@ def factorise(
             highest = _ranks(found, {}, budget, cost, multiple)
         with ExitStack() as stack:
             gradients = None
+            dense = DenseRows(memory / 2) if "cross" in NEEDS.get(solver, ()) else None
             if solver == "sequential_loss":
                 gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
-            solved = _solve(model, found, traced, highest, solver, batches, loss, memory, seed, gradients, progress)
-            chosen = _ranks(found, solved, budget, cost, multiple)
+            solved, energies = _solve(
+                model, found, traced, highest, solver, batches, loss, memory, seed, gradients, dense, progress
+            )
+            chosen = _ranks(found, energies, budget, cost, multiple)
             if only_if_faster and traced is not None:
                 chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
-            solved = _final(model, found, traced, solved, chosen, solver, batches, gradients, memory, seed, progress)
+            solved = _final(
+                model, found, traced, solved, chosen, solver, batches, gradients, dense, memory, seed, progress
+            )
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
             part = solved[path]
@@ -148,21 +153,23 @@ def _solve(
     memory: float,
     seed: int,
     gradients: Gradients | None,
+    dense: DenseRows | None,
     progress: Progress,
-) -> dict[str, Solved]:
-    """Factors of each site at the highest rank it may get; sites without one are left out.
+) -> tuple[dict[str, Solved], dict[str, Tensor]]:
+    """Factors of each site at the highest rank it may get, and spectra; sites without one are left out.
 
-    Of solvers without a spectrum none yet, as the rank matters. What `gradients` is for is kept in it.
+    Of solvers without a spectrum neither yet, as the rank matters; of sequential ones no factors. What `gradients` is
+    for is kept in it.
     """
     if solver not in SPECTRAL:
-        return {}
+        return {}, {}
     if solver not in CALIBRATED:
         solved = {}
         for index, site in enumerate(found):
             if site.path in highest:
                 solved[site.path] = solve(site, highest[site.path], solver, seed=seed)
             progress("factorising", (index + 1) / len(found))
-        return solved
+        return solved, _energies(solved)
     assert batches
     assert traced is not None
     for site in found:
@@ -172,26 +179,32 @@ def _solve(
     felt = "gradients" in NEEDS[solver]
     statistics = covariances(
         model, traced, batches, loss=(loss or default(model, batches[0], seed)) if felt else None, memory=memory,
+        spectra="cross" in NEEDS[solver], dense=dense,
         progress=lambda share: progress("calibrating", share),
     )  # fmt: skip
-    solved = {}
+    if "cross" not in NEEDS[solver]:
+        solved = {
+            site.path: solve(site, highest[site.path], solver, at) for site, at in statistics if site.path in highest
+        }
+        return solved, _energies(solved)
+    energies = {}
     for site, seen in statistics:
         if site.path in highest:
-            # Sequential solvers' ranks are chosen by the dense inputs; their factors come later, map by map.
-            how = solver if "cross" not in NEEDS[solver] else "loss" if felt else "activation"
-            solved[site.path] = solve(site, highest[site.path], how, seen)
+            # Ranks are chosen by the dense inputs; factors come later, map by map.
+            energies[site.path] = spectrum_of(site, "loss" if felt else "activation", seen)
             if gradients is not None:
                 gradients.keep(site, seen)
-    return solved
+    return {}, energies
+
+
+def _energies(solved: Mapping[str, Solved]) -> dict[str, Tensor]:
+    return {path: part.energies for path, part in solved.items() if part.energies is not None}
 
 
 def _ranks(
-    found: Sequence[Site], solved: Mapping[str, Solved], budget: Budget, cost: Cost, multiple: int
+    found: Sequence[Site], energies: Mapping[str, Tensor], budget: Budget, cost: Cost, multiple: int
 ) -> dict[str, int]:
-    layers = []
-    for site in found:
-        part = solved.get(site.path)
-        layers.append(Layer(site, torch.zeros(1) if part is None or part.energies is None else part.energies))
+    layers = [Layer(site, energies.get(site.path, torch.zeros(1))) for site in found]
     chosen = zip(found, ranks(layers, budget, cost, multiple), strict=True)
     return {site.path: rank for site, rank in chosen if rank is not None}
 
@@ -205,6 +218,7 @@ def _final(
     solver: str,
     batches: list[Batch] | None,
     gradients: Gradients | None,
+    dense: DenseRows | None,
     memory: float,
     seed: int,
     progress: Progress,
@@ -214,7 +228,7 @@ def _final(
         assert batches
         assert traced is not None
         return sequential(
-            model, traced, chosen, batches, gradients=gradients, memory=memory,
+            model, traced, chosen, batches, gradients=gradients, dense=dense, memory=memory,
             progress=lambda share: progress("factorising", share),
         )  # fmt: skip
     if solver not in SPECTRAL:

@@ -1,13 +1,14 @@
 """AA-SVD: each map is factorised for the inputs it will get, changed by what has been factorised before it.
 
-Maps are taken in the order of execution. For each, every batch runs through the network twice, as it was and as it is
-by now, from the last finished layer up to that map: two such passes a group of maps that read the same tensor, and
-three d x d sums at a time.
+Maps are taken in the order of execution, in groups that read the same tensor. For each group every batch runs through
+the network as it is by now, from the last finished layer up to that group. What the groups see in the network as it was
+is kept for as many as fit the memory, so that one pass of that serves them all; of a map with fewer outputs than inputs
+its outputs are kept, as they say all that is needed: the loss |Y - D E X^|^2 depends on X^ X^^T, Y X^^T and |Y|^2.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,22 @@ from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
-from greenformers.solve.calibrate import Batch, Hook, Trace, call, has_bias, hooked, kept, padding, rows
+from greenformers.solve.calibrate import (
+    Batch,
+    DenseRows,
+    Hook,
+    Key,
+    Sums,
+    Trace,
+    call,
+    given_rows,
+    has_bias,
+    hooked,
+    kept,
+    keys_of,
+    padding,
+    rows,
+)
 from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.walk import Site, filled, put
@@ -58,6 +74,7 @@ def sequential(
     batches: Sequence[Batch],
     *,
     gradients: Gradients | None = None,
+    dense: DenseRows | None = None,
     memory: float = 2**30,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Solved]:
@@ -69,19 +86,21 @@ def sequential(
         ranks: by path; maps without one stay dense.
         batches: of calibration.
         gradients: for `sequential_loss`.
-        memory: bytes of the outputs of finished layers; where they need more, every pass begins at the beginning.
+        dense: what `covariances` kept of the same batches; it is emptied.
+        memory: bytes, one half of what the maps see in the dense network, the other of the outputs of finished layers;
+            where the latter need more, every pass begins at the beginning.
         progress: called with the share that is done.
     """
-    groups = [group for group in ([site for site in group if site.path in ranks] for group in found.groups) if group]
+    groups = [group for group in (_Group.of(group, ranks) for group in found.groups) if group.sites]
     solved: dict[str, Solved] = {}
-    passes = _Passes(model, batches, memory)
+    calls = {path: len(shapes) for path, shapes in found.shapes.items()}
+    passes = _Passes(model, groups, calls, batches, DenseRows(memory / 2) if dense is None else dense, memory / 4)
     solver = "sequential" if gradients is None else "sequential_loss"
     with evaluating(model), torch.no_grad():
         for index, group in enumerate(groups):
-            sums = passes.sums(group[0], len(found.shapes[group[0].path]))
-            for site in group:
-                seen = _statistics(site, sums)
-                seen = seen if gradients is None else gradients.given(site, seen)
+            sums = passes.sums(index)
+            for site in group.sites:
+                seen = _statistics(site, group.key(site), sums, gradients)
                 part = solve(site, ranks[site.path], "activation" if site.kind == "embedding" else solver, seen)
                 solved[site.path] = part
                 passes.units.update(filled(model, site, part.decoder, part.encoder, part.shift(ranks[site.path])))
@@ -89,76 +108,186 @@ def sequential(
     return solved
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Maps that read the same tensor and are to be factorised, and what is to be known of the dense network for that.
+
+    Attributes:
+        sites: the maps.
+        keys: see `greenformers.solve.calibrate.keys_of`.
+    """
+
+    sites: list[Site]
+    keys: dict[Key, Site]
+
+    @classmethod
+    def of(cls, group: Sequence[Site], ranks: Mapping[str, int]) -> "_Group":
+        """Those of a group that have a rank."""
+        keys = {key: site for key, site in keys_of(group).items() if not key[1] or key[0] in ranks}
+        return cls([site for site in group if site.path in ranks], {} if group[0].kind == "embedding" else keys)
+
+    def key(self, site: Site) -> Key:
+        """The one of a map."""
+        return next((key for key in self.keys if key == (site.path, True)), next(iter(self.keys), (site.path, False)))
+
+
 class _Passes:
     """The network as it was and as it is by now, run side by side.
+
+    Args:
+        model: the network.
+        groups: in the order of execution.
+        calls: of each map in a batch, by path.
+        batches: of calibration.
+        dense: holds what groups see in the network as it was.
+        memory: bytes of the outputs of finished layers, of each of the two.
 
     Attributes:
         units: what has been factorised, by path.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Batch], memory: float) -> None:
-        self.model, self.batches, self.units = model, batches, dict[str, nn.Module]()
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[_Group],
+        calls: Mapping[str, int],
+        batches: Sequence[Batch],
+        dense: DenseRows,
+        memory: float,
+    ) -> None:
+        self.model, self.groups, self.calls, self.batches, self.dense = model, groups, calls, batches, dense
+        self.units: dict[str, nn.Module] = {}
         with evaluating(model), torch.no_grad():
             order = layers(model, lambda: call(model, batches[0]))
-        self.before, self.now = (Replay(model, order, len(batches), memory / 2) for _ in range(2))
+        self.before, self.now = (Replay(model, order, len(batches), memory) for _ in range(2))
 
-    def sums(self, site: Site, calls: int) -> list[Tensor]:
-        """X^ X^^T, X X^^T and X X^T of a site, their sums over positions, and how many there are."""
-        self.before.advance(site.path, lambda number: call(self.model, self.batches[number]))
+    def sums(self, index: int) -> dict[Hashable, Tensor]:
+        """Of a group the sums over positions that its statistics are made of, by what they are of."""
+        path = self.groups[index].sites[0].path
+        if not self.dense.holds(self.groups[index].keys):
+            self.before.advance(path, lambda number: call(self.model, self.batches[number]))
+            self._look_ahead(index)
         with placed(self.model, self.units):
-            self.now.advance(site.path, lambda number: call(self.model, self.batches[number]))
-        found = self._summed(site, calls)
-        if not (self.before.off and self.now.off) and not all(part.isfinite().all() for part in found):
+            self.now.advance(path, lambda number: call(self.model, self.batches[number]))
+        found = self._summed(index)
+        if not (self.before.off and self.now.off) and not all(part.isfinite().all() for part in found.values()):
             self.before.stop()  # the network reads layers that are not kept
             self.now.stop()
-            found = self._summed(site, calls)
+            self._look_ahead(index)
+            found = self._summed(index)
         return found
 
-    def _summed(self, site: Site, calls: int) -> list[Tensor]:
-        sums: list[Tensor] = []
-        for number, batch in enumerate(self.batches):
-            with self.before.resumed(number):
-                before = _inputs(self.model, site, batch, calls)
-            units = {path: unit for path, unit in self.units.items() if path not in site.paths}
-            with placed(self.model, units), self.now.resumed(number):
-                after = _inputs(self.model, site, batch, calls)
+    def _look_ahead(self, index: int) -> None:
+        """Hold what this group sees and as many after it as fit the memory; nothing, if that of this one does not."""
+        wanted = {key: site for group in self.groups[index:] for key, site in group.keys.items()}
+        self.dense.clear()
+        self.dense.begin(wanted)
+        for number in range(len(self.batches)):
+            wanted = {key: site for key, site in wanted.items() if self.dense.holds([key])}
+            if not wanted:
+                return
+            self._note(number, wanted, self.dense)
+
+    def _note(self, number: int, wanted: Mapping[Key, Site], dense: DenseRows) -> None:
+        """Run the network as it was on the batch with this number, up to the last of what is wanted."""
+        left = {key: self.calls[site.path] for key, site in wanted.items()}
+
+        def note(key: Key, site: Site) -> Hook:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+                given = masks.at(args[0])
+                part = given_rows(site, module, out, given) if key[1] else rows(site, args[0], given)
+                dense.add(key, number, part, self.calls[site.path])
+                left[key] -= 1
+                if all(count <= 0 for count in left.values()):
+                    raise Reached
+
+            return hook
+
+        hooks = [(site, note(key, site)) for key, site in wanted.items()]
+        with self.before.resumed(number), padding(self.model) as masks, hooked(self.model, hooks), suppress(Reached):
+            masks.begin(self.batches[number])
+            call(self.model, self.batches[number])
+
+    def _now(self, site: Site, numbers: Iterable[int]) -> Iterator[Tensor]:
+        """The rows of a site in the network as it is by now, of each batch; of an embedding the entries looked up."""
+        found: list[Tensor] = []
+
+        def hook(_: nn.Module, args: tuple[Tensor, ...], __: object) -> None:
+            x, given = args[0], masks.at(args[0])
+            found.append(kept(x, x.shape, given) if site.kind == "embedding" else rows(site, x, given))
+            if len(found) == self.calls[site.path]:
+                raise Reached
+
+        units = {path: unit for path, unit in self.units.items() if path not in site.paths}
+        with (
+            placed(self.model, units),
+            padding(self.model) as masks,
+            hooked(self.model, [(site, hook)], before=True),
+        ):
+            for number in numbers:
+                found.clear()
+                masks.begin(self.batches[number])
+                with self.now.resumed(number), suppress(Reached):
+                    call(self.model, self.batches[number])
+                yield torch.cat(found, -1 if site.kind == "embedding" else -2)
+
+    def _beside(self, index: int) -> "Iterator[tuple[Tensor, dict[Key, list[Tensor]]]]":
+        """Of each batch the rows of a group in the network as it is by now, and as it was."""
+        group, numbers = self.groups[index], range(len(self.batches))
+        site = group.sites[0]
+        if self.dense.holds(group.keys):
+            held = {key: self.dense.take(key) for key in group.keys}
+            for number, x in enumerate(self._now(site, numbers)):
+                yield x, {key: batches[number] for key, batches in held.items()}
+            return
+        for number in numbers:
+            (x,) = self._now(site, [number])  # to its end: the network is dense again
+            single = DenseRows(float("inf"))
+            single.begin(group.keys)
+            self._note(number, group.keys, single)
+            yield x, {key: single.take(key)[number] for key in group.keys}
+
+    def _summed(self, index: int) -> dict[Hashable, Tensor]:
+        site, sums = self.groups[index].sites[0], Sums()
+        for x, dense in self._beside(index):
             if site.kind == "embedding":
-                products = [torch.bincount(after, minlength=site.m).double()[None]]
-            else:
-                pairs = ((after, after), (before, after), (before, before))
-                products = [(a.mT @ b).double() for a, b in pairs]
-                products += [after.sum(1).double(), before.sum(1).double(), after.new_tensor(after.shape[1]).double()]
-            sums = products if not sums else [kept.add_(new) for kept, new in zip(sums, products, strict=True)]
-        return sums
+                sums.add("counts", torch.bincount(x, minlength=site.m))
+                continue
+            sums.products("C", x)
+            sums.add("x", x.sum(1))
+            sums.add("count", x.new_tensor(x.shape[1]))
+            for key, parts in dense.items():
+                before = torch.cat(parts, -2)
+                sums.products((key, "cross"), before, x)
+                sums.products((key, "own"), before)
+                sums.add((key, "mean"), before.sum(1))
+        return sums.done()
 
 
-def _statistics(site: Site, sums: Sequence[Tensor]) -> list[Statistics]:
+def _statistics(site: Site, key: Key, sums: Mapping[Hashable, Tensor], gradients: Gradients | None) -> list[Statistics]:
     if site.kind == "embedding":
-        return [Statistics(sums[0][0])]
-    H, A, C, x, x0, count = sums
-    if not has_bias(site):
-        return [Statistics(H[g], cross=A[g], dense=C[g]) for g in range(site.groups)]
-    x, x0 = x / count, x0 / count
-    H = H - count * torch.einsum("gi,gj->gij", x, x)
-    A = A - count * torch.einsum("gi,gj->gij", x0, x)
-    C = C - count * torch.einsum("gi,gj->gij", x0, x0)
-    return [Statistics(H[g], cross=A[g], dense=C[g], mean=x[g], dense_mean=x0[g]) for g in range(site.groups)]
-
-
-def _inputs(model: nn.Module, site: Site, batch: Batch, calls: int) -> Tensor:
-    found: list[Tensor] = []
-
-    def hook(_: nn.Module, args: tuple[Tensor, ...], __: object) -> None:
-        x, given = args[0], masks.at(args[0])
-        found.append(kept(x, x.shape, given) if site.kind == "embedding" else rows(site, x, given))
-        if len(found) == calls:
-            raise Reached
-
-    hooks: list[tuple[Site, Hook]] = [(site, hook)]
-    with padding(model) as masks, hooked(model, hooks), suppress(Reached):
-        masks.begin(batch)
-        call(model, batch)
-    return torch.cat(found, -1 if site.kind == "embedding" else -2)
+        return [Statistics(sums["counts"])]
+    C, x, count = sums["C"], sums["x"], sums["count"]
+    cross, own, before = (sums[key, name] for name in ("cross", "own", "mean"))
+    if has_bias(site):  # which makes up for the means
+        x, before = x / count, before / count
+        C = C - count * torch.einsum("gi,gj->gij", x, x)
+        cross = cross - count * torch.einsum("gi,gj->gij", before, x)
+        own = own - count * torch.einsum("gi,gj->gij", before, before)
+    seen = [Statistics(part) for part in C]
+    seen = seen if gradients is None else gradients.given(site, seen)
+    W = site.matrices().double()
+    found = []
+    for g, at in enumerate(seen):
+        G = at.gradients
+        if key[1]:  # what the map gives
+            target, total, mean = cross[g], own[g].trace() if G is None else (own[g] * G).sum(), before[g]
+        else:
+            WC, GW = W[g] @ own[g], W[g] if G is None else G @ W[g]
+            target, total, mean = W[g] @ cross[g], (WC * GW).sum(), W[g] @ before[g]
+        means = {"mean": x[g], "output_mean": mean} if has_bias(site) else {}
+        found.append(replace(at, cross=target, total=total.item(), **means))
+    return found
 
 
 @contextmanager

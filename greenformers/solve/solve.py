@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from greenformers.lowrank.factorize import CALIBRATED, Factors, Statistics, factorize
+from greenformers.lowrank.factorize import CALIBRATED, Factors, Statistics, factorize, spectrum
 from greenformers.solve.walk import Site
 
 
@@ -40,8 +40,8 @@ class Solved:
         found = []
         for W, (D, E, at) in zip(weights, parts, strict=True):
             assert at.mean is not None
-            before = at.mean if at.dense_mean is None else at.dense_mean
-            found.append(W @ before - D[:, :rank].double() @ (E[:rank].double() @ at.mean))
+            before = W @ at.mean if at.output_mean is None else at.output_mean
+            found.append(before - D[:, :rank].double() @ (E[:rank].double() @ at.mean))
         return torch.cat(found)
 
     def predicted(self, rank: int) -> float | None:
@@ -95,7 +95,7 @@ def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None 
         sum(total for total, _ in curves),
         torch.stack([curve for _, curve in curves]).sum(0),
         # Only the means are needed later, not the d x d sums.
-        [Statistics(mean=at.mean, dense_mean=at.dense_mean) for at in seen],
+        [Statistics(mean=at.mean, output_mean=at.output_mean) for at in seen],
     )
 
 
@@ -112,6 +112,28 @@ def _by_frequency(site: Site, W: Tensor, rank: int, counts: Tensor) -> Solved:
     return Solved(site, decoder[None], encoder[None], found.energies, total, curve, [Statistics()])
 
 
+def spectrum_of(site: Site, solver: str, seen: Sequence[Statistics]) -> Tensor:
+    """Squared singular values of a map, of all its groups together, falling: the energies of `solve`, without factors.
+
+    Args:
+        site: the map.
+        solver: "activation" or "loss".
+        seen: statistics of each group; of an embedding `inputs` is the diagonal (V,).
+
+    Raises:
+        ValueError: the weight or the statistics are not finite, or missing; the message names the map.
+    """
+    weights = site.matrices()
+    try:
+        if site.kind == "embedding":
+            counts = seen[0].inputs
+            assert counts is not None
+            return spectrum((counts.double() + 1).sqrt()[:, None] * weights[0].double())
+        return torch.stack([spectrum(W, solver, at) for W, at in zip(weights, seen, strict=True)]).sum(0)
+    except ValueError as error:
+        raise ValueError(f"{site.path}: {error}") from error
+
+
 def errors(W: Tensor, factors: Factors, seen: Statistics) -> tuple[float, Tensor]:
     """The squared norm of what a map gives, and the squared error of its first 1, 2, ... r components.
 
@@ -120,11 +142,14 @@ def errors(W: Tensor, factors: Factors, seen: Statistics) -> tuple[float, Tensor
     """
     D, E = factors.decoder.double(), factors.encoder.double()
     C = None if seen.inputs is None else seen.inputs.double()
-    cross = C if seen.cross is None else seen.cross.double()
-    plain = C if seen.dense is None else seen.dense.double()
-    GW, GD = (W, D) if seen.gradients is None else (seen.gradients.double() @ W, seen.gradients.double() @ D)
+    GD = D if seen.gradients is None else seen.gradients.double() @ D
     EC = E if C is None else E @ C
-    total = (GW * (W if plain is None else W @ plain)).sum()
-    mixed = ((GW if cross is None else GW @ cross) @ E.mT * D).sum(0).cumsum(0)
+    # sum y x^T, without a change of the inputs W C
+    target = seen.cross.double() if seen.cross is not None else W if C is None else W @ C
+    total = seen.total
+    if total is None:
+        assert seen.cross is None  # what changed inputs give says nothing of the norm of what the dense ones gave
+        total = (target * (W if seen.gradients is None else seen.gradients.double() @ W)).sum().item()
+    mixed = (GD.mT @ target * E).sum(1).cumsum(0)
     own = (D.mT @ GD) * (EC @ E.mT)  # (r, r): the norm of the first components is the sum of a leading block
-    return total.item(), total - 2 * mixed + own.cumsum(0).cumsum(1).diagonal()
+    return total, total - 2 * mixed + own.cumsum(0).cumsum(1).diagonal()

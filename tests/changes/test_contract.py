@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,8 @@ from zoo import ZOO, difference, inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Change, build, kind, kinds, names
-from greenformers.changes._options import as_dict, as_flags, parse, typed
-from greenformers.changes._recipe import read_recipe, recipe_text
+from greenformers.changes._options import as_dict, as_flags, typed
+from greenformers.changes._recipe import parse, read_recipe, recipe_text
 from greenformers.checkpoint.description import Description
 from greenformers.checkpoint.place import place
 from greenformers.checkpoint.structure import structure
@@ -208,8 +209,8 @@ def test_descriptions_of_no_change_are_refused(described: dict[str, Any]) -> Non
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv1d(8, 24, 3, padding=1), nn.Conv2d(1, 16, 5, padding=2)
-        self.head = nn.Linear(24, 5)
+        self.first, self.second = nn.Conv1d(32, 24, 3, padding=1), nn.Conv2d(1, 16, 5, padding=2)
+        self.head = nn.Linear(24, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x.mT).relu() + self.second(x[:, None]).mean((1, 3))[:, None]
@@ -219,8 +220,8 @@ class Convolutions(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.lstm = nn.Linear(8, 24), nn.LSTM(24, 16, batch_first=True)
-        self.head, self.tied = nn.Linear(16, 20), nn.Linear(16, 20, bias=False)
+        self.embedding, self.lstm = nn.Linear(32, 24), nn.LSTM(24, 16, batch_first=True)
+        self.head, self.tied = nn.Linear(16, 40), nn.Linear(16, 40, bias=False)
         self.tied.weight = self.head.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +230,7 @@ class Recurrent(nn.Module):
 
 
 def encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(8, 2, 24, batch_first=True)
+    layer = nn.TransformerEncoderLayer(32, 2, 48, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
@@ -259,14 +260,14 @@ def plain(which: str, changes: Sequence[str]) -> nn.Module:
     model = PLAIN[which]().eval()
     rows = [BY_NAME[name] for name in changes]
     greenformers.compress(
-        model, [row.change.but(select=None, multiple=1) if row.name == "low_rank" else row.change for row in rows]
+        model, [row.change.but(select=None) if row.name == "low_rank" else row.change for row in rows]
     )
     return model
 
 
 def test_plain_networks_are_read_in_a_fresh_process(tmp_path: Path) -> None:
     """Of a network that is not of transformers nothing was saved but ranks: int8 was lost without a word."""
-    x = torch.randn(3, 8, 8)
+    x = torch.randn(3, 8, 32)
     for which in PLAIN:
         for recipe in RECIPES:
             model = plain(which, recipe)
@@ -276,7 +277,7 @@ def test_plain_networks_are_read_in_a_fresh_process(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     shown = subprocess.run(
         [sys.executable, "-c", READ, str(tmp_path), here], capture_output=True, text=True, timeout=200,
-        env={**__import__("os").environ, "PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert shown.stdout.strip().endswith("all read"), shown.stderr
 

@@ -70,7 +70,8 @@ model = AutoModel.from_pretrained(sys.argv[2])
 cut = sum(type(part).__name__ == "Cut" for part in model.modules())
 ids = torch.arange(3, 12)[None]
 with torch.no_grad():
-    print(json.dumps([cut, model(ids).last_hidden_state.sum().item(), greenformers.load(sys.argv[2])(ids)[0].sum().item()]))
+    loaded = greenformers.load(sys.argv[2])(ids)[0]
+    print(json.dumps([cut, model(ids).last_hidden_state.sum().item(), loaded.sum().item()]))
 """
 
 

@@ -9,7 +9,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers import AutoModelForMaskedLM
 from zoo import difference, inputs, network, outputs
 
-import greenformers
 from greenformers import LED, Budget, auto_fact
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.factorize import SOLVERS

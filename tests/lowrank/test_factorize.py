@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from greenformers.lowrank.factorize import (
     factorize,
     randomized,
     root,
+    spectrum,
 )
 
 m, n, r, tokens = 23, 37, 5, 101
@@ -48,14 +51,16 @@ def covariance(*X):
     return X[0] @ X[-1].mT
 
 
-def statistics(m=m, n=n):
+def statistics(m=m, n=n, W=None):
+    """Of a weight, drawn if none is given."""
+    W = torch.randn(m, n) if W is None else W
     X, changed, gradients = (torch.randn(size, tokens, dtype=f64) for size in (n, n, m))
     changed = X + 0.3 * changed
-    return Statistics(covariance(changed), cross=covariance(X, changed), gradients=covariance(gradients))
+    return Statistics(covariance(changed), cross=covariance(W.double() @ X, changed), gradients=covariance(gradients))
 
 
 def find(W, rank, solver, seed=0):
-    return factorize(W, rank, solver, statistics(*W.shape) if solver in CALIBRATED else None, seed)
+    return factorize(W, rank, solver, statistics(*W.shape, W) if solver in CALIBRATED else None, seed)
 
 
 # svd
@@ -131,7 +136,7 @@ def test_full_rank_is_the_weight(solver):
     W = torch.randn(m, n, dtype=f64)
     if "sequential" in solver:  # without a change: otherwise the best weight is another
         C = covariance(torch.randn(n, tokens, dtype=f64))
-        found = factorize(W, m, solver, Statistics(C, cross=C, gradients=statistics().gradients))
+        found = factorize(W, m, solver, Statistics(C, cross=W @ C, gradients=statistics().gradients))
     else:
         found = find(W, m, solver)
     torch.testing.assert_close(product(found), W, atol=1e-10, rtol=0)
@@ -143,7 +148,8 @@ def test_full_rank_is_the_weight(solver):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_same_to_the_bit(solver):
-    W, seen = torch.randn(131, 61), statistics(131, 61)
+    W = torch.randn(131, 61)
+    seen = statistics(131, 61, W)
     first, second = (factorize(W, r, solver, seen, seed=3) for _ in range(2))
     assert torch.equal(first.decoder, second.decoder)
     assert torch.equal(first.encoder, second.encoder)
@@ -171,12 +177,13 @@ def test_a_parameter_may_be_given():
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1e-12, 1e12, 1e30])
 def test_extremes_are_finite(solver, size):
     W = falling(61, 67)
-    seen = statistics(61, 67)
+    plain = statistics(61, 67, W)
+    seen = replace(plain, cross=size * plain.cross)
     found = factorize((size * W).float(), r, solver, seen)
     assert found.decoder.isfinite().all()
     assert found.encoder.isfinite().all()
     if solver != "random" and size > 1e-40:  # the smallest floats have no digits to factorise
-        ordinary = factorize(W.float(), r, solver, seen)
+        ordinary = factorize(W.float(), r, solver, plain)
         torch.testing.assert_close(product(found) / size, product(ordinary), atol=1e-4, rtol=0)
         if solver in SPECTRAL:
             assert found.error(r) == pytest.approx(ordinary.error(r), rel=1e-4)
@@ -193,7 +200,8 @@ def test_a_constant_row_and_a_dead_column(solver):
 
 @pytest.mark.parametrize("solver", SPECTRAL)
 def test_truncations_are_nested(solver):
-    W, seen = torch.randn(m, n, dtype=f64), statistics()
+    W = torch.randn(m, n, dtype=f64)
+    seen = statistics(W=W)
     high, low = (factorize(W, rank, solver, seen) for rank in (11, r))
     cut = high.truncate(r)
     assert cut.decoder.is_contiguous()
@@ -278,7 +286,7 @@ def test_inputs_never_seen_are_not_forgotten():
 @pytest.mark.parametrize("solver", CALIBRATED)
 def test_nothing_seen_is_the_svd(solver):
     W, nothing = torch.randn(m, n, dtype=f64), torch.zeros(n, n)
-    found = factorize(W, r, solver, Statistics(nothing, cross=nothing, gradients=torch.zeros(m, m)))
+    found = factorize(W, r, solver, Statistics(nothing, cross=torch.zeros(m, n), gradients=torch.zeros(m, m)))
     torch.testing.assert_close(product(found), truncation(W, r), atol=1e-11, rtol=0)
     assert found.error(r) == 0
 
@@ -286,7 +294,8 @@ def test_nothing_seen_is_the_svd(solver):
 @pytest.mark.parametrize("solver", CALIBRATED)
 @pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e12])
 def test_the_number_of_tokens_does_not_matter(solver, scale):
-    W, seen = torch.randn(m, n, dtype=f64), statistics()
+    W = torch.randn(m, n, dtype=f64)
+    seen = statistics(W=W)
     scaled = Statistics(scale * seen.inputs, cross=scale * seen.cross, gradients=scale * seen.gradients)
     found, expected = factorize(W, r, solver, scaled), factorize(W, r, solver, seen)
     torch.testing.assert_close(found.decoder, expected.decoder, atol=1e-9, rtol=0)
@@ -308,7 +317,7 @@ def reduced_rank_regression(Y, X, rank):
 def test_sequential_is_reduced_rank_regression(shape, seen):
     W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], seen, dtype=f64)
     changed = X + 0.5 * torch.randn_like(X)
-    found = factorize(W, r, "sequential", Statistics(covariance(changed), cross=covariance(X, changed)))
+    found = factorize(W, r, "sequential", Statistics(covariance(changed), cross=covariance(W @ X, changed)))
     best = reduced_rank_regression(W @ X, changed, r)
     error = squared(W @ X - product(found) @ changed)
     assert error == pytest.approx(squared(W @ X - best @ changed), rel=1e-8)
@@ -324,7 +333,7 @@ def test_sequential_is_reduced_rank_regression(shape, seen):
 @pytest.mark.parametrize("seen", [tokens, 17])
 def test_sequential_without_a_change_is_activation(seen):
     W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, seen, dtype=f64))
-    found, expected = (factorize(W, r, solver, Statistics(C, cross=C)) for solver in ("sequential", "activation"))
+    found, expected = (factorize(W, r, solver, Statistics(C, cross=W @ C)) for solver in ("sequential", "activation"))
     torch.testing.assert_close(product(found), product(expected), atol=1e-10, rtol=0)
     torch.testing.assert_close(found.energies, expected.energies, atol=1e-8, rtol=0)
 
@@ -333,7 +342,7 @@ def test_sequential_loss_is_reduced_rank_regression_in_the_norm_of_gradients():
     W, X = torch.randn(m, n, dtype=f64), torch.randn(n, tokens, dtype=f64)
     changed, d = X + 0.3 * torch.randn(n, tokens, dtype=f64), torch.randn(m, tokens, dtype=f64)
     G = covariance(d)
-    seen = Statistics(covariance(changed), cross=covariance(X, changed), gradients=G)
+    seen = Statistics(covariance(changed), cross=covariance(W @ X, changed), gradients=G)
     found = factorize(W, r, "sequential_loss", seen)
 
     def lost(factors):
@@ -352,7 +361,7 @@ def test_sequential_loss_is_reduced_rank_regression_in_the_norm_of_gradients():
 def test_sequential_loss_without_a_change_is_loss():
     W, C, G = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64)), statistics().gradients
     found, expected = (
-        factorize(W, r, solver, Statistics(C, cross=C, gradients=G)) for solver in ("sequential_loss", "loss")
+        factorize(W, r, solver, Statistics(C, cross=W @ C, gradients=G)) for solver in ("sequential_loss", "loss")
     )
     torch.testing.assert_close(product(found), product(expected), atol=1e-9, rtol=0)
 
@@ -362,7 +371,7 @@ def test_sequential_does_not_fit_the_rounding_of_float32():
     W = torch.randn(m, n, dtype=f64)
     X = torch.cat([torch.randn(20, tokens), 1e-6 * torch.randn(n - 20, tokens)])
     changed = X + 0.1 * torch.randn_like(X) * X.abs()
-    seen = Statistics(covariance(changed), cross=covariance(X, changed))
+    seen = Statistics(covariance(changed), cross=W @ covariance(X, changed).double())
     found = factorize(W, 15, "sequential", seen)
     assert product(found).norm() < 2 * W.norm()
 
@@ -412,6 +421,53 @@ def test_loss_from_few_gradients(seen):
     assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-8, abs=1e-6)
     # Outputs that the loss did not feel are still as near as the inner dimension allows.
     assert torch.trace(rest @ C @ rest.mT) < torch.trace(W @ C @ W.mT)
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_root_gives_the_factors_that_two_do(shape, solver):
+    """Factors from eigenvectors of the smaller Gram matrix, against those of an SVD of T^T W S."""
+    W = torch.randn(shape, dtype=f64)
+    seen = statistics(*shape, W)
+    if shape[0] > tokens:  # G is singular, of its root fewer columns are left
+        assert root(seen.gradients)[0].shape[1] == tokens
+    V = seen.cross @ torch.linalg.inv(seen.inputs) if "sequential" in solver else W
+    T = root(seen.gradients)[0] if "loss" in solver else torch.eye(shape[0], dtype=f64)
+    S, _ = root(seen.inputs)
+    U, z, _ = torch.linalg.svd(T.mT @ V @ S, full_matrices=False)
+    found = factorize(W, r, solver, seen)
+    torch.testing.assert_close(found.energies, z.square(), rtol=1e-9, atol=1e-9 * z[0].item() ** 2)
+    encoder = U[:, :r].mT @ T.mT @ V
+    expected = V @ S @ torch.linalg.pinv(encoder @ S) @ encoder
+    torch.testing.assert_close(product(found), expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["svd", "activation", "loss"])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_spectrum_alone_is_that_of_the_factors(shape, size, solver):
+    W = size * torch.randn(shape, dtype=f64)
+    seen = statistics(*shape)
+    energies = factorize(W, r, solver, seen).energies
+    torch.testing.assert_close(spectrum(W, solver, seen), energies, rtol=1e-9, atol=1e-9 * energies[0].item())
+
+
+def test_only_solvers_that_make_factors_at_once_have_a_spectrum_alone():
+    for solver in ("sequential", "randomized", "nmf"):
+        with pytest.raises(ValueError, match=f"must be svd, activation or loss; got {solver!r}"):
+            spectrum(torch.ones(m, n), solver, statistics())
+    with pytest.raises(ValueError, match="1 values that are not finite"):
+        spectrum(torch.full((1, 1), float("nan")))
+
+
+@pytest.mark.parametrize("seen", [tokens, 17])
+def test_inputs_with_and_without_directions_below_the_noise_are_refitted_alike(seen):
+    """By Cholesky where all are above it, by eigenvalues where not: both are the pseudo-inverse."""
+    W, X = torch.randn(m, n, dtype=f64), torch.randn(n, seen, dtype=f64)
+    Y = torch.randn(m, seen, dtype=f64)
+    found = factorize(W, m, "sequential", Statistics(covariance(X), cross=covariance(Y, X)))
+    best = W + (Y - W @ X) @ torch.linalg.pinv(X)
+    torch.testing.assert_close(product(found) @ X, best @ X, rtol=1e-8, atol=1e-9)
 
 
 def test_root_of_a_singular_covariance():
@@ -555,8 +611,8 @@ def test_statistics_must_be_finite_and_fit(solver, name):
     with pytest.raises(ValueError, match=f"covariance {name!r} holds values that are not finite") as caught:
         factorize(torch.ones(m, n), r, solver, seen)
     one_line(caught)
-    size = m if name == "gradients" else n
+    size = (m, m) if name == "gradients" else (m if name == "cross" else n, n)
     fitting = {other: getattr(statistics(), other) for other in ("inputs", "cross", "gradients")}
     with pytest.raises(ValueError, match=f"covariance {name!r} must be") as caught:
-        factorize(torch.ones(m, n), r, solver, Statistics(**{**fitting, name: torch.eye(size + 1)}))
-    assert one_line(caught).endswith(f"must be ({size}, {size}), got ({size + 1}, {size + 1})")
+        factorize(torch.ones(m, n), r, solver, Statistics(**{**fitting, name: torch.eye(size[0] + 1)}))
+    assert one_line(caught).endswith(f"must be {size}, got ({size[0] + 1}, {size[0] + 1})")

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from zoo import everything, inputs, network, outputs
 
 from greenformers import LED, Budget
-from greenformers.lowrank.factorize import CALIBRATED
+from greenformers.lowrank.factorize import CALIBRATED, Statistics, factorize
 from greenformers.lowrank.multihead import LowRankMultihead
-from greenformers.solve import calibrate
-from greenformers.solve.calibrate import covariances, trace
+from greenformers.solve import calibrate, sequential
+from greenformers.solve.calibrate import DenseRows, Sums, covariances, trace
 from greenformers.solve.factorise import factorise
+from greenformers.solve.solve import solve, spectrum_of
 from greenformers.solve.walk import sites, unpack
 
 UNIFORM = Budget(0.6, "uniform")
@@ -313,3 +314,105 @@ def test_inputs_may_be_passed_by_name() -> None:
 
     report = all_of(Named(), UNIFORM, solver="activation", calibration=rows(24))
     assert report.layers[0].predicted == pytest.approx(report.layers[0].achieved, abs=1e-6)
+
+
+@pytest.mark.parametrize("memory", [0, 60_000, 2**30])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("solver", ["sequential", "sequential_loss"])
+def test_sequential_is_what_its_definition_gives(solver: str, bias: bool, memory: float) -> None:
+    """Map by map from all inputs at once, dense and changed, in float64."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) - 0.3).square().sum()
+
+    widths = (24, 40, 18, 30)  # more outputs than inputs, and fewer
+    dense, model = chain(*widths, bias=bias).double(), chain(*widths, bias=bias).double()
+    draw = torch.Generator().manual_seed(5)
+    batches = [torch.randn(401, 24, generator=draw).double() for _ in range(3)]
+    rank = 9
+    report = all_of(model, Budget(rank, "rank"), solver=solver, loss=loss, calibration=batches, memory=memory)
+    for path, layer in zip(("0", "2", "4"), report.layers, strict=True):
+        linear, low = dense.get_submodule(path), model.get_submodule(path)
+        assert isinstance(low, LED)
+        W, x = linear.weight.detach().double(), seen_by(model, batches, path)
+        y = seen_by(dense, batches, path) @ W.mT
+        G = brute(dense, batches, loss, path) if "loss" in solver else None
+        if bias:
+            assert low.bias is not None
+            # What the bias makes up for: the mean of what the map gives is that of the dense one.
+            mean = y.mean(0) + linear.bias
+            torch.testing.assert_close(low(x).mean(0), mean, rtol=0, atol=1e-9)
+            x, y = x - x.mean(0), y - y.mean(0)
+        factors = factorize(W, rank, solver, Statistics(x.mT @ x, cross=y.mT @ x, gradients=G))
+        expected, found = (x @ (part.decoder.double() @ part.encoder.double()).mT for part in (factors, low))
+        assert (found - expected).norm() < 1e-6 * expected.norm()
+        norm = torch.eye(len(W), dtype=torch.float64) if G is None else G
+        lost, total = (torch.einsum("pi,ij,pj->", part, norm, part).item() for part in (y - expected, y))
+        assert layer.achieved == pytest.approx((lost / total) ** 0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("felt", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_spectra_need_no_more_than_what_a_map_gives(bias: bool, felt: bool) -> None:
+    model, batches = chain(24, 40, 18, 30, bias=bias), rows(24)
+    found = trace(model, sites(model), batches[0])
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) - 0.3).square().sum()
+
+    solver = "loss" if felt else "activation"
+    full, less = (
+        dict(covariances(model, found, batches, loss=loss if felt else None, spectra=spectra))
+        for spectra in (False, True)
+    )
+    assert [less[site][0].inputs is None for site in less] == [False, True, False]
+    for site, seen in full.items():
+        energies = spectrum_of(site, solver, seen)
+        torch.testing.assert_close(spectrum_of(site, solver, less[site]), energies, rtol=1e-4, atol=1e-6 * energies[0])
+        torch.testing.assert_close(solve(site, 5, solver, seen).energies, energies, rtol=1e-4, atol=1e-8 * energies[0])
+
+
+def test_products_of_many_positions_are_those_of_all_at_once() -> None:
+    draw = torch.Generator().manual_seed(4)
+    sizes = (3, calibrate.CHUNK - 1, 1, 2 * calibrate.CHUNK + 5, 700, 700)
+    a, b = (torch.randn(2, sum(sizes), n, generator=draw) for n in (7, 5))
+    sums = Sums()
+    for x, y in zip(a.split(sizes, 1), b.split(sizes, 1), strict=True):
+        x = x.clone()
+        sums.products("aa", x)
+        sums.products("ab", x, y)
+        x.zero_()  # as what follows a layer may do
+    found = sums.done()
+    assert found["aa"].dtype == torch.float64
+    torch.testing.assert_close(found["aa"], a.double().mT @ a.double(), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(found["ab"], a.double().mT @ b.double(), rtol=1e-5, atol=1e-3)
+
+
+def test_of_dense_rows_the_first_are_held() -> None:
+    keys = [(name, False) for name in "abc"]
+    held = DenseRows(2 * 2 * 40)
+    held.begin(keys)
+    part = torch.ones(1, 2, 5)  # 40 bytes
+    for number in range(2):
+        for key in keys:
+            held.add(key, number, part, calls=1)
+            held.add(key, number, 7 * part, calls=1)  # a call more than in other batches
+    assert [held.holds([key]) for key in keys] == [True, True, False]
+    assert [[tensor.tolist() for tensor in batch] for batch in held.take(keys[0])] == [[part.tolist()]] * 2
+    assert not held.holds(keys[:1])
+    held.begin(keys[2:])
+    held.add(keys[2], 0, part, calls=1)
+    assert held.holds(keys[1:])
+
+
+def test_the_dense_network_runs_once_for_statistics_and_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    plain = sequential._Passes._note
+    monkeypatch.setattr(
+        sequential._Passes, "_note", lambda self, number, *rest: runs.append(number) or plain(self, number, *rest)
+    )
+    for memory, expected in ((2**30, 0), (8_000, 1), (0, 12)):
+        runs.clear()
+        model = network("bert", "BertModel")
+        factorise(model, UNIFORM, solver="sequential", calibration=[inputs("bert")], memory=memory)
+        assert (len(runs) >= expected) if expected else not runs
