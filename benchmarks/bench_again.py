@@ -7,32 +7,30 @@ same core busy, the spread should grow and the ratio to the dense network stay. 
 that the busy process cannot evade.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-from rich.console import Console
+from _harness import Benchmark, Run, yes
 from rich.table import Table
 
 from greenformers.measure.bench import NAMES, How, bench
 from greenformers.measure.grid import BASELINE, Network, cells
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
 
 RUNS = ("first", "second", "loaded")
 Key = tuple[str, int, str]
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="one length and 5 repeats in place of two and 15",
+)
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one length and 5 repeats in place of two and 15")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    about = context("python benchmarks/bench_again.py" + " --quick" * given.quick, 0)
-    runs = {name: measured(given.quick, about, loaded=name == "loaded") for name in RUNS}
-    console = Console(width=110)
+
+def main(run: Run) -> None:
+    runs = {name: measured(run, loaded=name == "loaded") for name in RUNS}
     table = Table("", "N", "", *RUNS, "ratio to dense", "agree")
     agree = wider = 0
     for key, first in runs["first"].items():
@@ -41,26 +39,24 @@ def main() -> int:
         agree, wider = agree + within, wider + (spread(loaded) > max(spread(first), spread(second)))
         times = (f"{record.value:.1f} ±{spread(record):.1f}" for record in (first, second, loaded))
         ratios = " ".join(f"{record.ratio:.2f}" for record in (first, second, loaded))
-        table.add_row(key[0], str(key[1]), key[2], *times, ratios, "yes" if within else "no")
-    console.print(table)
+        table.add_row(key[0], str(key[1]), key[2], *times, ratios, yes(within))
+    run.show(table)
     print(f"agree: {agree} of {len(runs['first'])}; spread wider under load: {wider}")
     for name in RUNS[1:]:
         print(f"ratio, {name} against first: moved by {100 * moved(runs['first'], runs[name]):.1f} % (median)")
-    if given.json:
-        for name, run in runs.items():
-            marked = [replace(record, setting={**record.setting, "run": name}) for record in run.values()]
-            append(given.json, [replace(record, benchmark="bench_again") for record in marked])
-    return 0
+    for name, records in runs.items():
+        marked = [replace(record, setting={**record.setting, "run": name}) for record in records.values()]
+        run.write(replace(record, benchmark="bench_again") for record in marked)
 
 
-def measured(quick: bool, about: dict[str, object], *, loaded: bool) -> dict[Key, Record]:
+def measured(run: Run, *, loaded: bool) -> dict[Key, Record]:
     """Times of the cells of a small grid, in milliseconds."""
     network = Network(hidden=256, heads=4, feed_forward=1024)
-    grid = cells(["lrt", "linformer", "lrt+linformer"], [128] if quick else [128, 1024], [64], network)
-    how = How(tokens=2048, repeats=5 if quick else 15)
+    grid = cells(["lrt", "linformer", "lrt+linformer"], [128] if run.quick else [128, 1024], [64], network)
+    how = How(tokens=2048, repeats=5 if run.quick else 15)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if loaded else None
     try:
-        groups = list(bench(grid, network, how, about))
+        groups = list(bench(grid, network, how, run.about))
     finally:
         if busy:
             busy.kill()
@@ -82,4 +78,4 @@ def moved(one: dict[Key, Record], other: dict[Key, Record]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -9,66 +9,61 @@ least 4 times smaller, and keeps 97 % of Spearman's correlation. The second drop
 those that stay.
 """
 
-import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-from compress_minilm import LENGTH, SENTENCES, model_folder, pairs, sentences, told
-from rich.console import Console
-from transformers import logging
+from _harness import Benchmark, Option, Run, data, told
+from compress_minilm import LENGTH, SENTENCES, model_folder, pairs, sentences
+from greenformers.compress.command import DENSE, HEALED, INT8, Wanted
+from greenformers.compress.command import run as compressed
 
 from greenformers.changes.heal import Healing
-from greenformers.compress.command import DENSE, HEALED, INT8, Wanted, run
 from greenformers.data._texts import Texts
-from greenformers.measure.record import append, context
 from greenformers.report.table import tables
 from greenformers.solve.budget import Budget
 
 SMALLER, KEPT = 4.0, 0.97
 STEPS = 300
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any healing; the figures mean little",
+    options=(
+        data("--data", ".", "folder of wikitext2 and stsb_open"),
+        Option("--keep-layers", "so many layers, in place of low rank", int),
+    ),
+)
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="wikitext2 and stsb_open")
-    parser.add_argument("--keep-layers", type=int, help="so many layers, in place of low rank")
-    parser.add_argument("--quick", action="store_true", help="hardly any healing; the figures mean little")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    folder = model_folder()
-    if folder is None or not given.data.is_dir():
-        parser.exit(message="skipped: it needs the extra minilm and --data\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    layers = "" if given.keep_layers is None else f" --keep-layers {given.keep_layers}"
-    about = context(f"python benchmarks/combine_minilm.py{layers}" + " --quick" * given.quick, 0)
-    taught = sentences(given.data / "wikitext2", 500 if given.quick else 20_000)
+
+def main(run: Run) -> bool:
+    given, folder = run.given, model_folder()
+    if folder is None:
+        run.skip("it needs the extra minilm")
+    taught = sentences(given.data / "wikitext2", 500 if run.quick else 20_000)
     with tempfile.TemporaryDirectory() as made:
         here = Path(made)
         (here / "calibration.txt").write_text("\n".join(taught[:SENTENCES]))
         (here / "lessons.txt").write_text("\n".join([*taught, *pairs(given.data / "stsb_open", "train").lines]))
         _write(here / "stsb_dev.tsv", pairs(given.data / "stsb_open", "valid"))
-        _, records = run(
+        _, records = compressed(
             Wanted(
                 model=str(folder), out=here / "small", budget=None if given.keep_layers else Budget(0.5),
                 solver="sequential_loss", select=None, calibrate=here / "calibration.txt", limit=SENTENCES,
                 length=LENGTH, evaluate=here / "stsb_dev.tsv", lengths=[LENGTH], only_if_faster=False, multiple=None,
                 seed=0, country="USA", keep_layers=given.keep_layers, heal_texts=here / "lessons.txt", int8=True,
-                heal=Healing(3 if given.quick else STEPS, int8=True),
+                heal=Healing(3 if run.quick else STEPS, int8=True),
             ),
-            about,
+            run.about,
             told,
         )  # fmt: skip
         stored = (here / "small" / "model.safetensors").stat().st_size
         smaller = (folder / "model.safetensors").stat().st_size / stored
-    for table in tables(records, 120):
-        Console(width=120).print(table)
+    run.show(*tables(records, 120))
     kept = next(r.ratio or 0 for r in records if (r.variant, r.metric) == (f"{HEALED}, {INT8}", "spearman"))
     print(f"as saved {stored:,} bytes, {smaller:.2f}x smaller than {DENSE}; Spearman {100 * kept:.1f} % of it")
-    if given.json:
-        append(given.json, records)
-    return 0 if given.quick or given.keep_layers or (smaller >= SMALLER and kept >= KEPT) else 1
+    run.write(records)
+    return run.quick or bool(given.keep_layers) or (smaller >= SMALLER and kept >= KEPT)
 
 
 def _write(path: Path, texts: Texts) -> None:
@@ -79,4 +74,4 @@ def _write(path: Path, texts: Texts) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

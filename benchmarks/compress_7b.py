@@ -6,7 +6,6 @@ The weights are random; neither time nor memory depends on them. The command is 
 and the compressed model is then loaded and run. `--folder` needs 20 GB of disk; what is there already is used.
 """
 
-import argparse
 import json
 import resource
 import subprocess
@@ -15,17 +14,53 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run
 from rich.table import Table
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import greenformers
-from greenformers.measure.record import Record, append, context
 
 KEEP = 0.25
 OPTIONS = ["--from-disk", "--keep", str(KEEP), "--uniform", "--solver", "randomized"]
 LIMIT = 24  # GiB, what the machine has
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="one layer in place of 32",
+    options=(Option("--folder", "for both checkpoints", Path, RUNS / "compress_7b"),),
+)
+
+
+def main(run: Run) -> bool:
+    layers, folder = 1 if run.quick else 32, run.given.folder
+    dense, small = folder / f"dense-{layers}", folder / f"small-{layers}"
+    sizes = {"dense": write(dense, layers)}
+    print(f"{sizes['dense'] / 1e9:.1f} GB of weights are there", flush=True)
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "greenformers", "compress", str(dense), *OPTIONS, "--out", str(small)]
+    subprocess.run(command, check=True)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    sizes["small"] = sum(path.stat().st_size for path in small.glob("*.safetensors"))
+    model = greenformers.load(small)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.arange(8)[None]).logits
+    assert logits.isfinite().all()
+    table = Table("layers", "dense, GB", "compressed, GB", "peak memory, GiB", "limit, GiB", "minutes")
+    gigabytes = (f"{size / 1e9:.2f}" for size in sizes.values())
+    table.add_row(str(layers), *gigabytes, f"{peak:.2f}", str(LIMIT), f"{seconds / 60:.1f}")
+    run.show(table)
+    setting = {"layers": layers, "keep": KEEP}
+    run.write(
+        [
+            run.record("peak_memory_compression", 1024 * peak, "from disk", setting),
+            run.record("compression_time", seconds, "from disk", setting),
+            *(run.record("size", size / 2**20, name, setting, source="counted") for name, size in sizes.items()),
+        ]
+    )
+    return peak < LIMIT
 
 
 def config(layers: int) -> LlamaConfig:
@@ -64,46 +99,5 @@ def write(folder: Path, layers: int) -> int:
     return total
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one layer in place of 32")
-    parser.add_argument("--folder", type=Path, default=Path("runs/compress_7b"), help="for both checkpoints")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    layers = 1 if given.quick else 32
-    dense, small = given.folder / f"dense-{layers}", given.folder / f"small-{layers}"
-    sizes = {"dense": write(dense, layers)}
-    print(f"{sizes['dense'] / 1e9:.1f} GB of weights are there", flush=True)
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "greenformers", "compress", str(dense), *OPTIONS, "--out", str(small)]
-    subprocess.run(command, check=True)
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    sizes["small"] = sum(path.stat().st_size for path in small.glob("*.safetensors"))
-    model = greenformers.load(small)
-    with torch.inference_mode():
-        logits = model(input_ids=torch.arange(8)[None]).logits
-    assert logits.isfinite().all()
-    about = context("python benchmarks/compress_7b.py" + " --quick" * given.quick, 0)
-    setting = {"layers": layers, "keep": KEEP}
-    records = [
-        Record("compress_7b", "from disk", setting, "peak_memory_compression", 1024 * peak, "MiB", context=about),
-        Record("compress_7b", "from disk", setting, "compression_time", seconds, "s", context=about),
-        *(
-            Record("compress_7b", name, setting, "size", size / 2**20, "MiB", source="counted", context=about)
-            for name, size in sizes.items()
-        ),
-    ]
-    table = Table("layers", "dense, GB", "compressed, GB", "peak memory, GiB", "limit, GiB", "minutes")
-    table.add_row(
-        str(layers), f"{sizes['dense'] / 1e9:.2f}", f"{sizes['small'] / 1e9:.2f}", f"{peak:.2f}", str(LIMIT),
-        f"{seconds / 60:.1f}",
-    )  # fmt: skip
-    Console(width=100).print(table)
-    if given.json:
-        append(given.json, records)
-    return 0 if peak < LIMIT else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

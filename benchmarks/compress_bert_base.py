@@ -6,28 +6,59 @@ Every call maps the same number of tokens. The baseline is the dense model with 
 too. Weights are random: time does not depend on them.
 """
 
-import argparse
 import copy
 import csv
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from _harness import REFERENCE, Benchmark, Option, Run
 from rich.table import Table
 from transformers import BertConfig, BertModel
 
-from greenformers.solve.factorise import compress
 from greenformers.compress.side_by_side import on_tokens
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 RANKS = (64, 128)
 LENGTHS = (16, 32, 64, 128, 256, 512)
 TOKENS = 1024
 BASELINE = "dense, SDPA"
 FIGURE = "thesis_fig3_4_lrt_inference.csv"
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="two layers, three repeats",
+    options=(Option("--reference", "folder of the published figures", Path, REFERENCE),),
+)
+
+
+def main(run: Run) -> None:
+    models = networks(2 if run.quick else 12)
+    records = [
+        run.record("parameters", parameters(module), name, {"part": part}, source="counted")
+        for name, model in models.items()
+        for part, module in (("whole model", model), ("layers", model.encoder))
+    ]
+    for length in LENGTHS:
+        batch = TOKENS // length
+        subjects = {name: Subject(model, on_tokens(model, length, 30_522, batch)) for name, model in models.items()}
+        records += costs(
+            subjects, ("latency", "flops"), benchmark=BENCHMARK.name, setting={"length": length, "batch": batch},
+            repeats=3 if run.quick else 11, about=run.about,
+        )  # fmt: skip
+        print(f"N {length}: done", flush=True)
+    records = with_ratios(records, to=BASELINE)
+    counts = Table("variant", "part", METRICS["parameters"].label, "dense /")
+    for record in records:
+        if record.metric == "parameters":
+            cells = (record.setting["part"], f"{record.value / 1e6:.1f} M", f"{record.ratio:.2f}x")
+            counts.add_row(record.variant, *cells)
+    run.show(counts, shown(records, published(run.given.reference / FIGURE)))
+    run.write(records)
 
 
 def networks(layers: int) -> dict[str, BertModel]:
@@ -69,40 +100,5 @@ def shown(records: list[Record], figure: dict[tuple[int, int], float]) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two layers, three repeats")
-    parser.add_argument("--reference", type=Path, default=Path("../shared/reference"), help="the published figures")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    found = networks(2 if given.quick else 12)
-    about = context("python benchmarks/compress_bert_base.py" + " --quick" * given.quick, 0)
-    records = [
-        Record("compress_bert_base", name, {"part": part}, "parameters", parameters(module), "", source="counted",
-               context=about)
-        for name, model in found.items()
-        for part, module in (("whole model", model), ("layers", model.encoder))
-    ]  # fmt: skip
-    for length in LENGTHS:
-        batch = TOKENS // length
-        subjects = {name: Subject(model, on_tokens(model, length, 30_522, batch)) for name, model in found.items()}
-        records += costs(
-            subjects, ("latency", "flops"), benchmark="compress_bert_base", setting={"length": length, "batch": batch},
-            repeats=3 if given.quick else 11, about=about,
-        )  # fmt: skip
-        print(f"N {length}: done", flush=True)
-    records = with_ratios(records, to=BASELINE)
-    counts = Table("variant", "part", METRICS["parameters"].label, "dense /")
-    for record in records:
-        if record.metric == "parameters":
-            counts.add_row(
-                record.variant, record.setting["part"], f"{record.value / 1e6:.1f} M", f"{record.ratio:.2f}x"
-            )
-    for table in (counts, shown(records, published(given.reference / FIGURE))):
-        Console(width=120).print(table)
-    if given.json:
-        append(given.json, records)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -7,23 +7,22 @@ Calibrated on 32,768 characters to learn from; scored on the validation part. St
 goes on.
 """
 
-import argparse
 import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import greenformers.model  # noqa: F401  registers its architectures
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.data._texts import Texts, batches
 from greenformers.data.tinyshakespeare import load
-from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 from greenformers.train.run import ensure
 from greenformers.train.settings import Settings
 from greenformers.train.task import MODEL
@@ -51,31 +50,52 @@ PUBLISHED = {
 PUBLISHED_DENSE = 8.25
 BLOCKS = 256
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", "tinyshakespeare", "folder of the text"),
+        Option("--runs", "folder of the trainings", Path, RUNS / "compress_character_lm"),
+        Option("--seeds", "models trained", int, 2),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    given = run.given
+    text = load(given.data)
+    texts = Texts("validation", [(line,) for line in text.valid[: 5_000 if run.quick else None].split("\n")])
+    base = replace(SETTINGS, folder=str(given.data), **(QUICK if run.quick else {}))
+    records = []
+    for seed in range(1 if run.quick else given.seeds):
+        folder = given.runs / f"{'quick-' * run.quick}{seed}"
+        ensure(folder, replace(base, seed=seed), run.console)
+        dense = AutoModelForCausalLM.from_pretrained(folder / MODEL).eval()
+        records += scored(run, dense, AutoTokenizer.from_pretrained(folder / MODEL), text.train, texts, seed)
+    run.show(shown(records))
+    run.write(records)
+
 
 def scored(
-    dense: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, learn: str, texts: Texts, seed: int,
-    about: dict[str, Any],
-) -> list[Record]:  # fmt: skip
+    run: Run, dense: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, learn: str, texts: Texts, seed: int
+) -> list[Record]:
     """Perplexity of the dense model and of every compressed one."""
     size = BLOCKS * SETTINGS.length
     calibration = batches(learn[:size].split("\n"), tokenizer, "causal_lm", SETTINGS.length, 32)
-
-    def record(variant: str, setting: dict[str, Any], value: float) -> Record:
-        unit = METRICS["perplexity"].unit
-        return Record("compress_character_lm", variant, setting, "perplexity", value, unit, context=about)
-
     before = judge({"dense": dense}, texts, tokenizer, SETTINGS.length)["dense"]["perplexity"][0]
-    found = []
+    records = []
     for share in SHARES:
-        found.append(record("dense", {"keep": share, "seed": seed}, before))
+        setting = {"keep": share, "seed": seed}
+        records.append(run.record("perplexity", before, "dense", setting))
         for solver, way in METHODS:
             small = copy.deepcopy(dense)
             # Multiples of 1: at this width those of 8 would be far from the shares.
             report = compress(small, Budget(share, way), solver=solver, calibration=calibration, multiple=1)
             after = judge({"it": small}, texts, tokenizer, SETTINGS.length)["it"]["perplexity"][0]
             print(f"seed {seed}, keep {share}, {solver} {way}: {after:.3f}, kept {report.kept:.3f}", flush=True)
-            found.append(record(f"{solver}, {way}", {"keep": share, "seed": seed}, after))
-    return with_ratios(found, to="dense")
+            records.append(run.record("perplexity", after, f"{solver}, {way}", setting))
+    return with_ratios(records, to="dense")
 
 
 def shown(records: list[Record]) -> Table:
@@ -94,33 +114,5 @@ def shown(records: list[Record]) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/tinyshakespeare"), help="folder of the text")
-    parser.add_argument("--runs", type=Path, default=Path("runs/compress_character_lm"), help="folder of the trainings")
-    parser.add_argument("--seeds", type=int, default=2, help="models trained")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if not given.data.is_dir():
-        parser.exit(message=f"skipped: no folder {given.data}\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    about = context("python benchmarks/compress_character_lm.py" + " --quick" * given.quick, 0)
-    text = load(given.data)
-    texts = Texts("validation", [(line,) for line in text.valid[: 5_000 if given.quick else None].split("\n")])
-    base = replace(SETTINGS, folder=str(given.data), **(QUICK if given.quick else {}))
-    records = []
-    for seed in range(1 if given.quick else given.seeds):
-        run = given.runs / f"{'quick-' * given.quick}{seed}"
-        ensure(run, replace(base, seed=seed), Console())
-        folder = run / MODEL
-        dense = AutoModelForCausalLM.from_pretrained(folder).eval()
-        records += scored(dense, AutoTokenizer.from_pretrained(folder), text.train, texts, seed, about)
-    Console(width=120).print(shown(records))
-    if given.json:
-        append(given.json, records)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

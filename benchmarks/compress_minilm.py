@@ -9,34 +9,31 @@ training pairs of STS-B, on which choices are made; `--final` scores one choice 
 interval, beside the dense model, and its latency. The weights come with the extra `minilm`.
 """
 
-import argparse
 import copy
 import hashlib
 import importlib.util
 import json
 import random
-import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from _harness import RUNS, Benchmark, Option, Run, data
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase, logging
+from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase
 
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._files import need, read_lines
 from greenformers.data._texts import Texts, batches
 from greenformers.data.stsb import load as load_pairs
-from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.report.curves import save
 from greenformers.report.plot import grid, house, looks, new_figure, settle
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
 SENTENCES = 1000
@@ -46,6 +43,40 @@ SOLVERS = ("svd", "activation", "sequential", "loss", "sequential_loss")
 WAYS = ("uniform", "hull")
 CHOICE = (0.5, "sequential_loss", "hull")
 BARS = {"cosine": 0.82, "spearman": 0.965, "latency": 0.75}  # the latter two as shares of the dense model's
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="under two minutes; the figures mean little",
+    options=(
+        data("--texts", "wikitext2", "WikiText-2"),
+        data("--pairs", "stsb_open", "STS-B"),
+        Option("--grid", "every share, solver and way, on the training pairs", bool, default=False),
+        Option("--final", "the choice, once, on the dev pairs", bool, default=False),
+        Option("--cells", "cells done, to go on from", Path, RUNS / "compress_minilm.jsonl"),
+        Option("--picture", "PNG of the grid", Path),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    given, folder = run.given, model_folder()
+    if folder is None:
+        run.skip("it needs the extra minilm")
+    torch.manual_seed(0)
+    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    calibration = batches(sentences(given.texts, 50 if run.quick else SENTENCES), tokenizer, "encoder", LENGTH, 64)
+    records: list[Record] = []
+    if given.grid:
+        texts = pairs(given.pairs, "train")
+        for share, solver, way in product(SHARES, SOLVERS, WAYS):
+            records += kept(run, dense, tokenizer, calibration, texts, share, solver, way)
+        if given.picture:
+            save(picture(records), given.picture)
+    if given.final or run.quick:
+        records += final(run, dense, tokenizer, calibration, pairs(given.pairs, "valid" if given.final else "train"))
+    run.show(shown(records))
+    run.write(records)
 
 
 def model_folder() -> Path | None:
@@ -79,22 +110,16 @@ def pairs(folder: Path, split: str) -> Texts:
 
 
 def cell(
-    dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts, share: float,
-    solver: str, way: str, about: dict[str, Any],
+    run: Run, dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts,
+    share: float, solver: str, way: str,
 ) -> tuple[list[Record], BertModel]:  # fmt: skip
     """Compress once; how alike are the embeddings, how good are they. And the model."""
     small = copy.deepcopy(dense)
     report = compress(small, Budget(share, way), solver=solver, calibration=calibration)
     scores = judge({"dense": dense, solver: small}, texts, tokenizer, LENGTH)
-    setting = {"keep": share, "spent": way, "texts": texts.name}
-    found = [
-        Record("compress_minilm", name, setting, metric, value, METRICS[metric].unit, interval=interval,
-               to="dense" if interval else None, context=about)
-        for name, metrics in scores.items()
-        for metric, (value, interval) in metrics.items()
-    ]  # fmt: skip
+    records = run.scores(scores, {"keep": share, "spent": way, "texts": texts.name})
     print(f"keep {share} {solver} {way}: kept {report.kept:.3f}, {scores[solver]}", flush=True)
-    return with_ratios(found, to="dense"), small
+    return with_ratios(records, to="dense"), small
 
 
 @house
@@ -125,13 +150,16 @@ def picture(records: list[Record]) -> Figure:
 
 
 def final(
-    dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts, about: dict[str, Any]
+    run: Run, dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts
 ) -> list[Record]:
+    """The choice once more, with its costs."""
     share, solver, way = CHOICE
-    found, small = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
+    scores, small = cell(run, dense, tokenizer, calibration, texts, share, solver, way)
     sizes = {name: 4 * model.num_parameters() for name, model in (("dense", dense), (solver, small))}
-    costs = measured({"dense": dense, solver: small}, sizes, [LENGTH], vocabulary=30_522, about=about)
-    return found + [replace(record, benchmark="compress_minilm") for record in with_ratios(costs, to="dense")]
+    costs = measured(
+        {"dense": dense, solver: small}, sizes, [LENGTH], benchmark=BENCHMARK.name, vocabulary=30_522, about=run.about
+    )
+    return scores + with_ratios(costs, to="dense")
 
 
 def shown(records: list[Record]) -> Table:
@@ -145,65 +173,21 @@ def shown(records: list[Record]) -> Table:
     return table
 
 
-def told(what: str, share: float) -> None:
-    """Progress in a log: a line every tenth."""
-    if abs(10 * share - round(10 * share)) < 1e-9:
-        print(f"{what}: {100 * share:.0f} %", file=sys.stderr, flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, default=Path("../shared/data/wikitext2"), help="WikiText-2")
-    parser.add_argument("--pairs", type=Path, default=Path("../shared/data/stsb_open"), help="STS-B")
-    parser.add_argument("--grid", action="store_true", help="every share, solver and way, on the training pairs")
-    parser.add_argument("--final", action="store_true", help="the choice, once, on the dev pairs")
-    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean little")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    parser.add_argument(
-        "--cells", type=Path, default=Path("runs/compress_minilm.jsonl"), help="cells done, to go on from"
-    )
-    parser.add_argument("--picture", type=Path, help="PNG of the grid")
-    given = parser.parse_args()
-    folder = model_folder()
-    if folder is None or not given.texts.is_dir() or not given.pairs.is_dir():
-        parser.exit(message="skipped: it needs the extra minilm, --texts and --pairs\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    calibration = batches(sentences(given.texts, 50 if given.quick else SENTENCES), tokenizer, "encoder", LENGTH, 64)
-    about = context("benchmarks/compress_minilm.py" + " --quick" * given.quick, 0)
-    records: list[Record] = []
-    if given.grid:
-        texts = pairs(given.pairs, "train")
-        for share in SHARES:
-            for solver in SOLVERS:
-                for way in WAYS:
-                    records += kept(given.cells, dense, tokenizer, calibration, texts, share, solver, way, about)
-        if given.picture:
-            save(picture(records), given.picture)
-    if given.final or given.quick:
-        records += final(dense, tokenizer, calibration, pairs(given.pairs, "valid" if given.final else "train"), about)
-    Console(width=140).print(shown(records))
-    if given.json:
-        append(given.json, records)
-
-
 def kept(
-    cells: Path, dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts,
-    share: float, solver: str, way: str, about: dict[str, Any],
+    run: Run, dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts,
+    share: float, solver: str, way: str,
 ) -> list[Record]:  # fmt: skip
     """A cell, computed or read."""
-    name = f"{share} {solver} {way}"
+    name, cells = f"{share} {solver} {way}", run.given.cells
     cells.parent.mkdir(parents=True, exist_ok=True)
     known = {row["name"]: row["records"] for row in map(json.loads, cells.open())} if cells.exists() else {}
     if name not in known:
-        found, _ = cell(dense, tokenizer, calibration, texts, share, solver, way, about)
+        records, _ = cell(run, dense, tokenizer, calibration, texts, share, solver, way)
         with cells.open("a") as file:
-            file.write(json.dumps({"name": name, "records": [vars(record) for record in found]}) + "\n")
-        return found
-    return [Record(**row) for row in known[name]]
+            file.write(json.dumps({"name": name, "records": [vars(record) for record in records]}) + "\n")
+        return records
+    return [Record.of(**{key: value for key, value in row.items() if key != "unit"}) for row in known[name]]
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

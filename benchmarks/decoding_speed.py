@@ -6,55 +6,45 @@ A decoder of 4 layers of 256 with random weights continues each context by 32 to
 take turns. Bar: at 64K within 10 % of the pace at 1K for both kernels.
 """
 
-import argparse
-import sys
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
-from pathlib import Path
 
 import torch
-from rich.console import Console
+from _harness import Benchmark, Run, yes
 from rich.table import Table
 
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 
 KERNELS, SOFTMAX = ("linear_transformer", "performer"), "full"
 CONTEXTS, NEW, BAR = (1024, 4096, 16384, 65536), 32, 0.9
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="up to 4K, 5 turns in place of 15",
+)
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="up to 4K, 5 turns in place of 15")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    contexts = CONTEXTS[:2] if given.quick else CONTEXTS
+
+def main(run: Run) -> bool:
+    contexts = CONTEXTS[:2] if run.quick else CONTEXTS
     calls = {}
     for name in (*KERNELS, SOFTMAX):
         model = decoder(name)
         for length in contexts:
             calls[f"{name} {length}"] = continuation(model, length)
-    timings = interleaved(calls, repeats=5 if given.quick else 15, warmup=1)
-    pace = {name: NEW / timing.median for name, timing in timings.items()}
+    pace = {name: NEW / timing.median for name, timing in run.times(calls, repeats=15, quick=5).items()}
     table = Table("tokens a second", *(f"N {length:,}" for length in contexts), "last to first")
-    met, found = True, []
-    blank = Record("decoding_speed", "", {}, "tokens_per_second", 0.0, "1/s",
-                   context=context("python benchmarks/decoding_speed.py" + " --quick" * given.quick, 0))  # fmt: skip
+    met, records = True, []
     for name in (*KERNELS, SOFTMAX):
-        row = [pace[f"{name} {length}"] for length in contexts]
-        table.add_row(name, *(f"{value:.0f}" for value in row), f"{100 * row[-1] / row[0]:.0f} %")
-        met &= name == SOFTMAX or row[-1] >= BAR * row[0]
-        found += [
-            replace(blank, variant=name, setting={"context": length}, value=value)
-            for length, value in zip(contexts, row, strict=True)
-        ]
-    Console(width=100).print(table)
-    print(f"kernels at the longest context within 10 % of the shortest: {'yes' if met else 'no'}")
-    if given.json:
-        append(given.json, found)
-    return 0 if met else 1
+        row = {length: pace[f"{name} {length}"] for length in contexts}
+        share = row[contexts[-1]] / row[contexts[0]]
+        table.add_row(name, *(f"{value:.0f}" for value in row.values()), f"{100 * share:.0f} %")
+        met &= name == SOFTMAX or share >= BAR
+        records += [run.record("tokens_per_second", value, name, {"context": length}) for length, value in row.items()]
+    run.show(table)
+    print(f"kernels at the longest context within 10 % of the shortest: {yes(met)}")
+    run.write(records)
+    return met
 
 
 def decoder(name: str) -> GreenformerForCausalLM:
@@ -81,4 +71,4 @@ def continuation(model: GreenformerForCausalLM, length: int) -> Callable[[], obj
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

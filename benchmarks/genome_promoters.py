@@ -8,29 +8,52 @@ those of `greenformers genome finetune`. All variants: which base is at which pl
 the same test sequences. Work that was stopped goes on where it was, from the run folders in --out.
 """
 
-import argparse
 import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 
-from greenformers.cli._terminal import quiet
 from greenformers.genome import judge
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
 from greenformers.genome.people import People
-from greenformers.genome.risk import finetune
+from greenformers.genome.finetune import finetune
 from greenformers.genome.settings import Finetuning
 from greenformers.genome.tokenizer import kmer_tokens
-from greenformers.measure.record import append, context
 
 NAME = "dnabert_prom_core"
 NETWORK = Finetuning(
     hidden=128, layers=2, heads=4, feed_forward=256, dropout=0.2, k=32, length=72, residual="pre", pooling="mean",
     batch=32, epochs=12, patience=4, learning_rate=1e-3, decay=0.999,
 )  # fmt: skip
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="600 sequences, one epoch, two draws",
+    options=(
+        data("--data", ".", "folder of the data sets", f"{NAME}/prom_core_dev.tsv.gz"),
+        Option("--out", "folder of the runs", Path, RUNS / "promoters"),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    out = run.given.out / ("quick" if run.quick else "full")
+    sequences, tokens = out / "sequences.tsv", out / "tokens"
+    if not tokens.exists():
+        encoded(run.given.data / NAME / "prom_core_dev.tsv.gz", sequences, 600 if run.quick else None)
+        people = People.load(sequences)
+        kmer_tokens((people.text(number) for number in range(len(people.names))), size=4101).save_pretrained(tokens)
+    settings = replace(NETWORK, sequences=str(sequences), tokens=str(tokens), epochs=1 if run.quick else 12)
+    chances = finetune(settings, out / "risk", 2 if run.quick else 5, run.console)
+    people = People.load(sequences)
+    judged = judge.records(settings, chances, judge.features(people), people)
+    records = [replace(record, benchmark=BENCHMARK.name, context=run.about) for record in judged]
+    run.show(judge.table(records))
+    run.write(records)
 
 
 def encoded(source: Path, out: Path, limit: int | None) -> None:
@@ -43,34 +66,5 @@ def encoded(source: Path, out: Path, limit: int | None) -> None:
     out.write_text(f"#{json.dumps(about)}\nperson\tphenotype\tsequence\n" + "".join(lines), encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
-    parser.add_argument("--out", type=Path, default=Path("runs/promoters"), help="folder of the runs")
-    parser.add_argument("--quick", action="store_true", help="600 sequences, one epoch, two draws")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    source = given.data / NAME / "prom_core_dev.tsv.gz"
-    if not source.is_file():
-        parser.exit(message=f"skipped: the sequences are not in {source}; name their folder with --data\n")
-    quiet()
-    console = Console(width=120)
-    out = given.out / ("quick" if given.quick else "full")
-    sequences, tokens = out / "sequences.tsv", out / "tokens"
-    if not tokens.exists():
-        encoded(source, sequences, 600 if given.quick else None)
-        people = People.load(sequences)
-        kmer_tokens((people.text(number) for number in range(len(people.names))), size=4101).save_pretrained(tokens)
-    settings = replace(NETWORK, sequences=str(sequences), tokens=str(tokens), epochs=1 if given.quick else 12)
-    found = finetune(settings, out / "risk", 2 if given.quick else 5, console)
-    people = People.load(sequences)
-    judged = judge.records(settings, found, judge.features(people), people)
-    records = [replace(record, benchmark="genome_promoters") for record in judged]
-    console.print(judge.table(records))
-    if given.json:
-        about = context("python benchmarks/genome_promoters.py" + " --quick" * given.quick, 0)
-        append(given.json, [replace(record, context=about) for record in records])
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

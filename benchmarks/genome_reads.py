@@ -8,18 +8,16 @@ bases drawn from synthetic haplotypes of 34 kb (frequencies of chr20), 5 and 30 
 Aim: at least 10 times as fast. Memory: 1,000 people of 34 kb, the same for 100 and 1,000.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pysam
-from rich.console import Console
+from _harness import Benchmark, Run, data
 from rich.progress import track
 from rich.table import Table
 
@@ -29,13 +27,55 @@ from greenformers.genome.files import Region, make_index
 from greenformers.genome.reads import Thresholds
 from greenformers.genome.reference import Reference
 from greenformers.genome.simulate import synthetic
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
 
 REGION = "z:1-34000"
 LENGTH, WRONG = 150, 0.005
 THRESHOLDS = Thresholds()
 REAL = {"HG00100, 12 deep": ("mpileup.1.bam", "mpileup.ref.fa"), "NA12878, 36 deep": ("NA12878.chr22.tiny.bam", "q.fa")}
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="20 people, few repeats",
+    options=(data("--data", ".", "folder of the data sets", "genomics_chr20_1mb", "genomics_bam"),),
+)
+
+
+def main(run: Run) -> None:
+    data_sets, people = run.given.data, 20 if run.quick else 1000
+    records: list[Record] = []
+    table = Table("reads", "positions", "greenformers (ms)", "columns (ms)", "read by read (ms)", "same positions")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for title, (bam, fasta) in REAL.items():
+            for file in (bam, fasta):
+                (folder / file).write_bytes((data_sets / "genomics_bam" / file).read_bytes())
+            make_index(folder / bam)
+            reference = Reference(folder / fasta)
+            table.add_row(*speed(run, records, title, folder / bam, reference, reference.region(None)))
+        chr20 = data_sets / "genomics_chr20_1mb"
+        fasta, vcf = next(chr20.glob("*.fa.gz")), next(chr20.glob("*.vcf.gz"))
+        reference = Reference(fasta)
+        region = reference.region(REGION)
+        list(synthetic(vcf, reference, region, people, folder / "people.vcf.gz", 0))
+        called = variants.read(folder / "people.vcf.gz", reference, region)
+        for depth in (5, 30):
+            path = folder / f"depth{depth}.bam"
+            write_bam(path, called.haplotypes(called.people[0]), region.contig, depth, 0)
+            table.add_row(*speed(run, records, f"synthetic, {depth} deep", path, reference, region))
+        many = folder / "many"
+        many.mkdir()
+        for seed, person in enumerate(track(called.people, "writing reads")):
+            write_bam(many / f"{person}.bam", called.haplotypes(person), region.contig, 5, seed)
+        memory = Table("people", "peak memory (MiB)", "seconds")
+        for count in (people // 10, people):
+            mib, seconds = peak(many, fasta, count)
+            memory.add_row(f"{count:,}", f"{mib:.0f}", f"{seconds:.1f}")
+            setting = {"people": count, "positions": len(region)}
+            records.append(run.record("peak_memory_inference", mib, "greenformers", setting))
+    run.show(table, memory)
+    run.write(records)
 
 
 def columns(path: Path, region: Region) -> Iterator[tuple[int, list[str]]]:
@@ -122,26 +162,27 @@ def write_bam(path: Path, both: tuple[Haplotype, Haplotype], contig: str, depth:
     make_index(path)
 
 
-def speed(name: str, path: Path, reference: Reference, region: Region, repeats: int) -> tuple[list[Record], list[str]]:
-    """Both ways on one file."""
+def speed(run: Run, records: list[Record], name: str, path: Path, reference: Reference, region: Region) -> list[str]:
+    """Both ways on one file: their records are added, and the row of the table is returned."""
     calls: dict[str, Callable[[], object]] = {
         "greenformers": lambda: reads.read(path, reference, region, THRESHOLDS),
         "columns": lambda: loop(columns(path, region), region),
         "read by read": lambda: loop(read_by_read(path, region), region),
     }
-    times = interleaved(calls, repeats=repeats, warmup=1)
+    times = run.times(calls, repeats=9, quick=2)
     ours = reads.read(path, reference, region, THRESHOLDS)
     same = float((np.array(loop(columns(path, region), region)) == ours[~inserted(ours)]).mean())
     setting = {"file": name, "positions": len(region)}
-    base = times.pop("greenformers").median
-    found = [Record("genome_reads", "greenformers", setting, "latency", 1000 * base, "ms")]
-    shown = [name, f"{len(region):,}", f"{1000 * base:.1f}"]
-    for peer, time in times.items():
-        ratio = time.median / base
-        found.append(Record("genome_reads", peer, setting, "latency", 1000 * time.median, "ms"))
-        found[0] = found[0] if found[0].ratio else replace(found[0], ratio=ratio, to=peer)
-        shown.append(f"{1000 * time.median:.1f}, {ratio:.1f}x")
-    return found, [*shown, f"{100 * same:.2f} %"]
+    milliseconds = {side: 1000 * timing.median for side, timing in times.items()}
+    base = milliseconds.pop("greenformers")
+    peer = next(iter(milliseconds))
+    ratio = milliseconds[peer] / base
+    records += [
+        run.record("latency", base, "greenformers", setting, ratio=ratio, to=peer),
+        *(run.record("latency", value, side, setting) for side, value in milliseconds.items()),
+    ]
+    cells = [f"{value:.1f}, {value / base:.1f}x" for value in milliseconds.values()]
+    return [name, f"{len(region):,}", f"{base:.1f}", *cells, f"{100 * same:.2f} %"]
 
 
 def peak(folder: Path, reference: Path, count: int) -> tuple[float, float]:
@@ -159,55 +200,5 @@ def peak(folder: Path, reference: Path, count: int) -> tuple[float, float]:
     return float(memory), float(seconds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
-    parser.add_argument("--quick", action="store_true", help="20 people, few repeats")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    chr20 = given.data / "genomics_chr20_1mb"
-    if not chr20.is_dir():
-        parser.exit(message=f"skipped: the sequences are not in {chr20}; name their folder with --data\n")
-    repeats, people = (2, 20) if given.quick else (9, 1000)
-    records: list[Record] = []
-    table = Table("reads", "positions", "greenformers (ms)", "columns (ms)", "read by read (ms)", "same positions")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for title, (bam, fasta) in REAL.items():
-            for file in (bam, fasta):
-                (folder / file).write_bytes((given.data / "genomics_bam" / file).read_bytes())
-            make_index(folder / bam)
-            reference = Reference(folder / fasta)
-            found, row = speed(title, folder / bam, reference, reference.region(None), repeats)
-            records += found
-            table.add_row(*row)
-        fasta, vcf = next(chr20.glob("*.fa.gz")), next(chr20.glob("*.vcf.gz"))
-        reference = Reference(fasta)
-        region = reference.region(REGION)
-        list(synthetic(vcf, reference, region, people, folder / "people.vcf.gz", 0))
-        called = variants.read(folder / "people.vcf.gz", reference, region)
-        for depth in (5, 30):
-            path = folder / f"depth{depth}.bam"
-            write_bam(path, called.haplotypes(called.people[0]), region.contig, depth, 0)
-            found, row = speed(f"synthetic, {depth} deep", path, reference, region, repeats)
-            records += found
-            table.add_row(*row)
-        many = folder / "many"
-        many.mkdir()
-        for seed, person in enumerate(track(called.people, "writing reads")):
-            write_bam(many / f"{person}.bam", called.haplotypes(person), region.contig, 5, seed)
-        memory = Table("people", "peak memory (MiB)", "seconds")
-        for count in (people // 10, people):
-            mib, seconds = peak(many, fasta, count)
-            memory.add_row(f"{count:,}", f"{mib:.0f}", f"{seconds:.1f}")
-            setting = {"people": count, "positions": len(region)}
-            records.append(Record("genome_reads", "greenformers", setting, "peak_memory_inference", mib, "MiB"))
-    for shown in (table, memory):
-        Console(width=120).print(shown)
-    if given.json:
-        about = context("python benchmarks/genome_reads.py" + " --quick" * given.quick, 0)
-        append(given.json, [replace(record, context=about) for record in records])
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -10,25 +10,60 @@ that are not in the vocabulary. The last column is the mean length of the tokens
 which is what the thesis' 8.7 seems to be: a sequence becomes shorter by less.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from rich.console import Console
+from _harness import Benchmark, Run, data
 from rich.progress import track
 from rich.table import Table
-from transformers import PreTrainedTokenizerFast, logging
+from transformers import PreTrainedTokenizerFast
 
 from greenformers.genome import corpus
 from greenformers.genome.diplotype import diplotype, text
 from greenformers.genome.reference import Reference
 from greenformers.genome.tokenizer import base_tokens, kmer_tokens, kmers, mean_token, subwords
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
 
 PUBLISHED = 8.7
 LEARNT = 0.8
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="few sentences",
+    options=(data("--data", ".", "folder of the data sets", "genomics_chr20_1mb"),),
+)
+
+
+def main(run: Run) -> None:
+    folder, count = run.given.data / "genomics_chr20_1mb", 1_000 if run.quick else 20_000
+    reference = Reference(next(folder.glob("*.fa.gz")))
+    both = corpus.haplotypes(reference, reference.region(None), next(folder.glob("*.vcf.gz")))
+    # Of the two haplotypes the one with the common alternatives.
+    sequences = {"diplotype": text(diplotype(*both)), "haplotype": both[1].sequence()}
+    characters = {"diplotype": base_tokens("iupac"), "haplotype": base_tokens(None)}
+    table = Table("sequence", "tokens", "characters a token", "[UNK]", "held out", "[UNK]", "34 kb (ms)", "vocabulary")
+    records: list[Record] = []
+    for mode, whole in sequences.items():
+        cut = int(LEARNT * len(whole))
+        for kind in track(KINDS, mode):
+            row = []
+            for test, source, target in (("all", whole, whole), ("held out", whole[:cut], whole[cut:])):
+                sentences = list(corpus.sentences([source], 0, count=count))
+                tokenizer = kind.learnt(sentences, characters[mode])
+                mean, unknown, milliseconds = asked(kind, tokenizer, target)
+                row += [f"{mean:.2f}", f"{100 * unknown:.1f} %"]
+                setting = {"mode": mode, "test": test, "tokens": len(tokenizer), "sentences": len(sentences)}
+                for metric, value in (("token_length", mean), ("unknown", 100 * unknown)):
+                    records.append(run.record(metric, value, kind.name, setting))
+                if test == "all":
+                    own = mean_token(tokenizer)
+            records.append(run.record("vocabulary_length", own, kind.name, setting))
+            table.add_row(mode, kind.name, *row, f"{milliseconds:.0f}", f"{own:.2f}")
+    table.add_row("diplotype", "thesis: subwords, 32,000 (chr19)", *[""] * 5, f"{PUBLISHED}")
+    run.show(table)
+    run.write(records)
 
 
 @dataclass(frozen=True)
@@ -72,46 +107,5 @@ def asked(kind: Kind, tokenizer: PreTrainedTokenizerFast, sequence: str) -> tupl
     return len(sequence) / len(ids), ids.count(tokenizer.unk_token_id) / len(ids), 1000 * seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
-    parser.add_argument("--quick", action="store_true", help="few sentences")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    folder = given.data / "genomics_chr20_1mb"
-    if not folder.is_dir():
-        parser.exit(message=f"skipped: the sequences are not in {folder}; name their folder with --data\n")
-    logging.set_verbosity_error()
-    count = 1_000 if given.quick else 20_000
-    reference = Reference(next(folder.glob("*.fa.gz")))
-    both = corpus.haplotypes(reference, reference.region(None), next(folder.glob("*.vcf.gz")))
-    # Of the two haplotypes the one with the common alternatives.
-    sequences = {"diplotype": text(diplotype(*both)), "haplotype": both[1].sequence()}
-    characters = {"diplotype": base_tokens("iupac"), "haplotype": base_tokens(None)}
-    table = Table("sequence", "tokens", "characters a token", "[UNK]", "held out", "[UNK]", "34 kb (ms)", "vocabulary")
-    records: list[Record] = []
-    for mode, whole in sequences.items():
-        cut = int(LEARNT * len(whole))
-        for kind in track(KINDS, mode):
-            row = []
-            for test, source, target in (("all", whole, whole), ("held out", whole[:cut], whole[cut:])):
-                sentences = list(corpus.sentences([source], 0, count=count))
-                made = kind.learnt(sentences, characters[mode])
-                mean, unknown, milliseconds = asked(kind, made, target)
-                row += [f"{mean:.2f}", f"{100 * unknown:.1f} %"]
-                setting = {"mode": mode, "test": test, "tokens": len(made), "sentences": len(sentences)}
-                for metric, value, unit in (("token_length", mean, "characters"), ("unknown", 100 * unknown, "%")):
-                    records.append(Record("genome_tokens", kind.name, setting, metric, value, unit))
-                if test == "all":
-                    own = mean_token(made)
-            records.append(Record("genome_tokens", kind.name, setting, "vocabulary_length", own, "characters"))
-            table.add_row(mode, kind.name, *row, f"{milliseconds:.0f}", f"{own:.2f}")
-    table.add_row("diplotype", "thesis: subwords, 32,000 (chr19)", *[""] * 5, f"{PUBLISHED}")
-    Console(width=120).print(table)
-    if given.json:
-        about = context("python benchmarks/genome_tokens.py" + " --quick" * given.quick, 0)
-        append(given.json, [Record(**{**vars(record), "context": about}) for record in records])
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -8,7 +8,6 @@ reviews with a 95 % interval (Wilson), differences to dense attention with a pai
 noise. Runs go on where they were stopped.
 """
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +15,17 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 from rich.table import Table
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
 from torch import Tensor
-from transformers import logging
 
 from greenformers.data import Labelled
 from greenformers.data import load as load_data
 from greenformers.measure.quality import correct, paired_difference, predict
-from greenformers.measure.record import METRICS, Record, append, context
 from greenformers.train.classification import TextClassification
 from greenformers.train.run import ensure, trained
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Numbered
-from greenformers.train.task import prepare
 
 LENGTH = 2048
 BASELINE, NGRAMS = "full", "byte n-grams"
@@ -50,6 +43,38 @@ SETTINGS = Settings(
 )  # fmt: skip
 QUICK: dict[str, Any] = {"limit": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", "imdb", "folder of the reviews"),
+        Option("--runs", "folder of the run folders", Path, RUNS / "imdb_bytes"),
+        Option("--seeds", "trainings of each variant", int, 2),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    given = run.given
+    runs = given.runs / ("quick" if run.quick else "full")
+    reviews = load_data("imdb", given.data)
+    assert isinstance(reviews, Labelled)
+    answers: dict[tuple[str, int | None], Tensor] = {}
+    for seed in range(1 if run.quick else given.seeds):
+        for variant in VARIANTS:
+            own = settings(variant, given.data, seed, run.quick)
+            answers[variant, seed] = of_run(run, runs / f"{variant}-{seed}", own)
+    if not run.quick:
+        answers[NGRAMS, None] = by_ngrams(reviews)
+    run.show(shown(answers))
+    records = []
+    for (variant, which), right in answers.items():
+        value, low, high = wilson(right)
+        setting = {"length": LENGTH, "seed": which, "steps": SETTINGS.steps, "options": VARIANTS.get(variant, {})}
+        records.append(run.record("test_accuracy", value, variant, setting, spread=high - low))
+    run.write(records)
+
 
 def settings(variant: str, folder: Path, seed: int, quick: bool) -> Settings:
     one = replace(SETTINGS, folder=str(folder), variant="transformer" if variant == BASELINE else variant, seed=seed)
@@ -58,17 +83,21 @@ def settings(variant: str, folder: Path, seed: int, quick: bool) -> Settings:
     return replace(one, **QUICK) if quick else one
 
 
-def of_run(run: Path, given: Settings) -> Tensor:
-    """Which test reviews the network of a run gets right, the run trained where it has not ended."""
-    ensure(run, given, Console())
-    objective = prepare(replace(given, init=str(run))).objective
+def of_run(run: Run, folder: Path, own: Settings) -> Tensor:
+    """Which test reviews the network of a run folder gets right, trained where that has not ended."""
+    ensure(folder, own, run.console)
+    objective = replace(own, init=str(folder)).task().objective
     assert isinstance(objective, TextClassification)
-    found = predict(trained(run), Numbered(objective, "test"), batch_size=16, collate=objective.collate)
+    found = predict(trained(folder), Numbered(objective, "test"), batch_size=16, collate=objective.collate)
     return correct(*found)
 
 
 def by_ngrams(data: Labelled) -> Tensor:
     """Which test reviews the baseline gets right."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
     texts = {part: [_bytes(text[0]) for text in data.split(part).texts] for part in ("train", "test")}
     model = make_pipeline(
         TfidfVectorizer(analyzer="char", ngram_range=(1, 5), min_df=5, sublinear_tf=True, lowercase=False),
@@ -107,39 +136,5 @@ def shown(found: Mapping[tuple[str, int | None], Tensor]) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/imdb"), help="folder of the reviews")
-    parser.add_argument("--runs", type=Path, default=Path("runs/imdb_bytes"), help="folder of the run folders")
-    parser.add_argument("--seeds", type=int, default=2, help="trainings of each variant")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if not given.data.is_dir():
-        parser.exit(message=f"skipped: the reviews are not in {given.data}; name the folder with --data\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    runs = given.runs / ("quick" if given.quick else "full")
-    data = load_data("imdb", given.data)
-    assert isinstance(data, Labelled)
-    found: dict[tuple[str, int | None], Tensor] = {}
-    for seed in range(1 if given.quick else given.seeds):
-        for variant in VARIANTS:
-            run = runs / f"{variant}-{seed}"
-            found[variant, seed] = of_run(run, settings(variant, given.data, seed, given.quick))
-    if not given.quick:
-        found[NGRAMS, None] = by_ngrams(data)
-    Console(width=120).print(shown(found))
-    if given.json:
-        about = context("python benchmarks/imdb_bytes.py" + " --quick" * given.quick, 0)
-        blank = Record("imdb_bytes", "", {}, "test_accuracy", 0.0, METRICS["test_accuracy"].unit, context=about)
-        made = []
-        for (variant, which), right in found.items():
-            value, low, high = wilson(right)
-            about_run = {"length": LENGTH, "seed": which, "steps": SETTINGS.steps, "options": VARIANTS.get(variant, {})}
-            made.append(replace(blank, variant=variant, setting=about_run, value=value, spread=high - low))
-        append(given.json, made)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -7,27 +7,23 @@ with its own weights and batches, the same for every mechanism. With --json a ru
 so that the same command goes on where it was stopped.
 """
 
-import argparse
 import math
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from rich.console import Console
+from _harness import KNOWN, Benchmark, Option, Run, data, fitted
 from rich.table import Table
-from transformers import logging, set_seed
+from transformers import set_seed
 
 from greenformers.attention import Shape, build, names
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
-from greenformers.measure.record import METRICS, Record, append, context, read
+from greenformers.measure.record import Record
 from greenformers.report.curves import save
 from greenformers.report.loss_curves import loss_curves, losses
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import Schedule
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.text import LanguageModelling
 
@@ -65,8 +61,44 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", ".", "folder of both data sets' folders", *(task.data for task in TASKS.values())),
+        Option("--steps", f"of each training; {STEPS} if not given", int),
+        Option("--seeds", "trainings of each; 2 if not given", int),
+        Option("--only", "one mechanism or variant, as the table names it"),
+        Option("--picture", "PNG of the loss curves", Path),
+    ),
+    json=KNOWN,
+)
 
-class Run(NamedTuple):
+
+def main(run: Run) -> None:
+    given = run.given
+    characters = QUICK if run.quick else CHARACTERS
+    steps, seeds = given.steps or (4 if run.quick else STEPS), given.seeds or (1 if run.quick else 2)
+    every = trainings(steps, seeds, characters["train"])
+    wanted = [training for training in every if given.only in (None, training.variant)]
+    if not wanted:
+        run.refuse(f"--only must be one of {', '.join(dict.fromkeys(training.variant for training in every))}")
+    objectives = {task: objective(task, given.data, characters) for task in TASKS}
+    records = run.trainings(
+        wanted,
+        lambda training: (training.variant, training.setting(steps)),
+        lambda training: trained(run, training, objectives[training.task]),
+        lambda own: f"loss {own[-2].value:.4f}, {1000 * own[-1].value / steps:.0f} ms a step",
+    )
+    records = of_trainings(records, every)
+    run.show(*(shown(task, records, steps) for task in TASKS))
+    if given.picture:
+        title = f"Language models of bytes, d {HIDDEN}, {LAYERS} layers: mean and range of seeds ({seeds})"
+        save(loss_curves(title, records, {name: task.title for name, task in TASKS.items()}), given.picture)
+
+
+class Training(NamedTuple):
     """One training: a variant (a mechanism and its options) in a task, from a seed."""
 
     task: str
@@ -87,17 +119,12 @@ class Run(NamedTuple):
             "step": step,
         }  # fmt: skip
 
-    def ended(self, records: Sequence[Record]) -> bool:
-        """Whether its last record, the time, is among these."""
-        at = (self.variant, "train_time", self.setting(self.steps))
-        return any((record.variant, record.metric, record.setting) == at for record in records)
 
-
-def runs(steps: int, seeds: int, characters: int) -> list[Run]:
+def trainings(steps: int, seeds: int, characters: int) -> list[Training]:
     """All of them, a seed after the other: stopped in between, some seeds are complete."""
     single = {name: (name, OPTIONS.get(name, {})) for name in sorted(names(), key=lambda name: name != BASELINE)}
     return [
-        Run(task, variant, mechanism, options, seed, steps, characters)
+        Training(task, variant, mechanism, options, seed, steps, characters)
         for seed in range(seeds)
         for task in TASKS
         for variant, (mechanism, options) in (single | VARIANTS).items()
@@ -124,60 +151,29 @@ def objective(task: str, data: Path, characters: dict[str, int]) -> LanguageMode
     return kind(Text(name, train, valid, ""), train_tokenizer("bytes", train, max_length=length), length)
 
 
-def trained(run: Run, given: LanguageModelling, about: dict[str, Any]) -> list[Record]:
-    """Train, with the validation loss at about ten steps. The seed is that of the weights and of the batches.
-
-    Raises:
-        KeyboardInterrupt: a signal ended it early.
-    """
-    set_seed(run.seed)
-    model = given.build(
-        given.config(
+def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
+    """Train, with the validation loss at about ten steps. The seed is that of the weights and of the batches."""
+    set_seed(own.seed)
+    model = task.build(
+        task.config(
             hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
             hidden_dropout_prob=0.0, initializer_range=DEVIATION, residual="pre", position="sinusoidal",
-            attention=run.mechanism, attention_options=run.options,
+            attention=own.mechanism, attention_options=own.options,
         )
     )  # fmt: skip
     schedule = Schedule(
-        steps=run.steps, batch_size=TOKENS // given.length, learning_rate=RATE, seed=run.seed, log_every=run.steps,
-        evaluate_every=max(1, run.steps // EVALUATIONS), save_every=run.steps,
+        steps=own.steps, batch_size=TOKENS // task.length, learning_rate=RATE, seed=own.seed, log_every=own.steps,
+        evaluate_every=max(1, own.steps // EVALUATIONS), save_every=own.steps,
     )  # fmt: skip
-    history = fit(model, given, schedule, label=run.variant, console=Console(quiet=True))
-    if history.stopped is not None:
-        raise KeyboardInterrupt
+    history = fitted(model, task, schedule, own.variant)
     figures = [(step, "loss", value) for step, value in history.curve("eval_loss")]
-    figures.append((run.steps, "train_time", history.seconds))
-    return [
-        Record("language_models", run.variant, run.setting(step), metric, value, METRICS[metric].unit, context=about)
-        for step, metric, value in figures
-    ]
+    figures.append((own.steps, "train_time", history.seconds))
+    return [run.record(metric, value, own.variant, own.setting(step), seed=own.seed) for step, metric, value in figures]
 
 
-def measure(todo: list[Run], given: argparse.Namespace, known: list[Record]) -> list[Record]:
-    """The records known and those made here, which are kept as each run ends."""
-    made: list[Record] = []
-    objectives: dict[str, LanguageModelling] = {}
-    left = [run for run in todo if not run.ended(known)]
-    print(f"{len(todo) - len(left)} of {len(todo)} runs are known", flush=True)
-    start = time.monotonic()
-    for done, run in enumerate(left, start=1):
-        if run.task not in objectives:
-            objectives[run.task] = objective(run.task, given.data, QUICK if given.quick else CHARACTERS)
-        about = context("python benchmarks/language_models.py" + " --quick" * given.quick, run.seed)
-        found = trained(run, objectives[run.task], about)
-        made += found
-        if given.json:
-            append(given.json, found)
-        ahead = (time.monotonic() - start) / done * (len(left) - done)
-        loss, pace = found[-2].value, 1000 * found[-1].value / run.steps
-        what = f"{done}/{len(left)} {run.task} {run.variant}, seed {run.seed}"
-        print(f"{what}: loss {loss:.4f}, {pace:.0f} ms a step; about {ahead / 60:.0f} min left", flush=True)
-    return known + made
-
-
-def of_runs(records: list[Record], wanted: list[Run]) -> list[Record]:
-    """The records of these runs: a file may hold others, of other sizes."""
-    settings = [(run.variant, run.setting(0)) for run in wanted]
+def of_trainings(records: list[Record], wanted: list[Training]) -> list[Record]:
+    """The records of these trainings: a file may hold others, of other sizes."""
+    settings = [(training.variant, training.setting(0)) for training in wanted]
     return [record for record in records if (record.variant, {**record.setting, "step": 0}) in settings]
 
 
@@ -213,38 +209,5 @@ def verdict(values: list[float], base: list[float]) -> str:
     return "within the seeds' range" if overlap else ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of both data sets' folders")
-    parser.add_argument("--steps", type=int, help=f"of each training; {STEPS} if not given")
-    parser.add_argument("--seeds", type=int, help="trainings of each; 2 if not given")
-    parser.add_argument("--only", metavar="NAME", help="one mechanism or variant, as the table names it")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to, and known runs are read from")
-    parser.add_argument("--picture", type=Path, help="PNG of the loss curves")
-    given = parser.parse_args()
-    if not all((given.data / task.data).is_dir() for task in TASKS.values()):
-        parser.exit(message=f"skipped: the data sets are not in {given.data}; name the folder with --data\n")
-    steps, seeds = given.steps or (4 if given.quick else STEPS), given.seeds or (1 if given.quick else 2)
-    every = runs(steps, seeds, (QUICK if given.quick else CHARACTERS)["train"])
-    todo = [run for run in every if given.only in (None, run.variant)]
-    if not todo:
-        parser.error(f"--only must be one of {', '.join(dict.fromkeys(run.variant for run in every))}")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    known = read(given.json) if given.json and given.json.exists() else []
-    try:
-        records = of_runs(measure(todo, given, known), every)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on")
-        return 1
-    for task in TASKS:
-        Console(width=140).print(shown(task, records, steps))
-    if given.picture:
-        title = f"Language models of bytes, d {HIDDEN}, {LAYERS} layers: mean and range of seeds ({seeds})"
-        save(loss_curves(title, records, {name: task.title for name, task in TASKS.items()}), given.picture)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

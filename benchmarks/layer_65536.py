@@ -6,27 +6,58 @@ Beside the speed-up stands its arithmetic limit, the ratio of FLOPs, and how tim
 of time ~ N^e. `--quick` measures N 1,024 and 8,192.
 """
 
-import argparse
-import sys
-from dataclasses import replace
-from math import log
-from pathlib import Path
-
 import torch
-from rich.console import Console
+from _harness import Benchmark, Run, growth
 from rich.table import Table
 
 from greenformers.measure.costs import Subject
 from greenformers.measure.flops import flops
 from greenformers.measure.grid import BASELINE, Cell, Network, Stack, call_of
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.record import with_ratios
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import EncoderLayer
 from greenformers.model.variant import slots
 
 FAST, RANK, K = "lrt+linformer", 64, 128
 SPEED_UP, EXPONENT = 60, 1.1
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="shorter sequences",
+)
+
+
+def main(run: Run) -> bool:
+    short, long = (1024, 8192) if run.quick else (4096, 65_536)
+    torch.manual_seed(0)
+    records = []
+    with torch.inference_mode():
+        for length in (short, long):
+            calls = {name: subject(name, length).forward for name in (BASELINE, FAST)}
+            calls[FAST]()  # the dense one takes minutes at its length, and needs no warming
+            for name, timing in run.times(calls, repeats=3, warmup=int(length == short)).items():
+                count = flops(subject(name, length, "meta").forward) / 1e9
+                records.append(run.record("latency", timing, name, {"length": length}))
+                records.append(run.record("flops", count, name, {"length": length}, source="counted"))
+    records = with_ratios(records, to=BASELINE)
+    value = {(r.variant, r.setting["length"], r.metric): r for r in records}
+    table = Table("N", "variant", "latency, s", "IQR", "speed-up", "FLOP ratio")
+    for (name, length, metric), record in value.items():
+        if metric == "latency":
+            table.add_row(
+                str(length), name, f"{record.value / 1e3:.3f}", f"{(record.spread or 0) / 1e3:.3f}",
+                f"{record.ratio:.1f}x", f"{value[name, length, 'flops'].ratio:.1f}x",
+            )  # fmt: skip
+    run.show(table)
+    speed_up = value[FAST, long, "latency"].ratio or 0
+    exponent = growth({length: value[FAST, length, "latency"].value for length in (short, long)})
+    print(
+        f"speed-up at N {long}: {speed_up:.1f}x (bar {SPEED_UP}x); "
+        f"growth from N {short}: N^{exponent:.2f} (bar {EXPONENT})"
+    )
+    run.write(records)
+    return run.quick or (speed_up >= SPEED_UP and exponent <= EXPONENT)
 
 
 def subject(variant: str, length: int, device: str = "cpu") -> Subject:
@@ -44,49 +75,5 @@ def subject(variant: str, length: int, device: str = "cpu") -> Subject:
         return Subject(layer.eval(), call_of(layer, torch.randn(1, length, 768)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter sequences")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    short, long = (1024, 8192) if given.quick else (4096, 65_536)
-    torch.manual_seed(0)
-    about = context("python benchmarks/layer_65536.py" + " --quick" * given.quick, 0)
-    records = []
-    with torch.inference_mode():
-        for length in (short, long):
-            calls = {name: subject(name, length).forward for name in (BASELINE, FAST)}
-            calls[FAST]()  # the dense one takes minutes at its length, and needs no warming
-            times = interleaved(calls, repeats=3, warmup=int(length == short))
-            blank = Record("layer_65536", "", {"length": length}, "latency", 0.0, "ms", context=about)
-            for name, timing in times.items():
-                spread = 1e3 * (timing.q3 - timing.q1)
-                records.append(replace(blank, variant=name, value=1e3 * timing.median, spread=spread))
-                count = flops(subject(name, length, "meta").forward) / 1e9
-                records.append(
-                    replace(blank, variant=name, metric="flops", value=count, unit="GFLOP", source="counted")
-                )
-    records = with_ratios(records, to=BASELINE)
-    value = {(r.variant, r.setting["length"], r.metric): r for r in records}
-    exponent = log(value[FAST, long, "latency"].value / value[FAST, short, "latency"].value) / log(long / short)
-    table = Table("N", "variant", "latency, s", "IQR", "speed-up", "FLOP ratio")
-    for record in records:
-        if record.metric == "latency":
-            length, name = record.setting["length"], record.variant
-            table.add_row(
-                str(length), name, f"{record.value / 1e3:.3f}", f"{(record.spread or 0) / 1e3:.3f}",
-                f"{record.ratio:.1f}x", f"{value[name, length, 'flops'].ratio:.1f}x",
-            )  # fmt: skip
-    Console(width=100).print(table)
-    speed_up = value[FAST, long, "latency"].ratio or 0
-    print(
-        f"speed-up at N {long}: {speed_up:.1f}x (bar {SPEED_UP}x); "
-        f"growth from N {short}: N^{exponent:.2f} (bar {EXPONENT})"
-    )
-    if given.json:
-        append(given.json, records)
-    return 0 if given.quick or (speed_up >= SPEED_UP and exponent <= EXPONENT) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -6,19 +6,15 @@ eager attention and with SDPA, and torch.nn.TransformerEncoderLayer.
     python benchmarks/layer_speed.py [--quick] [--json results/layer_speed.jsonl]
 """
 
-import argparse
-import sys
-from pathlib import Path
-
 import torch
-from rich.console import Console
+from _harness import Benchmark, Run
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLayer
 
 from greenformers.measure.costs import Subject, costs
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import EncoderLayer
 from greenformers.model.variant import slots
@@ -37,6 +33,22 @@ BARS = {
     ("inference", 8192, "lrt+linformer"): 13.5,
     ("training", 128, "lrt"): 2.5,
 }
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="fewer repeats; under two minutes on two cores",
+)
+
+
+def main(run: Run) -> bool:
+    met = True
+    for mode, length, batch in SETTINGS:
+        records = measured(run, mode, length, batch)
+        met &= show(run, records)
+        run.write(records)
+    print("every bar met" if met else "a bar was missed")
+    return met
 
 
 def ours(variant: str, length: int) -> nn.Module:
@@ -80,31 +92,27 @@ def subject(layer: nn.Module, x: Tensor) -> Subject:
     return Subject(layer, forward)
 
 
-def records(mode: str, length: int, batch: int, quick: bool) -> list[Record]:
+def measured(run: Run, mode: str, length: int, batch: int) -> list[Record]:
     """Time, memory and FLOPs of every layer in one setting, the times in one interleaved run."""
     torch.manual_seed(0)
     x = torch.randn(batch, length, D, requires_grad=mode == "training")
     setting = {"mode": mode, "length": length, "batch": batch, "hidden": D, "rank": RANK, "k": K}
-    found = costs(
-        {name: subject(layer, x) for name, layer in layers(length, quick).items()},
-        METRICS[mode],
-        benchmark="layer_speed",
-        setting=setting,
-        repeats=3 if quick else 15,
-        about=context("python benchmarks/layer_speed.py", seed=0),
-    )
-    return with_ratios(found, to=BASELINE)
+    records = costs(
+        {name: subject(layer, x) for name, layer in layers(length, run.quick).items()}, METRICS[mode],
+        benchmark=BENCHMARK.name, setting=setting, repeats=3 if run.quick else 15, about=run.about,
+    )  # fmt: skip
+    return with_ratios(records, to=BASELINE)
 
 
-def show(console: Console, found: list[Record]) -> bool:
+def show(run: Run, records: list[Record]) -> bool:
     """Print one setting; True if every bar in it is met."""
-    setting = found[0].setting
+    setting = records[0].setting
     time, memory, flops = METRICS[setting["mode"]]
     title = f"{setting['mode']}, N {setting['length']}, batch {setting['batch']}"
     table = Table("layer", "time, ms", "IQR", "speed-up", "limit (FLOP ratio)", "bar", "peak MiB", title=title)
-    figure = {(record.variant, record.metric): record for record in found}
+    figure = {(record.variant, record.metric): record for record in records}
     met = True
-    for name in dict.fromkeys(record.variant for record in found):
+    for name in dict.fromkeys(record.variant for record in records):
         bar = BARS.get((setting["mode"], setting["length"], name))
         timed = figure[name, time]
         met = met and (bar is None or (timed.ratio or 0) >= bar)
@@ -117,24 +125,9 @@ def show(console: Console, found: list[Record]) -> bool:
             f"{bar}x" if bar else "",
             f"{figure[name, memory].value:.0f}",
         )
-    console.print(table)
+    run.show(table)
     return met
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats; under two minutes on two cores")
-    parser.add_argument("--json", type=Path, help="append the records to this JSONL file")
-    arguments = parser.parse_args()
-    met = True
-    for setting in SETTINGS:
-        found = records(*setting, quick=arguments.quick)
-        met = show(Console(width=110), found) and met
-        if arguments.json:
-            append(arguments.json, found)
-    print("every bar met" if met else "a bar was missed")
-    return 0 if met else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

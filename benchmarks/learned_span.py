@@ -8,26 +8,54 @@ not need. Timed is the mechanism at 4,096 positions, with the spans of before an
 interleaved, projections left out. Bar: faster than before.
 """
 
-import argparse
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
+from _harness import Benchmark, Run, yes
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
 from greenformers.attention import Shape, build
 from greenformers.attention.adaptive_span import AdaptiveSpan
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.latency import Timing
+from greenformers.measure.record import with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 
 HEADS, DIM, SYMBOLS, BACK, RAMP = 4, 32, 64, 3, 32
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="sequences of 256, timed at 2,048, 3 repeats",
+)
+
+
+def main(run: Run) -> bool:
+    length, at = (256, 2048) if run.quick else (1024, 4096)
+    mechanism, right = learned(length, 150)
+    spans = [round(span) for span in (mechanism.z.detach() * mechanism.span).tolist()]
+    print(f"told right: {100 * right:.1f} %; spans of the heads, of {length}: {spans}")
+    table, met = Table("", "inference, ms", "training, ms", title=f"the mechanism at {at:,} positions"), True
+    cells: dict[str, list[str]] = {}
+    records = []
+    for mode in ("inference", "training"):
+        times = timed(run, mechanism, at, mode == "training")
+        setting = {"learned_at": length, "length": at, "mode": mode}
+        own = with_ratios([run.record("latency", timing, name, setting) for name, timing in times.items()], "after")
+        records += own
+        value = {record.variant: record.value for record in own}
+        met &= value["after"] < value["before"]
+        for name, ms in value.items():
+            cells.setdefault(name, []).append(f"{ms:.1f} ({ms / value['after']:.2f}x)")
+    for name, row in cells.items():
+        table.add_row(name, *row)
+    run.show(table)
+    print(f"faster than before: {yes(met)}")
+    run.write(records)
+    return met
 
 
 def learned(length: int, steps: int) -> tuple[AdaptiveSpan, float]:
@@ -59,8 +87,8 @@ def learned(length: int, steps: int) -> tuple[AdaptiveSpan, float]:
     return mechanism, right
 
 
-def timed(mechanism: AdaptiveSpan, length: int, repeats: int, training: bool) -> dict[str, float]:
-    """Milliseconds with spans of `length` times z, of before, after and dense attention."""
+def timed(run: Run, mechanism: AdaptiveSpan, length: int, training: bool) -> dict[str, Timing]:
+    """Times with spans of `length` times z, of before, after and dense attention."""
     z = {"before": torch.ones(HEADS), "after": mechanism.z.detach() * mechanism.span / length}
     shape = Shape(HEADS, DIM, length, causal=True)
     sides: dict[str, Callable[..., Tensor]] = {
@@ -85,44 +113,8 @@ def timed(mechanism: AdaptiveSpan, length: int, repeats: int, training: bool) ->
 
         return both if training else forward
 
-    timings = interleaved({name: call(side) for name, side in sides.items()}, repeats=repeats, warmup=1)
-    return {name: 1e3 * timing.median for name, timing in timings.items()}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="sequences of 256, timed at 2,048, 3 repeats")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    length, at = (256, 2048) if given.quick else (1024, 4096)
-    mechanism, right = learned(length, 150)
-    about = context("python benchmarks/learned_span.py" + " --quick" * given.quick, 0)
-    console = Console(width=120)
-    spans = (mechanism.z.detach() * mechanism.span).tolist()
-    console.print(
-        f"told right: {100 * right:.1f} %; spans of the heads, of {length}: {[round(span) for span in spans]}"
-    )
-    table, met = Table("", "inference, ms", "training, ms", title=f"the mechanism at {at:,} positions"), True
-    cells: dict[str, list[str]] = {}
-    records = []
-    for mode in ("inference", "training"):
-        found = timed(mechanism, at, 3 if given.quick else 15, mode == "training")
-        setting = {"learned_at": length, "length": at, "mode": mode}
-        records += with_ratios(
-            [Record("learned_span", name, setting, "latency", ms, "ms", context=about) for name, ms in found.items()],
-            "after",
-        )
-        met &= found["after"] < found["before"]
-        for name, ms in found.items():
-            cells.setdefault(name, []).append(f"{ms:.1f} ({ms / found['after']:.2f}x)")
-    for name, row in cells.items():
-        table.add_row(name, *row)
-    console.print(table)
-    console.print(f"faster than before: {'yes' if met else 'no'}")
-    if given.json:
-        append(given.json, records)
-    return 0 if met else 1
+    return run.times({name: call(side) for name, side in sides.items()}, repeats=15, quick=3)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

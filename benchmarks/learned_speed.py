@@ -12,23 +12,33 @@ hashing, N / 64 clusters with 64 queries and keys. Every side of a setting runs 
 and eager, beside them. Bar: never slower than the fastest peer, and never more memory; goal: 1.5x.
 """
 
-import argparse
 import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from attention_speed import DIM, HEADS, Call, Contest, measured, show
-from rich.console import Console
+from _harness import PEERS, Benchmark, Option, Run, yes
+from attention_speed import DIM, HEADS, Call, Contest, compete, show
 from torch import Tensor, nn
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from greenformers.measure.record import Record, append, context
-
 LENGTHS = (1024, 4096, 8192)
 SIZE, ROUNDS = 64, 2
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="one length and 3 repeats",
+    options=(PEERS, Option("--only", "the mechanisms whose name holds this")),
+)
+
+
+def main(run: Run) -> bool:
+    met = True
+    for contest, training, records in compete(run, contests, LENGTHS[:1] if run.quick else LENGTHS, lambda _: 7):
+        met &= show(run, contest, training, records)
+    print(f"never slower, and never with more memory, than the best peer: {yes(met)}")
+    return met
 
 
 def folded(x: Tensor) -> Tensor:
@@ -96,34 +106,5 @@ def contests(length: int) -> tuple[Contest, ...]:
     )  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one length and 3 repeats")
-    parser.add_argument("--peers", type=Path, help="folder the peers are installed in")
-    parser.add_argument("--only", help="the mechanisms whose name holds this")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if given.peers:
-        sys.path.append(str(given.peers))
-    command = "python benchmarks/learned_speed.py --peers PEERS" + " --quick" * given.quick
-    blank = Record("learned_speed", "", {}, "latency", 0.0, "ms", context=context(command, seed=0))
-    console, met = Console(width=130), True
-    lengths = LENGTHS[:1] if given.quick else LENGTHS
-    for index, contest in enumerate(contests(LENGTHS[0])):
-        if given.only and given.only not in contest.name:
-            continue
-        for training in (False, True):
-            found: list[Record] = []
-            for length in lengths:
-                own = contests(length)[index]
-                setting = {"mechanism": own.name, "length": length}
-                found += measured(own.sides(length), training, 3 if given.quick else 7, blank, setting)
-            met &= show(console, contest, training, found)
-            if given.json:
-                append(given.json, found)
-    console.print(f"never slower, and never with more memory, than the best peer: {'yes' if met else 'no'}")
-    return 0 if met else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -6,16 +6,14 @@ Text as bytes, so that a small network learns from its context within a few thou
 number of bytes a step. Stopped at any moment, the same command goes on.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 from rich.table import Table
-from transformers import logging
 
-from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.measure.record import Record
 from greenformers.report.curves import Panel, line_panels, save
 from greenformers.train.run import ensure, metrics_of
 from greenformers.train.settings import Settings
@@ -33,13 +31,31 @@ QUICK: dict[str, Any] = {"limit": 300, "steps": 8, "evaluate_every": 4, "log_eve
 KS = (16, 32, 64, 128)
 SHARINGS = ("none", "headwise", "key_value", "layerwise")
 LENGTHS = (64, 128, 256, 512)
+Training = tuple[str, int | None, str | None, int]  # variant, k, sharing, length
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="under two minutes; the figures mean nothing",
+    options=(
+        data("--folder", "wikitext2", "WikiText-2"),
+        Option("--runs", "run folders", Path, RUNS / "linformer_pretraining"),
+        Option("--picture", "PNG of the curves", Path),
+    ),
+)
 
 
-Run = tuple[str, int | None, str | None, int]  # variant, k, sharing, length
+def main(run: Run) -> None:
+    base = replace(SETTINGS, folder=str(run.given.folder), **(QUICK if run.quick else {}))
+    records = measure(run, base)
+    run.show(table(records))
+    run.write(records)
+    if run.given.picture:
+        picture(records, run.given.picture)
 
 
-def grid() -> dict[str, list[Run]]:
-    """The runs of each panel; the one in the middle belongs to all."""
+def grid() -> dict[str, list[Training]]:
+    """The trainings of each panel; the one in the middle belongs to all."""
     return {
         "k": [*(("linformer", k, "headwise", LENGTH) for k in KS), ("transformer", None, None, LENGTH)],
         "sharing": [("linformer", K, sharing, LENGTH) for sharing in SHARINGS],
@@ -47,32 +63,31 @@ def grid() -> dict[str, list[Run]]:
     }
 
 
-def settings(base: Settings, run: Run) -> Settings:
-    """The settings of one run."""
-    variant, k, sharing, length = run
+def settings(base: Settings, training: Training) -> Settings:
+    """The settings of one training."""
+    variant, k, sharing, length = training
     option = None if sharing is None else {"sharing": sharing}
     return replace(base, variant=variant, k=k, option=option, length=length, batch=TOKENS // length)
 
 
-def measure(base: Settings, runs: Path) -> list[Record]:
-    """Every run, started, resumed or read; perplexity at each evaluation."""
+def measure(run: Run, base: Settings) -> list[Record]:
+    """Every training, started, resumed or read; perplexity at each evaluation."""
     records = []
-    for run in dict.fromkeys(run for panel in grid().values() for run in panel):
-        variant, k, sharing, length = run
-        folder = runs / "-".join(str(part) for part in run)
-        ensure(folder, settings(base, run), Console())
+    for training in dict.fromkeys(training for panel in grid().values() for training in panel):
+        variant, k, sharing, length = training
+        folder = run.given.runs / ("quick" if run.quick else "small") / "-".join(str(part) for part in training)
+        ensure(folder, settings(base, training), run.console)
         for entry in metrics_of(folder):
             setting = {"k": k, "sharing": sharing, "length": length, "step": entry["step"]}
             for metric, key in (("perplexity", "eval_perplexity"), ("train_loss", "loss")):
                 if key in entry:
-                    unit = METRICS[metric].unit
-                    records.append(Record("linformer_pretraining", variant, setting, metric, entry[key], unit))
+                    records.append(run.record(metric, entry[key], variant, setting))
     return records
 
 
-def curves(records: list[Record], metric: str) -> dict[Run, list[tuple[float, float]]]:
+def curves(records: list[Record], metric: str) -> dict[Training, list[tuple[float, float]]]:
     """(step, value) of each run."""
-    found: dict[Run, list[tuple[float, float]]] = {}
+    found: dict[Training, list[tuple[float, float]]] = {}
     for record in records:
         if record.metric == metric:
             at = record.setting
@@ -118,29 +133,5 @@ def table(records: list[Record]) -> Table:
     return shown
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("../shared/data/wikitext2"), help="WikiText-2")
-    parser.add_argument("--runs", type=Path, default=Path("runs/linformer_pretraining"), help="run folders")
-    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    parser.add_argument("--picture", type=Path, help="PNG of the curves")
-    given = parser.parse_args()
-    if not given.folder.is_dir():
-        parser.exit(message=f"skipped: {given.folder} is not there; name the data with --folder\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    base = replace(SETTINGS, folder=str(given.folder), **(QUICK if given.quick else {}))
-    about = context("benchmarks/linformer_pretraining.py" + " --quick" * given.quick, base.seed)
-    records = [
-        replace(record, context=about) for record in measure(base, given.runs / ("quick" if given.quick else "small"))
-    ]
-    Console().print(table(records))
-    if given.json:
-        append(given.json, records)
-    if given.picture:
-        picture(records, given.picture)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -5,18 +5,16 @@
 BLEU and chrF by sacreBLEU on test_2016_flickr, with case, beam of 4. Stopped at any moment, the same command goes on.
 """
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 from rich.table import Table
-from transformers import logging
 
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.measure.translation import bleu_signature
 from greenformers.train import checkpoint
 from greenformers.train.evaluate import evaluate
@@ -40,6 +38,34 @@ QUICK: dict[str, Any] = {
     "evaluate_every": 9,
 }
 SHOWN = 8  # sentences
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="under two minutes; the figures mean nothing",
+    options=(
+        data("--folder", "multi30k_en_de", "Multi30k"),
+        Option("--runs", "run folders, to go on from", Path, RUNS / "multi30k"),
+        Option("--page", "Markdown file for the table and sample translations", Path),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    base = replace(SETTINGS, folder=str(run.given.folder), **(QUICK if run.quick else {}))
+    runs = run.given.runs / ("quick" if run.quick else "small")
+    setting = {"data": "multi30k", "split": "test", "hidden": base.hidden, "epochs": base.epochs, "beams": 4}
+    records, texts = [], {}
+    for variant in VARIANTS:
+        ensure(runs / variant, replace(base, variant=variant), run.console)
+        scores, texts[variant] = judged(runs / variant)
+        figures = {"parameters": float(parameters(trained(runs / variant)))} | scores
+        records += [run.record(name, value, variant, setting) for name, value in figures.items()]
+    records = with_ratios(records, to=BASELINE)
+    run.show(table(records))
+    run.write(records)
+    if run.given.page:
+        run.given.page.write_text(page(records, texts, run.about))
 
 
 def judged(run: Path) -> tuple[dict[str, float], list[str]]:
@@ -65,7 +91,7 @@ def table(records: list[Record]) -> Table:
 def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, Any]) -> str:
     """The table and some sentences as Markdown."""
     found = {(record.variant, record.metric): record.value for record in records}
-    lines = ["# Multi30k, English to German", "", f"Made by `python {about['command']}`. {bleu_signature()}.", ""]
+    lines = ["# Multi30k, English to German", "", f"Made by `{about['command']}`. {bleu_signature()}.", ""]
     lines += ["| variant | parameters | BLEU | chrF | loss (nats a token) |", "|---|---:|---:|---:|---:|"]
     for variant in VARIANTS:
         figures = {name: found[variant, name] for name in ("parameters", "bleu", "chrf", "loss")}
@@ -83,38 +109,5 @@ def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, An
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("../shared/data/multi30k_en_de"), help="Multi30k")
-    parser.add_argument("--runs", type=Path, default=Path("runs/multi30k"), help="run folders, to go on from")
-    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    parser.add_argument("--page", type=Path, help="Markdown file for the table and sample translations")
-    given = parser.parse_args()
-    if not given.folder.is_dir():
-        parser.exit(message=f"skipped: {given.folder} is not there; name the data with --folder\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    base = replace(SETTINGS, folder=str(given.folder), **(QUICK if given.quick else {}))
-    runs = given.runs / ("quick" if given.quick else "small")
-    about = context("benchmarks/multi30k.py" + " --quick" * given.quick, base.seed)
-    setting = {"data": "multi30k", "split": "test", "hidden": base.hidden, "epochs": base.epochs, "beams": 4}
-    records, texts = [], {}
-    for variant in VARIANTS:
-        ensure(runs / variant, replace(base, variant=variant), Console())
-        scores, texts[variant] = judged(runs / variant)
-        figures = {"parameters": float(parameters(trained(runs / variant)))} | scores
-        records += [
-            Record("multi30k", variant, setting, name, value, METRICS[name].unit, context=about)
-            for name, value in figures.items()
-        ]
-    records = with_ratios(records, to=BASELINE)
-    Console(width=120).print(table(records))
-    if given.json:
-        append(given.json, records)
-    if given.page:
-        given.page.write_text(page(records, texts, about))
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -7,21 +7,50 @@ minutes apart, and what a shared machine does meanwhile is taken for growth. Bar
 two patterns of the Sparse Transformer.
 """
 
-import argparse
-import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from itertools import product
 
 import torch
+from _harness import Benchmark, Run, growth
 from attention_speed import DIM, HEADS, title
 from pattern_speed import CONTESTS, LENGTHS, THREADS
-from rich.console import Console
 from rich.table import Table
 
 from greenformers.attention import Attention, Shape, build
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="three lengths and 3 turns",
+    threads=THREADS,
+)
+
+
+def main(run: Run) -> bool:
+    lengths = LENGTHS[:3] if run.quick else LENGTHS
+    table = Table("ms", "", *(f"N {length:,}" for length in lengths), "exponent", "bar")
+    records, missed = list[Record](), 0
+    for training, contest in product((False, True), CONTESTS):
+        for name, options in contest.ours.items():
+            # As much work in a turn for short lengths as for long ones.
+            turns = {length: max(1, lengths[-1] // 4 // length) for length in lengths}
+            calls = {
+                str(length): call(build(name, Shape(HEADS, DIM, length), **options), length, training, count)
+                for length, count in turns.items()
+            }
+            timings = run.times(calls, repeats=5, quick=3)
+            times = {length: 1000 * timings[str(length)].median / count for length, count in turns.items()}
+            missed += growth(times) > contest.growth
+            figures = (f"{time:.1f}" for time in times.values())
+            table.add_row(name, title(training), *figures, f"{growth(times):.2f}", f"{contest.growth}")
+            for length, time in times.items():
+                setting = {"length": length, "mode": title(training), "threads": run.given.threads}
+                records.append(run.record("latency", time, name, setting))
+    run.show(table)
+    print(f"bars missed: {missed}")
+    run.write(records)
+    return not missed
 
 
 def call(mechanism: Attention, length: int, training: bool, repeats: int) -> Callable[[], None]:
@@ -40,40 +69,5 @@ def call(mechanism: Attention, length: int, training: bool, repeats: int) -> Cal
     return passes
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three lengths and 3 turns")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    asked = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    lengths = LENGTHS[:3] if asked.quick else LENGTHS
-    about = context("python benchmarks/pattern_growth.py" + " --quick" * asked.quick, seed=0)
-    table = Table("ms", "", *(f"N {length:,}" for length in lengths), "exponent", "bar")
-    records, missed = list[Record](), 0
-    for training in (False, True):
-        for contest in CONTESTS:
-            for name, options in contest.ours.items():
-                # As much work in a turn for short lengths as for long ones.
-                repeats = {length: max(1, lengths[-1] // 4 // length) for length in lengths}
-                calls = {
-                    str(length): call(build(name, Shape(HEADS, DIM, length), **options), length, training, count)
-                    for length, count in repeats.items()
-                }
-                timings = interleaved(calls, repeats=3 if asked.quick else 5, warmup=1)
-                times = {length: 1000 * timings[str(length)].median / count for length, count in repeats.items()}
-                growth = math.log(times[lengths[-1]] / times[lengths[0]]) / math.log(lengths[-1] / lengths[0])
-                missed += growth > contest.growth
-                figures = (f"{time:.1f}" for time in times.values())
-                table.add_row(name, title(training), *figures, f"{growth:.2f}", f"{contest.growth}")
-                for length, time in times.items():
-                    setting = {"length": length, "mode": title(training), "threads": THREADS}
-                    records.append(Record("pattern_growth", name, setting, "latency", time, "ms", context=about))
-    Console(width=130).print(table)
-    print(f"bars missed: {missed}")
-    if asked.json:
-        append(asked.json, records)
-    return 1 if missed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

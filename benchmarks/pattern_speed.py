@@ -10,19 +10,14 @@ N^1.6 for the two patterns of the Sparse Transformer. Dense attention is run up 
 transformers, which makes a matrix of N x N to show its weights, too.
 """
 
-import argparse
 import importlib
-import importlib.util
-import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from attention_speed import DIM, HEADS, Call, cell, exponent, measured, title
-from rich.console import Console
+from _harness import PEERS, Benchmark, Option, Run, growth, installed
+from attention_speed import DIM, HEADS, Call, cell, measured, title
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import BigBirdConfig, BigBirdModel, LongformerConfig
@@ -30,13 +25,38 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from greenformers.attention import Shape, build
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 QUADRATIC_UP_TO = 8192
 WINDOW, BLOCK, RANDOM = 256, 64, 3
 THREADS = 2
 FASTER = 1.5
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="two lengths and 3 repeats",
+    options=(PEERS, Option("--only", "the contests whose name holds this")),
+    threads=THREADS,
+)
+
+
+def main(run: Run) -> bool:
+    missed = list[str]()
+    for contest in CONTESTS:
+        if run.given.only and run.given.only not in contest.name:
+            continue
+        for training in (False, True):
+            records: list[Record] = []
+            for length in LENGTHS[:3:2] if run.quick else LENGTHS:
+                setting = {"patterns": contest.name, "length": length, "threads": run.given.threads}
+                repeats = max(3, 16 * LENGTHS[0] // length)
+                records += measured(run, contest.sides(length), training, repeats, setting, next(iter(contest.ours)))
+            missed += show(run, contest, training, records)
+            run.write(records)
+    print("every bar is met" if not missed else "missed:\n" + "\n".join(missed))
+    return not missed
 
 
 @dataclass(frozen=True)
@@ -59,7 +79,7 @@ class Contest:
             yield name, build(name, shape, **options)
         for peer, make in self.peers.items():
             quadratic = peer == "transformers BigBird" and length > QUADRATIC_UP_TO
-            if not quadratic and (peer != "local-attention" or importlib.util.find_spec("local_attention")):
+            if not quadratic and (peer != "local-attention" or installed("local_attention")):
                 yield peer, make(length)
 
 
@@ -149,7 +169,7 @@ CONTESTS = (
 )
 
 
-def show(console: Console, contest: Contest, training: bool, records: list[Record]) -> list[str]:
+def show(run: Run, contest: Contest, training: bool, records: list[Record]) -> list[str]:
     """Print a table; returns the bars that were missed."""
     lengths = sorted({record.setting["length"] for record in records})
     table = Table("", *(f"N {length:,}" for length in lengths), "exponent", title=f"{contest.name}, {title(training)}")
@@ -165,9 +185,9 @@ def show(console: Console, contest: Contest, training: bool, records: list[Recor
                 cell(row.get(length), rows[first][length], "greenformers" if name == first else name)
                 for length in lengths
             ]
-            table.add_row(f"{name}, {'ms' if metric == 'latency' else 'MiB'}", *cells, exponent(row))
+            table.add_row(f"{name}, {'ms' if metric == 'latency' else 'MiB'}", *cells, f"{growth(row):.2f}")
         missed += [f"{contest.name}, {title(training)}: {text}" for text in _missed(contest, rows, metric == "latency")]
-    console.print(table)
+    run.show(table)
     return missed
 
 
@@ -175,10 +195,8 @@ def _missed(contest: Contest, rows: dict[str, dict[int, float]], is_time: bool) 
     """What of one measure falls short of its bar."""
     for name in contest.ours:
         own = rows[name]
-        low, high = min(own), max(own)
-        growth = math.log(own[high] / own[low]) / math.log(high / low) if high > low else 0.0
-        if is_time and growth > contest.growth:
-            yield f"{name} grows as N^{growth:.2f}, bar {contest.growth}"
+        if is_time and growth(own) > contest.growth:
+            yield f"{name} grows as N^{growth(own):.2f}, bar {contest.growth}"
         for peer in contest.peers:
             if peer in contest.others and name != next(iter(contest.ours)):
                 continue
@@ -191,34 +209,5 @@ def _missed(contest: Contest, rows: dict[str, dict[int, float]], is_time: bool) 
                 yield f"{name} at N {length:,}: {value / own[length]:.2f}x of SDPA, bar 1"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two lengths and 3 repeats")
-    parser.add_argument("--peers", type=Path, help="folder local-attention is installed in")
-    parser.add_argument("--only", help="the contests whose name holds this")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    asked = parser.parse_args()
-    if asked.peers:
-        sys.path.append(str(asked.peers))
-    torch.set_num_threads(THREADS)
-    command = "python benchmarks/pattern_speed.py --peers PEERS" + " --quick" * asked.quick
-    blank = Record("pattern_speed", "", {}, "latency", 0.0, "ms", context=context(command, seed=0))
-    console, missed = Console(width=130), list[str]()
-    for contest in CONTESTS:
-        if asked.only and asked.only not in contest.name:
-            continue
-        for training in (False, True):
-            found: list[Record] = []
-            for length in LENGTHS[:3:2] if asked.quick else LENGTHS:
-                repeats = 3 if asked.quick else max(3, 16 * LENGTHS[0] // length)
-                setting = {"patterns": contest.name, "length": length, "threads": THREADS}
-                found += measured(contest.sides(length), training, repeats, blank, setting, to=next(iter(contest.ours)))
-            missed += show(console, contest, training, found)
-            if asked.json:
-                append(asked.json, found)
-    console.print("every bar is met" if not missed else "missed:\n" + "\n".join(missed))
-    return 1 if missed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -19,28 +19,24 @@ them:
     MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_TOP_PAD_=268435456
 """
 
-import argparse
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from _harness import Benchmark, Run, growth, yes
 from rich.table import Table
 from torch import Tensor
 
 from greenformers.measure.grid import MODES, attention_by
-from greenformers.measure.latency import interleaved
 from greenformers.measure.memory import peak_memory
-from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import layer_of
-from greenformers.model.stack import run
+from greenformers.model.stack import run as through
 
 LENGTHS, QUICK = (1024, 4096, 16384), (512, 1024)
 EAGER_UP_TO = 4096
@@ -48,6 +44,26 @@ TURN, REPEATS = 4096, 3
 """Shorter lengths run several times a turn, until these are so many positions; turns."""
 TIMES = {"inference": "latency", "training": "train_step"}
 ALLOWED = 0.1
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick=f"N {QUICK[0]} and {QUICK[1]:,}",
+)
+
+
+def main(run: Run) -> bool:
+    met = True
+    for mode in MODES:
+        records = measured(run, QUICK if run.quick else LENGTHS, mode)
+        for metric in (TIMES[mode], f"peak_memory_{mode}"):
+            table, within = shown(records, metric)
+            met &= within or metric not in TIMES.values()
+            run.show(table)
+        run.write(records)
+    bar = f"time of bp, star and isab grows as N log N or slower, exponents by {ALLOWED} more at most"
+    print(f"{bar}: {yes(met)}")
+    return met
 
 
 @dataclass(frozen=True)
@@ -89,18 +105,18 @@ def call_of(side: Side, length: int, training: bool) -> Callable[[], object]:
 
     def forward() -> Tensor:
         with torch.inference_mode(), attention_by(side.eager):
-            return run([layer], x)[0]
+            return through([layer], x)[0]
 
     def both() -> None:
         with attention_by(side.eager):
-            run([layer], x)[0].backward(gradient)
+            through([layer], x)[0].backward(gradient)
         layer.zero_grad(set_to_none=True)
         x.grad = None
 
     return both if training else forward
 
 
-def measured(lengths: tuple[int, ...], mode: str, blank: Record) -> list[Record]:
+def measured(run: Run, lengths: tuple[int, ...], mode: str) -> list[Record]:
     """Time and peak memory of all sides, with their ratios to SDPA."""
     where = {f"{side} {length}": (side, length) for length in lengths for side in SIDES}
     where = {name: at for name, at in where.items() if not at[0].eager or at[1] <= EAGER_UP_TO}
@@ -108,16 +124,16 @@ def measured(lengths: tuple[int, ...], mode: str, blank: Record) -> list[Record]
     peaks = {name: _peak(call) for name, call in calls.items()}  # which warms up
     turns = {name: max(1, TURN // where[name][1]) for name in calls}
     several = {name: partial(_again, call, turns[name]) for name, call in calls.items()}
-    found = []
-    for name, timing in interleaved(several, repeats=REPEATS, warmup=0).items():
+    records = []
+    for name, timing in run.times(several, REPEATS, warmup=0).items():
         side, length = where[name]
-        one = replace(blank, variant=side.name, setting={"length": length, "causal": side.causal, "mode": mode})
+        setting = {"length": length, "causal": side.causal, "mode": mode}
         ms, spread = (1e3 * seconds / turns[name] for seconds in (timing.median, timing.q3 - timing.q1))
-        found += [
-            replace(one, metric=TIMES[mode], value=ms, unit="ms", spread=spread),
-            replace(one, metric=f"peak_memory_{mode}", value=peaks[name], unit="MiB"),
+        records += [
+            run.record(TIMES[mode], ms, side.name, setting, spread=spread),
+            run.record(f"peak_memory_{mode}", peaks[name], side.name, setting),
         ]
-    return with_ratios(found, BASE)
+    return with_ratios(records, BASE)
 
 
 def _peak(call: Callable[[], object]) -> float:
@@ -140,7 +156,7 @@ def ends(lengths: Iterable[int]) -> list[tuple[int, int]]:
 def exponents(values: dict[int, float]) -> Iterator[float]:
     """Growth between `ends`."""
     for low, high in ends(values):
-        yield math.log(values[high] / values[low]) / math.log(high / low)
+        yield growth({low: values[low], high: values[high]})
 
 
 def shown(records: list[Record], metric: str) -> tuple[Table, bool]:
@@ -174,28 +190,5 @@ def cell(record: Record) -> str:
     return number if record.variant == BASE else f"{number} ({record.ratio:.2f}x)"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"N {QUICK[0]} and {QUICK[1]:,}")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    about = context("python benchmarks/recurrence_speed.py" + " --quick" * given.quick, seed=0)
-    blank = Record("recurrence_speed", "", {}, "latency", 0.0, "ms", context=about)
-    console, met = Console(width=140), True
-    for mode in MODES:
-        found = measured(QUICK if given.quick else LENGTHS, mode, blank)
-        for metric in (TIMES[mode], f"peak_memory_{mode}"):
-            table, within = shown(found, metric)
-            met &= within or metric not in TIMES.values()
-            console.print(table)
-        if given.json:
-            append(given.json, found)
-    console.print(
-        f"time of bp, star and isab grows as N log N or slower, exponents by {ALLOWED} more at most: "
-        f"{'yes' if met else 'no'}"
-    )
-    return 0 if met else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

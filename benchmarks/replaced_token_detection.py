@@ -6,17 +6,14 @@ Both objectives pre-train one network on WikiText-2, equal steps and tokens; the
 3 seeds, beside a network that was not pre-trained. Stopped at any moment, the same command goes on.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 from rich.table import Table
-from transformers import logging
 
-from greenformers.measure.record import Record, append, context
 from greenformers.train.evaluate import evaluate
 from greenformers.train.run import ensure
 from greenformers.train.settings import Settings
@@ -43,27 +40,59 @@ FINE_TUNING: dict[str, Any] = {
 }
 QUICK: dict[str, Any] = {"limit": 400, "hidden": 32, "evaluate_every": 4, "log_every": 4}
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="under two minutes; the figures mean nothing",
+    options=(
+        data("--wikitext2", "wikitext2", "folder of WikiText-2"),
+        data("--sst2", "sst2", "folder of SST-2"),
+        Option("--runs", "run folders", Path, RUNS / "replaced_token_detection"),
+    ),
+)
 
-def pretrain(folder: Path, runs: Path, changed: dict[str, Any], steps: dict[str, Any]) -> dict[str, Path]:
+
+def main(run: Run) -> None:
+    changed = dict(QUICK) if run.quick else {}
+    starts = pretrain(run, changed, {"steps": 8, "vocabulary": 600} if run.quick else {})
+    accuracies = fine_tune(run, starts, changed | ({"epochs": 1} if run.quick else {}))
+    run.show(table(accuracies))
+    print(verdict(accuracies))
+    setting = {"data": "sst2", "split": "test", "pretraining": "wikitext2", "steps": PRETRAINING["steps"]}
+    run.write(
+        run.record("accuracy", value, start, setting | {"seed": seed})
+        for start, values in accuracies.items()
+        for seed, value in zip(SEEDS, values, strict=True)
+    )
+
+
+def folder_of(run: Run) -> Path:
+    """Where the trainings are."""
+    runs: Path = run.given.runs
+    return runs / ("quick" if run.quick else "small")
+
+
+def pretrain(run: Run, changed: dict[str, Any], steps: dict[str, Any]) -> dict[str, Path]:
     """A run for each objective: name to folder."""
-    base = replace(NETWORK, folder=str(folder), **PRETRAINING | changed | steps)
-    for objective in OBJECTIVES:
-        ensure(runs / objective, replace(base, objective=objective), Console())
-    return {objective: runs / objective for objective in OBJECTIVES}
+    base = replace(NETWORK, folder=str(run.given.wikitext2), **PRETRAINING | changed | steps)
+    folders = {objective: folder_of(run) / objective for objective in OBJECTIVES}
+    for objective, folder in folders.items():
+        ensure(folder, replace(base, objective=objective), run.console)
+    return folders
 
 
-def fine_tune(folder: Path, runs: Path, starts: dict[str, Path], changed: dict[str, Any]) -> dict[str, list[float]]:
+def fine_tune(run: Run, starts: dict[str, Path], changed: dict[str, Any]) -> dict[str, list[float]]:
     """Test accuracy in percent of every start and seed. All use one tokenizer: that of the masked language model."""
-    base = replace(NETWORK, folder=str(folder), **FINE_TUNING | changed)
+    base = replace(NETWORK, folder=str(run.given.sst2), **FINE_TUNING | changed)
     found: dict[str, list[float]] = {}
     for start in (*starts, SCRATCH):
         given: dict[str, Any] = (
             {"init": str(starts[start])} if start in starts else {"tokenizer": str(starts["masked_lm"])}
         )
         for seed in SEEDS:
-            run = runs / f"sst2-{start.replace(' ', '-')}-{seed}"
-            ensure(run, replace(base, seed=seed, **given), Console())
-            found.setdefault(start, []).append(evaluate(run, "test")[0]["accuracy"])
+            folder = folder_of(run) / f"sst2-{start.replace(' ', '-')}-{seed}"
+            ensure(folder, replace(base, seed=seed, **given), run.console)
+            found.setdefault(start, []).append(evaluate(folder, "test")[0]["accuracy"])
     return found
 
 
@@ -88,40 +117,5 @@ def verdict(found: dict[str, list[float]]) -> str:
     return f"Replaced token detection minus masked LM: {figures}; one pre-training each: {word}."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wikitext2", type=Path, default=Path("../shared/data/wikitext2"))
-    parser.add_argument("--sst2", type=Path, default=Path("../shared/data/sst2"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/replaced_token_detection"), help="run folders")
-    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    for folder in (given.wikitext2, given.sst2):
-        if not folder.is_dir():
-            parser.exit(message=f"skipped: {folder} is not there; name the data with --wikitext2 and --sst2\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    runs = given.runs / ("quick" if given.quick else "small")
-    changed = dict(QUICK) if given.quick else {}
-    starts = pretrain(given.wikitext2, runs, changed, {"steps": 8, "vocabulary": 600} if given.quick else {})
-    found = fine_tune(given.sst2, runs, starts, changed | ({"epochs": 1} if given.quick else {}))
-    console = Console(width=120)
-    console.print(table(found))
-    console.print(verdict(found))
-    if given.json:
-        about = context("benchmarks/replaced_token_detection.py" + " --quick" * given.quick, 0)
-        setting = {"data": "sst2", "split": "test", "pretraining": "wikitext2", "steps": PRETRAINING["steps"]}
-        append(
-            given.json,
-            [
-                Record(
-                    "replaced_token_detection", start, setting | {"seed": seed}, "accuracy", value, "%", context=about
-                )
-                for start, values in found.items()
-                for seed, value in zip(SEEDS, values, strict=True)
-            ],
-        )
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -14,25 +14,42 @@ the keys, so about L / 2 to L times. Dai 2019, arXiv:1901.02860 ("Evaluation spe
 at L 3,800. Bar: at the longest L 50 times faster than both windows, one at a time.
 """
 
-import argparse
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import torch
-from rich.console import Console
+from _harness import Benchmark, Run, yes
 from rich.table import Table
 from torch import Tensor
 
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 from greenformers.model.memory import SegmentMemory
 
 LENGTHS, QUICK, TEXT, SYMBOLS = (128, 512, 1024), (64,), 8192, 256
 WINDOWS, AT_ONCE, BAR = 12, 16, 50.0
 BASE, SAME, FULL = "memory", "window", "window, full attention"
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick=f"L {QUICK[0]} alone",
+)
+
+
+def main(run: Run) -> bool:
+    lengths = QUICK if run.quick else LENGTHS
+    rates = {length: {record.variant: record for record in measured(run, length)} for length in lengths}
+    table = Table("ms a token", *(f"L {length:,}" for length in lengths), title="in brackets: memory is faster by")
+    for variant in rates[lengths[0]]:
+        pairs = [(rates[length][variant].value, rates[length][BASE].value) for length in lengths]
+        cells = [f"{1e3 / rate:.3f}" + (f" ({base / rate:,.0f}x)" if variant != BASE else "") for rate, base in pairs]
+        table.add_row(variant, *cells)
+    run.show(table)
+    last = rates[lengths[-1]]
+    met = all(last[BASE].value >= BAR * last[name].value for name in (SAME, FULL))
+    print(f"at L {lengths[-1]:,} {BAR:.0f} times faster than windows one at a time, or more: {yes(met)}")
+    run.write(record for of_length in rates.values() for record in of_length.values())
+    return met
 
 
 def network(attention: str, length: int) -> GreenformerForCausalLM:
@@ -65,7 +82,7 @@ def in_windows(model: GreenformerForCausalLM, windows: Tensor, batch: int) -> Ca
     return call
 
 
-def measured(length: int, repeats: int, blank: Record) -> list[Record]:
+def measured(run: Run, length: int) -> list[Record]:
     """Tokens a second of all sides, with their ratios to memory."""
     text = torch.randint(SYMBOLS, (1, TEXT), generator=torch.Generator().manual_seed(0))
     windows = text[0].unfold(0, length, 1)  # (TEXT - length + 1, length)
@@ -76,44 +93,14 @@ def measured(length: int, repeats: int, blank: Record) -> list[Record]:
             variant = name if batch == 1 else f"{name}, {batch} at once"
             calls[variant], tokens[variant] = in_windows(model, windows[:count], batch), count
     with torch.inference_mode():
-        timings = interleaved(calls, repeats=repeats, warmup=1)
-    found = []
+        timings = run.times(calls, repeats=3)
+    records = []
     for variant, timing in timings.items():
-        low, high = (tokens[variant] / seconds for seconds in (timing.q3, timing.q1))
-        one = replace(blank, variant=variant, setting={"length": length, "text": TEXT})
-        found.append(replace(one, value=tokens[variant] / timing.median, spread=high - low))
-    return with_ratios(found, BASE)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"L {QUICK[0]} alone")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    lengths = QUICK if given.quick else LENGTHS
-    about = context("python benchmarks/segment_evaluation.py" + " --quick" * given.quick, seed=0)
-    blank = Record("segment_evaluation", "", {}, "tokens_per_second", 0.0, "1/s", context=about)
-    found = {length: {one.variant: one for one in measured(length, 3, blank)} for length in lengths}
-    table = Table("ms a token", *(f"L {length:,}" for length in lengths), title="in brackets: memory is faster by")
-    for variant in found[lengths[0]]:
-        rates = [found[length][variant].value for length in lengths]
-        bases = [found[length][BASE].value for length in lengths]
-        cells = [
-            f"{1e3 / rate:.3f}" + (f" ({base / rate:,.0f}x)" if variant != BASE else "")
-            for rate, base in zip(rates, bases, strict=True)
-        ]
-        table.add_row(variant, *cells)
-    console = Console(width=120)
-    console.print(table)
-    last = found[lengths[-1]]
-    met = all(last[BASE].value >= BAR * last[name].value for name in (SAME, FULL))
-    console.print(
-        f"at L {lengths[-1]:,} {BAR:.0f} times faster than windows one at a time, or more: {'yes' if met else 'no'}"
-    )
-    if given.json:
-        append(given.json, [one for of_length in found.values() for one in of_length.values()])
-    return 0 if met else 1
+        low, rate, high = (tokens[variant] / seconds for seconds in (timing.q3, timing.median, timing.q1))
+        setting = {"length": length, "text": TEXT}
+        records.append(run.record("tokens_per_second", rate, variant, setting, spread=high - low))
+    return with_ratios(records, BASE)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

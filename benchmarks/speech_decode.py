@@ -8,20 +8,17 @@ times faster on a CPU than the large dense network; goal 1.5. Without a cache ev
 before it again; bar: 5 times slower.
 """
 
-import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from _harness import Benchmark, Run
 from rich.table import Table
 
-from greenformers.measure.latency import Timing, interleaved
+from greenformers.measure.latency import Timing
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.search import Search, beam_search, written
@@ -44,6 +41,30 @@ NETWORKS: dict[str, tuple[float | None, dict[str, Any]]] = {
 UNCACHED = "without cache"
 FASTER, CACHED_FASTER = 1.15, 5.0
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="8 characters, 2 rounds in place of 7",
+    threads=2,
+)
+
+
+def main(run: Run) -> bool:
+    characters = 8 if run.quick else WRITTEN
+    models = {name: network(sizes) for name, (_, sizes) in NETWORKS.items()}
+    timed: dict[str, Callable[[], Any]] = {}
+    for name, model in models.items():
+        timed |= {" / ".join(key): call for key, call in calls(name, model, characters).items()}
+    times = run.times(timed, repeats=7, quick=2)
+    run.show(shown(models, times))
+    run.write(made(run, models, times, characters))
+    ratio = {name: _times(times, LARGE, name, "all") for name in models}
+    slower = [name for name in models if name.startswith("LRT r") and ratio[name] < FASTER]
+    cached = times[f"{LARGE} / {UNCACHED}"].median / times[f"{LARGE} / search"].median
+    print(f"cached {cached:.1f} times faster than uncached (bar {CACHED_FASTER:g})")
+    print(f"below {FASTER}: {', '.join(slower) or 'none'}")
+    return not slower and cached >= CACHED_FASTER
+
 
 def network(sizes: dict[str, Any]) -> GreenformerForSpeechSeq2Seq:
     torch.manual_seed(0)
@@ -65,31 +86,6 @@ def calls(name: str, model: GreenformerForSpeechSeq2Seq, characters: int) -> dic
         slow = replace(search, cached=False)
         found[name, UNCACHED] = lambda: written(model, memory, search=slow)
     return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8 characters, 2 rounds in place of 7")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    torch.set_num_threads(2)
-    characters = 8 if given.quick else WRITTEN
-    models = {name: network(sizes) for name, (_, sizes) in NETWORKS.items()}
-    timed: dict[str, Callable[[], Any]] = {}
-    for name, model in models.items():
-        timed |= {" / ".join(key): call for key, call in calls(name, model, characters).items()}
-    times = interleaved(timed, repeats=2 if given.quick else 7, warmup=1)
-    about = context("python benchmarks/speech_decode.py" + " --quick" * given.quick, 0)
-    records = made(models, times, characters, about)
-    Console(width=140).print(shown(models, times))
-    if given.json:
-        append(given.json, records)
-    ratio = {name: _times(times, LARGE, name, "all") for name in models}
-    slower = [name for name in models if name.startswith("LRT r") and ratio[name] < FASTER]
-    cached = times[f"{LARGE} / {UNCACHED}"].median / times[f"{LARGE} / search"].median
-    print(f"cached {cached:.1f} times faster than uncached (bar {CACHED_FASTER:g})")
-    print(f"below {FASTER}: {', '.join(slower) or 'none'}")
-    return 1 if slower or cached < CACHED_FASTER else 0
 
 
 def _times(times: dict[str, Timing], to: str, name: str, part: str) -> float:
@@ -115,20 +111,20 @@ def shown(models: dict[str, GreenformerForSpeechSeq2Seq], times: dict[str, Timin
 
 
 def made(
-    models: dict[str, GreenformerForSpeechSeq2Seq], times: dict[str, Timing], characters: int, about: dict[str, Any]
+    run: Run, models: dict[str, GreenformerForSpeechSeq2Seq], times: dict[str, Timing], characters: int
 ) -> list[Record]:
+    """Times and parameters, with their ratios to the large dense network."""
     records = []
     for key, timing in times.items():
         name, part = key.split(" / ")
         setting = {"part": part, "batch": UTTERANCES, "frames": FRAMES, "characters": characters, "width": WIDTH}
-        record = Record("speech_decode", name, setting, "latency", 1000 * timing.median, "ms", context=about)
-        record = replace(record, spread=1000 * (timing.q3 - timing.q1))
+        record = run.record("latency", timing, name, setting)
         if part != UNCACHED and name != LARGE:
             record = replace(record, ratio=_times(times, LARGE, name, part), to=LARGE)
         records.append(record)
     for name, model in models.items():
         count = parameters(model)
-        record = Record("speech_decode", name, {}, "parameters", count, "", source="counted", context=about)
+        record = run.record("parameters", count, name, source="counted")
         if name != LARGE:
             record = replace(record, ratio=parameters(models[LARGE]) / count, to=LARGE)
         records.append(record)
@@ -136,4 +132,4 @@ def made(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -10,28 +10,25 @@ clips again, each with the characters that were wrong in its word. Aim: at most 
 low-rank ones at most 3 points worse. Runs go on where they were stopped.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jiwer
 import torch
-from rich.console import Console
+from _harness import RUNS, Benchmark, Option, Run, data
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
-from transformers import logging
 
-from greenformers.measure.record import Record, append, context
+from greenformers.measure.record import Record
 from greenformers.report.curves import save
 from greenformers.report.loss_curves import loss_curves
 from greenformers.speech import spoken_digits
 from greenformers.speech.evaluate import TIMED, Judged, columns, generation_times, table
 from greenformers.speech.recognise import Recogniser, recognised
+from greenformers.speech.recordings import SPOKEN_DIGITS
 from greenformers.speech.search import Search
-from greenformers.speech.settings import SPOKEN_DIGITS, SpeechSettings
+from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import ensure, metrics_of
 
 DENSE = "transformer"
@@ -53,6 +50,48 @@ WIDTHS = (8, 1)
 Spoken = list[tuple[Tensor, str, list[int]]]
 """Waveform, text and clips of every test string."""
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", "fsdd", "folder of the clips"),
+        Option("--runs", "folder of the run folders", Path, RUNS / "speech_digits"),
+        Option("--seeds", "trainings of each variant; the held-out test has one", int, 1),
+        Option("--picture", "file of the loss curves, .png", Path),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    given = run.given
+    records: list[Record] = []
+    losses: list[Record] = []
+    tests = [(None, seed) for seed in range(1 if run.quick else given.seeds)] + [(HELD_OUT, 0)]
+    for held_out, seed in tests:
+        test = "unseen takes" if held_out is None else f"unseen speaker {held_out}"
+        folders = {}
+        for variant in VARIANTS:
+            own = settings(variant, given.data, seed, held_out, run.quick)
+            name = f"{own.variant}-{own.rank}-{seed}-{held_out or ''}"
+            folders[variant] = given.runs / ("quick" if run.quick else "full") / name
+            ensure(folders[variant], own, run.console)
+            if held_out is None:
+                losses += curves(folders[variant], variant, seed)
+        spoken = test_strings(given.data, held_out, 4 if run.quick else STRINGS)
+        setting = {"test": test, "seed": seed, "strings": len(spoken), "steps": own.steps}
+        for width in WIDTHS:
+            columns_of_test = judged(setting, folders, spoken, Search(width=width), 2 if run.quick else 9)
+            shown = table(columns_of_test)
+            shown.title = ", ".join(f"{key} {value}" for key, value in columns_of_test[0].setting.items())
+            run.show(shown)
+            records += columns_of_test
+    if given.picture:
+        panels = {"train": "Training, with CTC", "valid": "Validation"}
+        figure = loss_curves("Spoken digits: loss curves (thesis, figure 4.3)", losses, panels, unit="nats a character")
+        save(figure, given.picture)
+    run.write(replace(record, context=run.about) for record in records + losses)
+
 
 def settings(variant: str, folder: Path, seed: int, held_out: str | None, quick: bool) -> SpeechSettings:
     one = replace(SETTINGS, corpus=str(folder), seed=seed, held_out=held_out, **VARIANTS[variant])
@@ -70,6 +109,8 @@ def test_strings(folder: Path, held_out: str | None, count: int) -> Spoken:
 
 def by_clip(hypotheses: list[str], spoken: Spoken) -> tuple[Tensor, Tensor]:
     """Wrong characters, and characters, of every test clip in all strings it is in."""
+    import jiwer
+
     references = [text for _, text, _ in spoken]
     out = jiwer.process_characters(references, hypotheses)
     wrong: dict[int, int] = {}
@@ -90,23 +131,20 @@ def by_clip(hypotheses: list[str], spoken: Spoken) -> tuple[Tensor, Tensor]:
 
 
 def judged(
-    blank: Record, runs: dict[str, Path], spoken: Spoken, search: Search, repeats: int
-) -> tuple[list[Record], Table]:
+    setting: dict[str, Any], runs: dict[str, Path], spoken: Spoken, search: Search, repeats: int
+) -> list[Record]:
     """Columns of tables 4.2 and 4.3, for all variants of one seed and one way to search."""
     recognisers = {name: Recogniser.load(run, search) for name, run in runs.items()}
     waveforms = [waveform for waveform, _, _ in spoken]
     times = generation_times(recognisers, waveforms[:TIMED], repeats)
     found = []
     for name, recogniser in recognisers.items():
-        told = track(waveforms, f"{blank.setting['test']}, {name}, width {search.width}")
+        told = track(waveforms, f"{setting['test']}, {name}, width {search.width}")
         hypotheses = recognised(recogniser, told, batch=BATCH, progress=lambda _: None)
         wrong, lengths = by_clip(hypotheses, spoken)
         found.append(Judged(name, recogniser, hypotheses, wrong))
-    blank = replace(blank, setting=blank.setting | {"width": search.width})
-    records = list(columns(blank, found, [text for _, text, _ in spoken], lengths, times))
-    shown = table(records)
-    shown.title = ", ".join(f"{key} {value}" for key, value in blank.setting.items())
-    return records, shown
+    texts = [text for _, text, _ in spoken]
+    return list(columns(BENCHMARK.name, setting | {"width": search.width}, found, texts, lengths, times))
 
 
 def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:
@@ -115,51 +153,8 @@ def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:
         for key, task in (("loss", "train"), ("eval_loss", "valid")):
             if key in entry:
                 setting = {"task": task, "step": int(entry["step"]), "seed": seed}
-                yield Record("speech_losses", variant, setting, "loss", entry[key], "nats")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/fsdd"), help="folder of the clips")
-    parser.add_argument("--runs", type=Path, default=Path("runs/speech_digits"), help="folder of the run folders")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each variant; the held-out test has one")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    parser.add_argument("--picture", type=Path, help="file of the loss curves, .png")
-    given = parser.parse_args()
-    if not given.data.is_dir():
-        parser.exit(message=f"skipped: the clips are not in {given.data}; name the folder with --data\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    runs = given.runs / ("quick" if given.quick else "full")
-    console = Console(width=140)
-    records: list[Record] = []
-    losses: list[Record] = []
-    tests = [(None, seed) for seed in range(1 if given.quick else given.seeds)] + [(HELD_OUT, 0)]
-    for held_out, seed in tests:
-        test = "unseen takes" if held_out is None else f"unseen speaker {held_out}"
-        folders = {}
-        for variant in VARIANTS:
-            one = settings(variant, given.data, seed, held_out, given.quick)
-            folders[variant] = runs / f"{one.variant}-{one.rank}-{seed}-{held_out or ''}"
-            ensure(folders[variant], one, console)
-            if held_out is None:
-                losses += curves(folders[variant], variant, seed)
-        spoken = test_strings(given.data, held_out, 4 if given.quick else STRINGS)
-        setting = {"test": test, "seed": seed, "strings": len(spoken), "steps": one.steps}
-        blank = Record("speech_digits", "", setting, "", 0.0, "")
-        for width in WIDTHS:
-            some, shown = judged(blank, folders, spoken, Search(width=width), 2 if given.quick else 9)
-            records += some
-            console.print(shown)
-    if given.picture:
-        panels = {"train": "Training, with CTC", "valid": "Validation"}
-        figure = loss_curves("Spoken digits: loss curves (thesis, figure 4.3)", losses, panels, unit="nats a character")
-        save(figure, given.picture)
-    if given.json:
-        about = context("python benchmarks/speech_digits.py" + " --quick" * given.quick, 0)
-        append(given.json, [replace(record, context=about) for record in records + losses])
+                yield Record.of("loss", entry[key], benchmark="speech_losses", variant=variant, setting=setting)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

@@ -8,57 +8,67 @@ below are of other data and sizes: what carries over is the order of the methods
 is not repeated.
 """
 
-import argparse
-import sys
 from pathlib import Path
 from statistics import mean
 
-from rich.console import Console
+from _harness import KNOWN, REFERENCE, SEED, Benchmark, Option, Run, data, fitted
 from rich.table import Table
-from transformers import logging
 
-from greenformers.measure.record import Record, append, context, read
-from greenformers.train.fit import Schedule, fit
+from greenformers.measure.record import Record
+from greenformers.train.fit import Schedule
 from greenformers.train.settings import Settings
-from greenformers.train.task import prepare
 
-BENCHMARK = "sst2_blocks"
 VARIANTS = ("transformer", "star", "bp", "isab")
 STEPS, BATCH = 2000, 32
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", ".", "folder of the data sets' folders", "sst2"),
+        Option("--references", "published tables", Path, REFERENCE),
+        SEED,
+    ),
+    json=KNOWN,
+)
 
-def trained(variant: str, seed: int, steps: int, data: Path, command: str) -> list[Record]:
-    """Train and score one.
 
-    Raises:
-        KeyboardInterrupt: a signal ended it early.
-    """
+def main(run: Run) -> None:
+    steps = 4 if run.quick else STEPS
+    records = run.trainings(
+        [(variant, seed) for seed in run.seeds for variant in VARIANTS],
+        lambda training: (training[0], {"seed": training[1], "steps": steps}),
+        lambda training: trained(run, *training, steps),
+        lambda own: f"{own[0].value:.1f} %, {own[1].value:.0f} s",
+    )
+    run.show(shown(records, steps))
+    run.published("slides_star_transformer", "slides_bpt_sst5_imdb")
+
+
+def trained(run: Run, variant: str, seed: int, steps: int) -> list[Record]:
+    """Train a network and score it."""
     settings = Settings(
-        data="sst2", folder=str(data / "sst2"), variant=variant, hidden=128, layers=3, heads=4, feed_forward=512,
-        length=64, pooling="mean", position="sinusoidal", dropout=0.1, seed=seed,
+        data="sst2", folder=str(run.given.data / "sst2"), variant=variant, hidden=128, layers=3, heads=4,
+        feed_forward=512, length=64, pooling="mean", position="sinusoidal", dropout=0.1, seed=seed,
     )  # fmt: skip
-    task = prepare(settings)
+    task = settings.task()
     model = task.network()
     schedule = Schedule(
         steps=steps, batch_size=BATCH, learning_rate=1e-3, seed=seed, log_every=steps, evaluate_every=steps,
         save_every=steps,
     )  # fmt: skip
-    history = fit(model, task.objective, schedule, label=variant, console=Console(quiet=True))
-    if history.stopped is not None:
-        raise KeyboardInterrupt
+    history = fitted(model, task.objective, schedule, variant)
     setting = {"steps": steps, "batch": BATCH, "seed": seed, "hidden": 128, "layers": 3}
-    scores = task.objective.evaluate(model, "valid", BATCH)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    about = context(command, seed)
-    found = (
-        ("accuracy", scores["accuracy"], "%"),
-        ("train_time", history.seconds, "s"),
-        ("parameters", float(parameters), ""),
-    )
-    return [Record(BENCHMARK, variant, setting, metric, value, unit, context=about) for metric, value, unit in found]
+    figures = {
+        "accuracy": task.objective.evaluate(model, "valid", BATCH)["accuracy"],
+        "train_time": history.seconds,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    return [run.record(metric, value, variant, setting, seed=seed) for metric, value in figures.items()]
 
 
-def show(console: Console, records: list[Record], steps: int) -> None:
+def shown(records: list[Record], steps: int) -> Table:
     table = Table("layers", "accuracy by seed, %", "mean", "parameters", "s of training", title=f"after {steps} steps")
     for variant in VARIANTS:
         own = [record for record in records if record.variant == variant and record.setting["steps"] == steps]
@@ -74,45 +84,8 @@ def show(console: Console, records: list[Record], steps: int) -> None:
                 f"{values['parameters'][0] / 1e6:.2f} M",
                 f"{mean(values['train_time']):.0f}",
             )
-    console.print(table)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets' folders")
-    parser.add_argument("--references", type=Path, default=Path("../shared/reference"), help="published tables")
-    parser.add_argument("--seed", type=int, help="one seed; by default 0 and 1")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to, and known runs are read from")
-    given = parser.parse_args()
-    if not (given.data / "sst2").is_dir():
-        parser.exit(message=f"skipped: sst2 is not in {given.data}; name the folder with --data\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    steps = 4 if given.quick else STEPS
-    records = read(given.json) if given.json and given.json.exists() else []
-    for seed in (0, 1) if given.seed is None else (given.seed,):
-        for variant in VARIANTS:
-            at = (variant, seed, steps)
-            if any((r.variant, r.setting["seed"], r.setting["steps"]) == at for r in records):
-                continue
-            command = "python benchmarks/sst2_blocks.py" + " --quick" * given.quick
-            try:
-                found = trained(variant, seed, steps, given.data, command)
-            except KeyboardInterrupt:
-                print("stopped; the same command goes on")
-                return 1
-            records += found
-            if given.json:
-                append(given.json, found)
-            print(f"{variant}, seed {seed}: {found[0].value:.1f} %, {found[1].value:.0f} s", flush=True)
-    console = Console(width=120)
-    show(console, records, steps)
-    for name in ("slides_star_transformer", "slides_bpt_sst5_imdb"):
-        if (given.references / f"{name}.csv").is_file():
-            console.print(f"published: {name}", (given.references / f"{name}.csv").read_text(), sep="\n")
-    return 0
+    return table
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -10,7 +10,6 @@ contexts of 1K to 16K, and the bytes the cache holds there. Bar: linear attentio
 Stopped at any moment, the first command goes on where the trained model is there.
 """
 
-import argparse
 import copy
 import shutil
 import sys
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compress_minilm import told
+from _harness import RUNS, Benchmark, Option, Run, data, told, yes
 from rich.console import Console
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, logging
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
 from greenformers.changes.attention import swap_attention
@@ -31,8 +30,7 @@ from greenformers.compress.quality import judge
 from greenformers.data import Text, train_tokenizer
 from greenformers.data._texts import Texts
 from greenformers.data.tinyshakespeare import load
-from greenformers.measure.latency import interleaved
-from greenformers.measure.record import METRICS, Record, append, context, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.report.table import tables
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.fit import Schedule, fit
@@ -41,6 +39,39 @@ ATTENTION, LAYERS, LENGTH = "linear_transformer", 4, 256
 TRAINING = Schedule(steps=2500, batch_size=16, learning_rate=2e-3, evaluate_every=500, log_every=100, save_every=100)
 STEPS, BATCH, RATE = 400, 16, 1e-3
 CONTEXTS, NEW, BAR = (1024, 4096, 16384), 32, 0.9
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", "tinyshakespeare", "folder of the text"),
+        Option("--runs", "folder of the original", Path, RUNS / "swap_language_model"),
+        Option("--steps", "of healing", int, STEPS),
+        Option("--speed", "only time the networks", bool, default=False),
+    ),
+)
+
+
+def main(run: Run) -> bool:
+    given, met = run.given, True
+    text = load(given.data)
+    tokenizer = train_tokenizer("characters", [text.train], max_length=LENGTH)
+    schedule = Schedule(steps=20, batch_size=16) if run.quick else TRAINING
+    original = trained(text, tokenizer, given.runs / ("quick" if run.quick else "original"), schedule)
+    contexts = CONTEXTS[:2] if run.quick else CONTEXTS
+    if given.speed:
+        records = speed(run, original, contexts)
+    else:
+        records = quality(run, original, text, tokenizer, 4 if run.quick else given.steps)
+    records = with_ratios(records, to="softmax")
+    run.show(*tables(records, 120))
+    if given.speed:
+        pace = {r.setting["context"]: r.value for r in records if (r.variant, r.unit) == ("linear", "1/s")}
+        met = pace[contexts[-1]] >= BAR * pace[contexts[0]]
+        print(f"linear attention at the longest context within 10 % of the shortest: {yes(met)}")
+    run.write(records)
+    return met
 
 
 def network(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -74,7 +105,7 @@ def trained(text: Text, tokenizer: PreTrainedTokenizerFast, folder: Path, schedu
 
 
 def quality(
-    original: LlamaForCausalLM, text: Text, tokenizer: PreTrainedTokenizerFast, steps: int, about: dict[str, Any]
+    run: Run, original: LlamaForCausalLM, text: Text, tokenizer: PreTrainedTokenizerFast, steps: int
 ) -> list[Record]:
     """Perplexity of all networks, before healing and after."""
     models = {"softmax": original}
@@ -90,17 +121,10 @@ def quality(
     longer = Schedule(steps=steps, batch_size=BATCH, learning_rate=RATE, evaluate_every=steps)
     models["softmax, trained on"] = learnt(copy.deepcopy(original), text, tokenizer, longer, None)
     held = Texts("validation", [(line,) for line in text.valid.split("\n")])
-    return [
-        Record(
-            "swap_language_model", name, {"length": LENGTH, "steps": steps}, metric, value, METRICS[metric].unit,
-            context=about,
-        )
-        for name, metrics in judge(models, held, tokenizer, LENGTH).items()
-        for metric, (value, _) in metrics.items()
-    ]  # fmt: skip
+    return run.scores(judge(models, held, tokenizer, LENGTH), {"length": LENGTH, "steps": steps}, "softmax")
 
 
-def speed(original: LlamaForCausalLM, contexts: tuple[int, ...], about: dict[str, Any]) -> list[Record]:
+def speed(run: Run, original: LlamaForCausalLM, contexts: tuple[int, ...]) -> list[Record]:
     """Tokens a second of `generate`, contexts and networks taking turns, and what the cache holds."""
     linear = copy.deepcopy(original)
     swap_attention(linear, ATTENTION, length=contexts[-1] + NEW)
@@ -108,16 +132,13 @@ def speed(original: LlamaForCausalLM, contexts: tuple[int, ...], about: dict[str
     for name, model in (("softmax", original), ("linear", linear)):
         for length in contexts:
             calls[name, length], held[name, length] = continuation(model, length)
-    timings = interleaved({str(key): call for key, call in calls.items()}, repeats=15, warmup=1)
-    found = []
+    timings = run.times({str(key): call for key, call in calls.items()}, repeats=15)
+    records = []
     for name, length in calls:
-        for metric, value in (
-            ("tokens_per_second", NEW / timings[str((name, length))].median),
-            ("cache", held[name, length] / 2**20),
-        ):
-            unit = METRICS[metric].unit
-            found.append(Record("swap_language_model", name, {"context": length}, metric, value, unit, context=about))
-    return found
+        pace, setting = NEW / timings[str((name, length))].median, {"context": length}
+        records.append(run.record("tokens_per_second", pace, name, setting))
+        records.append(run.record("cache", held[name, length] / 2**20, name, setting))
+    return records
 
 
 def continuation(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], object], int]:
@@ -141,44 +162,5 @@ def tensors(layer: Any) -> list[Tensor]:
     return [layer.keys, layer.values] if state is None else list(state)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/tinyshakespeare"), help="folder of the text")
-    parser.add_argument("--runs", type=Path, default=Path("runs/swap_language_model"), help="folder of the original")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of healing")
-    parser.add_argument("--speed", action="store_true", help="only time the networks")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if not given.data.is_dir():
-        parser.exit(message=f"skipped: no folder {given.data}\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    text = load(given.data)
-    tokenizer = train_tokenizer("characters", [text.train], max_length=LENGTH)
-    schedule = Schedule(steps=20, batch_size=16) if given.quick else TRAINING
-    folder = given.runs / ("quick" if given.quick else "original")
-    original = trained(text, tokenizer, folder, schedule)
-    contexts = CONTEXTS[:2] if given.quick else CONTEXTS
-    words = "python benchmarks/swap_language_model.py" + " --speed" * given.speed + " --quick" * given.quick
-    words += f" --steps {given.steps}" * (given.steps != STEPS)
-    about = context(words, 0)
-    met = True
-    if given.speed:
-        records = speed(original, contexts, about)
-    else:
-        records = quality(original, text, tokenizer, 4 if given.quick else given.steps, about)
-    records = with_ratios(records, to="softmax")
-    for table in tables(records, 120):
-        Console(width=120).print(table)
-    if given.speed:
-        pace = {r.setting["context"]: r.value for r in records if (r.variant, r.unit) == ("linear", "1/s")}
-        met = pace[contexts[-1]] >= BAR * pace[contexts[0]]
-        print(f"linear attention at the longest context within 10 % of the shortest: {'yes' if met else 'no'}")
-    if given.json:
-        append(given.json, records)
-    return 0 if met else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

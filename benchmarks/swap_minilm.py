@@ -10,34 +10,63 @@ towards the original's hidden states and embeddings, on sentences of WikiText-2 
 reviews at 512 tokens. `--speed`: latency of 8 texts of 512 tokens, interleaved, beside SDPA and eager attention.
 """
 
-import argparse
 import copy
-import sys
 from pathlib import Path
 
 import torch
-from compress_minilm import CHOICE, LENGTH, model_folder, pairs, sentences, told
+from _harness import DATA, Benchmark, Option, Run, told
+from compress_minilm import CHOICE, LENGTH, model_folder, pairs, sentences
 from matplotlib.figure import Figure
-from rich.console import Console
-from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.changes.attention import swap_attention
 from greenformers.changes.heal import Healing, heal
-from greenformers.solve.factorise import compress
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._texts import Texts, batches
 from greenformers.data.imdb import load as load_reviews
-from greenformers.measure.record import METRICS, Record, append, context, read, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.report.curves import save
 from greenformers.report.plot import COLOURS, HATCHES, grid, house, new_figure, settle
 from greenformers.report.table import tables
 from greenformers.solve.budget import Budget
+from greenformers.solve.factorise import compress
 
 LONG, LAYERS, HEALED = 512, (1, 3, 5), ", healed"
 ATTENTIONS = {"sliding_window": {"window": 64}, "linformer": {"k": 128}}
 STEPS, BATCH, RATE = 200, 32, 5e-4
 SHORT_TEXTS, REVIEWS, JUDGED = 6000, 1500, 200
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any healing; the figures mean little",
+    options=(
+        Option("--data", "folder of wikitext2, stsb_open and imdb", Path, DATA),
+        Option("--speed", "only time the networks", bool, default=False),
+        Option("--picture", "only draw the records of --json", Path),
+    ),
+)
+
+
+def main(run: Run) -> None:
+    given, folder = run.given, model_folder()
+    if given.picture:
+        if not given.json:
+            run.refuse("--picture draws the records of --json, which is not given")
+        save(picture(with_ratios(run.known(), to="dense")), given.picture)
+        return
+    run.need("--data", given.data)
+    if folder is None:
+        run.skip("it needs the extra minilm")
+    torch.manual_seed(0)
+    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    words = sentences(given.data / "wikitext2", 50 if run.quick else SHORT_TEXTS)
+    models = variants(dense, batches(words[:1000], tokenizer, "encoder", LENGTH, 64))
+    records = speed(run, models) if given.speed else quality(run, models, tokenizer, words)
+    records = with_ratios(records, to="dense")
+    run.show(*tables(records, 120))
+    run.write(records)
 
 
 def variants(dense: BertModel, calibration: list[dict[str, torch.Tensor]]) -> dict[str, PreTrainedModel]:
@@ -52,22 +81,32 @@ def variants(dense: BertModel, calibration: list[dict[str, torch.Tensor]]) -> di
     return found
 
 
-def scores(
-    models: dict[str, PreTrainedModel],
-    judged: list[tuple[Texts, int]],
-    tokenizer: PreTrainedTokenizerBase,
-    about: dict[str, object],
+def quality(
+    run: Run, models: dict[str, PreTrainedModel], tokenizer: PreTrainedTokenizerBase, words: list[str]
 ) -> list[Record]:
-    """Of all models on short pairs and long texts."""
-    return [
-        Record(
-            "swap_minilm", name, {"texts": texts.name, "length": length, "steps": STEPS}, metric, value,
-            METRICS[metric].unit, interval=interval, to="dense" if interval else None, context=about,
-        )
-        for texts, length in judged
-        for name, metrics in judge(models, texts, tokenizer, length).items()
-        for metric, (value, interval) in metrics.items()
-    ]  # fmt: skip
+    """Scores of all models, before healing and after, on short pairs and long texts."""
+    folder, dense = run.given.data, models["dense"]
+    reviews = load_reviews(folder / "imdb")
+    taught = [row[0] for row in reviews.train.texts[:: 500 if run.quick else 4500 // REVIEWS]][:REVIEWS]
+    lessons = [*words, *pairs(folder / "stsb_open", "train").lines, *taught]
+    held = [tuple(row) for row in reviews.test.texts[:: len(reviews.test.texts) // JUDGED]][:JUDGED]
+    judged = [
+        (pairs(folder / "stsb_open", "valid"), LENGTH),
+        (Texts("imdb test", held[: 8 if run.quick else None]), LONG),
+    ]
+    healed = {}
+    for name in [name for name in models if name != "dense"]:
+        healed[name + HEALED] = made = copy.deepcopy(models[name])
+        heal(
+            made, dense, lessons, tokenizer, Healing(2 if run.quick else STEPS, BATCH, RATE), length=LONG,
+            progress=told,
+        )  # fmt: skip
+        print(f"{name} is healed", flush=True)
+    records = []
+    for texts, length in judged:
+        setting = {"texts": texts.name, "length": length, "steps": STEPS}
+        records += run.scores(judge({**models, **healed}, texts, tokenizer, length), setting)
+    return records
 
 
 @house
@@ -103,63 +142,14 @@ def picture(records: list[Record]) -> Figure:
     return figure
 
 
-def speed(models: dict[str, PreTrainedModel], about: dict[str, object]) -> list[Record]:
+def speed(run: Run, models: dict[str, PreTrainedModel]) -> list[Record]:
     """Latency, FLOPs and size, the eager baseline beside."""
     eager = copy.deepcopy(models["dense"])
     eager.set_attn_implementation("eager")
     models = {**models, "dense, eager": eager}
     sizes = {name: sum(p.numel() * p.element_size() for p in model.parameters()) for name, model in models.items()}
-    return measured(models, sizes, [LONG], benchmark="swap_minilm", vocabulary=30522, about=about)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="wikitext2, stsb_open and imdb")
-    parser.add_argument("--quick", action="store_true", help="hardly any healing; the figures mean little")
-    parser.add_argument("--speed", action="store_true", help="only time the networks")
-    parser.add_argument("--picture", type=Path, help="only draw the records of --json")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if given.picture:
-        save(picture(with_ratios(read(given.json), to="dense")), given.picture)
-        return 0
-    folder = model_folder()
-    if folder is None or not given.data.is_dir():
-        parser.exit(message="skipped: it needs the extra minilm and --data\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    words = sentences(given.data / "wikitext2", 50 if given.quick else SHORT_TEXTS)
-    models = variants(dense, batches(words[:1000], tokenizer, "encoder", LENGTH, 64))
-    about = context("python benchmarks/swap_minilm.py" + " --speed" * given.speed + " --quick" * given.quick, 0)
-    if given.speed:
-        records = speed(models, about)
-    else:
-        reviews = load_reviews(given.data / "imdb")
-        taught = [row[0] for row in reviews.train.texts[:: 500 if given.quick else 4500 // REVIEWS]][:REVIEWS]
-        lessons = [*words, *pairs(given.data / "stsb_open", "train").lines, *taught]
-        held = [tuple(row) for row in reviews.test.texts[:: len(reviews.test.texts) // JUDGED]][:JUDGED]
-        judged = [
-            (pairs(given.data / "stsb_open", "valid"), LENGTH),
-            (Texts("imdb test", held[: 8 if given.quick else None]), LONG),
-        ]
-        healed = {}
-        for name in [name for name in models if name != "dense"]:
-            healed[name + HEALED] = made = copy.deepcopy(models[name])
-            heal(
-                made, dense, lessons, tokenizer, Healing(2 if given.quick else STEPS, BATCH, RATE), length=LONG,
-                progress=told,
-            )  # fmt: skip
-            print(f"{name} is healed", flush=True)
-        records = scores({**models, **healed}, judged, tokenizer, about)
-    records = with_ratios(records, to="dense")
-    for table in tables(records, 120):
-        Console(width=120).print(table)
-    if given.json:
-        append(given.json, records)
-    return 0
+    return measured(models, sizes, [LONG], benchmark=BENCHMARK.name, vocabulary=30522, about=run.about)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -6,7 +6,6 @@ By default the setting for a machine without a GPU: images of 14x14, 10,000 of t
 thesis' own: 785 positions, 60,000 images, 8 epochs. Stopped at any moment, the same command goes on.
 """
 
-import argparse
 import csv
 import json
 from dataclasses import replace
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from _harness import REFERENCE, RUNS, Benchmark, Option, Run, data
 from rich.table import Table
 from torch import Tensor
-from transformers import logging
 
 from greenformers.data import Splits, load_images
 from greenformers.measure.parameters import parameters
 from greenformers.measure.quality import correct, paired_difference, predict
-from greenformers.measure.record import METRICS, Record, append, context
+from greenformers.measure.record import Record
 from greenformers.train import checkpoint
 from greenformers.train.run import ensure, trained
 from greenformers.train.settings import Settings
@@ -50,24 +48,45 @@ QUICK: dict[str, Any] = {
     "log_every": 5,
 }
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="under two minutes; the figures mean nothing",
+    options=(
+        data("--folder", "mnist", "the idx files of MNIST"),
+        Option("--reference", "the published figures", Path, REFERENCE / "thesis_table3_1_mnist.csv"),
+        Option("--runs", "run folders, to go on from", Path, RUNS / "table3_1"),
+        Option("--full", "the thesis' setting; for a GPU", bool, default=False),
+    ),
+)
 
-def measure(base: Settings, runs: Path, k: int) -> list[Record]:
+
+def main(run: Run) -> None:
+    given = run.given
+    size = "full" if given.full else "quick" if run.quick else "small"
+    base = replace(SETTINGS, folder=str(given.folder), **{"full": FULL, "quick": QUICK, "small": {}}[size])
+    records = measure(run, base, given.runs / size, 16 if run.quick else K)
+    run.show(table(records, given.reference))
+    run.write(records)
+
+
+def measure(run: Run, base: Settings, runs: Path, k: int) -> list[Record]:
     """Every variant, trained, resumed or read; accuracies, and parameters as here and as the thesis counts them."""
     data = load_images(base.data, base.folder, base.limit, base.pool, base.seed)
     setting = {"data": "mnist", "length": data.length + 1, "images": len(data.train), "epochs": base.epochs}
     records: list[Record] = []
     right: dict[str, Tensor] = {}
     for variant in VARIANTS:
-        ensure(runs / variant, replace(base, variant=variant, k=k if "linformer" in variant else None), Console())
-        records += judged(runs / variant, variant, data, setting, right)
+        ensure(runs / variant, replace(base, variant=variant, k=k if "linformer" in variant else None), run.console)
+        records += judged(run, runs / variant, variant, setting, data, right)
     return records
 
 
-def answers(run: Path, data: Splits) -> dict[str, Tensor]:
+def answers(folder: Path, data: Splits) -> dict[str, Tensor]:
     """Which training and which test images a trained variant gets right; computed once a run."""
-    kept = run / "answers.json"
+    kept = folder / "answers.json"
     if not kept.exists():
-        model = trained(run)
+        model = trained(folder)
         parts = {"train": data.train, "test": data.test}
         found = {name: correct(*predict(model, part, batch_size=64)) for name, part in parts.items()}
         checkpoint.replace(
@@ -76,26 +95,25 @@ def answers(run: Path, data: Splits) -> dict[str, Tensor]:
     return {name: torch.tensor([bit == "1" for bit in bits]) for name, bits in json.loads(kept.read_text()).items()}
 
 
-def judged(run: Path, variant: str, data: Splits, setting: dict[str, Any], right: dict[str, Tensor]) -> list[Record]:
+def judged(
+    run: Run, folder: Path, variant: str, setting: dict[str, Any], data: Splits, right: dict[str, Tensor]
+) -> list[Record]:
     """The figures of one trained variant; `right` collects which test images each variant gets right."""
-    found = answers(run, data)
+    found = answers(folder, data)
     right[variant] = found["test"]
     interval = None
     if variant != BASELINE:
         _, low, high = paired_difference(right[variant], right[BASELINE])
         interval = [low, high]
     figures = {
-        "parameters": (parameters(trained(run)), None),
+        "parameters": (parameters(trained(folder)), None),
         "train_accuracy": (100 * found["train"].double().mean().item(), None),
         "test_accuracy": (100 * right[variant].double().mean().item(), interval),
     }
     return [
-        Record(
-            "table3_1_mnist", variant, setting, metric, value, METRICS[metric].unit, interval=between,
-            to=BASELINE if between else None,
-        )
+        run.record(metric, value, variant, setting, interval=between, to=BASELINE if between else None)
         for metric, (value, between) in figures.items()
-    ]  # fmt: skip
+    ]
 
 
 def table(records: list[Record], reference: Path) -> Table:
@@ -123,28 +141,5 @@ def table(records: list[Record], reference: Path) -> Table:
     return shown
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("../shared/data/mnist"), help="the idx files of MNIST")
-    parser.add_argument("--reference", type=Path, default=Path("../shared/reference/thesis_table3_1_mnist.csv"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/table3_1"), help="run folders, to go on from")
-    parser.add_argument("--full", action="store_true", help="the thesis' setting; for a GPU")
-    parser.add_argument("--quick", action="store_true", help="under two minutes; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to")
-    given = parser.parse_args()
-    if not given.folder.is_dir():
-        parser.exit(message=f"skipped: {given.folder} is not there; name the data with --folder\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    size = "full" if given.full else "quick" if given.quick else "small"
-    base = replace(SETTINGS, folder=str(given.folder), **{"full": FULL, "quick": QUICK, "small": {}}[size])
-    about = context(f"benchmarks/table3_1_mnist.py{'' if size == 'small' else f' --{size}'}", base.seed)
-    k = 16 if given.quick else K
-    records = [replace(record, context=about) for record in measure(base, given.runs / size, k)]
-    Console(width=140).print(table(records, given.reference))
-    if given.json:
-        append(given.json, records)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(main)

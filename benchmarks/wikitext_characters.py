@@ -12,26 +12,23 @@ the memory beyond which twice as much gains less than 0.5 %.
 With --json a run that is in the file is not repeated.
 """
 
-import argparse
 import math
-import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
+from _harness import KNOWN, REFERENCE, SEED, Benchmark, Option, Run, data, fitted
 from rich.table import Table
-from transformers import logging, set_seed
+from transformers import set_seed
 
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
-from greenformers.measure.record import Record, append, context, read
+from greenformers.measure.record import Record
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import Schedule
 from greenformers.train.text import mean_loss
 
-BENCHMARK = "wikitext_characters"
 LENGTH, BATCH, STEPS = 256, 8, 700
 SIZES = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3}
 MODELS: dict[str, dict[str, Any]] = {
@@ -49,6 +46,32 @@ GAIN = 0.005
 CHARACTERS = {"train": 6_000_000, "valid": 10_000, "test": 120_000}
 QUICK = {"train": 60_000, "valid": 5_000, "test": 6_000}
 
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training; the figures mean nothing",
+    options=(
+        data("--data", ".", "folder of the data sets' folders", "wikitext2"),
+        Option("--references", "published tables", Path, REFERENCE),
+        SEED,
+        Option("--only", "one model", choices=MODELS),
+    ),
+    json=KNOWN,
+)
+
+
+def main(run: Run) -> None:
+    steps, characters = (4, QUICK) if run.quick else (STEPS, CHARACTERS)
+    names = MODELS if run.given.only is None else (run.given.only,)
+    records = run.trainings(
+        [(name, seed) for seed in run.seeds for name in names],
+        lambda training: (training[0], {"seed": training[1], "steps": steps}),
+        lambda training: trained(run, *training, steps, characters),
+        lambda own: f"{own[0].value:.3f} bits a character, {own[1].value:.0f} s",
+    )
+    run.show(*shown(records, steps))
+    run.published("slides_transformer_xl_enwik8", "slides_bpt_enwik8_text8", "slides_longformer_text8_enwik8")
+
 
 def objective(data: Path, characters: dict[str, int], memory: int) -> CausalLM:
     text = load_data("wikitext2", data / "wikitext2")
@@ -57,15 +80,11 @@ def objective(data: Path, characters: dict[str, int], memory: int) -> CausalLM:
     return CausalLM(cut, train_tokenizer("characters", cut.train, max_length=LENGTH), LENGTH, memory=memory)
 
 
-def trained(name: str, seed: int, steps: int, data: Path, characters: dict[str, int], command: str) -> list[Record]:
-    """Train a model and score it.
-
-    Raises:
-        KeyboardInterrupt: a signal ended it early.
-    """
+def trained(run: Run, name: str, seed: int, steps: int, characters: dict[str, int]) -> list[Record]:
+    """Train a model and score it."""
     given = MODELS[name]
     memory = given.get("memory", 0)
-    task = objective(data, characters, memory)
+    task = objective(run.given.data, characters, memory)
     task.in_order = not given.get("shuffled", False)
     set_seed(seed)
     slots = {"block": "bp"} if name == "bp" else {"attention": given.get("attention", name), "residual": "pre"}
@@ -76,24 +95,21 @@ def trained(name: str, seed: int, steps: int, data: Path, characters: dict[str, 
         steps=steps, batch_size=BATCH, learning_rate=2e-3, seed=seed, log_every=steps, evaluate_every=steps,
         save_every=steps,
     )  # fmt: skip
-    history = fit(model, task, schedule, label=name, console=Console(quiet=True))
-    if history.stopped is not None:
-        raise KeyboardInterrupt
-    about, records = context(command, seed), []
+    history = fitted(model, task, schedule, name)
     setting = {
         "length": LENGTH, "batch": BATCH, "steps": steps, "seed": seed, "memory": memory,
         "characters": characters["train"],
     }  # fmt: skip
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    found = [("bits_per_character", setting, mean_loss(model, task, "test", BATCH) / math.log(2), "bits")]
-    found.append(("train_time", setting, history.seconds, "s"))
-    found.append(("parameters", setting, float(parameters), ""))
+    figures = [
+        ("bits_per_character", mean_loss(model, task, "test", BATCH) / math.log(2), setting),
+        ("train_time", history.seconds, setting),
+        ("parameters", parameters, setting),
+    ]
     for length in MEMORIES if memory else ():
         bits = mean_loss(model, task, "test", BATCH, length) / math.log(2)
-        found.append(("bits_per_character", {**setting, "evaluated_with": length}, bits, "bits"))
-    for metric, where, value, unit in found:
-        records.append(Record(BENCHMARK, name, where, metric, value, unit, context=about))
-    return records
+        figures.append(("bits_per_character", bits, {**setting, "evaluated_with": length}))
+    return [run.record(metric, value, name, where, seed=seed) for metric, value, where in figures]
 
 
 def scores(records: list[Record], steps: int) -> dict[str, list[float]]:
@@ -106,7 +122,8 @@ def scores(records: list[Record], steps: int) -> dict[str, list[float]]:
     return found
 
 
-def show(console: Console, records: list[Record], steps: int) -> None:
+def shown(records: list[Record], steps: int) -> tuple[Table, Table]:
+    """Scores of all models, and of those that remember with other lengths of memory."""
     table = Table(
         "model", "bits a character, by seed", "mean", "to full", "s of training", title=f"after {steps} steps"
     )
@@ -121,7 +138,6 @@ def show(console: Console, records: list[Record], steps: int) -> None:
             "" if base is None else f"{mean(values) - base:+.3f}",
             f"{mean(times):.0f}",
         )
-    console.print(table)
     longer = Table(
         "model", *map(str, MEMORIES), "effective", title="bits a character by length of memory in evaluation"
     )
@@ -134,7 +150,7 @@ def show(console: Console, records: list[Record], steps: int) -> None:
             ]  # fmt: skip
             row.append(mean(values))
         longer.add_row(name, *(f"{value:.3f}" for value in row), str(effective(row)))
-    console.print(longer)
+    return table, longer
 
 
 def effective(bits: list[float]) -> int:
@@ -143,43 +159,5 @@ def effective(bits: list[float]) -> int:
     return next((length for length, gain in zip(MEMORIES, gains, strict=False) if gain < GAIN), MEMORIES[-1])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets' folders")
-    parser.add_argument("--references", type=Path, default=Path("../shared/reference"), help="published tables")
-    parser.add_argument("--seed", type=int, help="one seed; by default 0 and 1")
-    parser.add_argument("--only", choices=MODELS, help="one model")
-    parser.add_argument("--quick", action="store_true", help="hardly any training; the figures mean nothing")
-    parser.add_argument("--json", type=Path, help="file the records are added to, and known runs are read from")
-    given = parser.parse_args()
-    if not (given.data / "wikitext2").is_dir():
-        parser.exit(message=f"skipped: wikitext2 is not in {given.data}; name the folder with --data\n")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    steps, characters = (4, QUICK) if given.quick else (STEPS, CHARACTERS)
-    records = read(given.json) if given.json and given.json.exists() else []
-    console = Console(width=140)
-    for seed in (0, 1) if given.seed is None else (given.seed,):
-        for name in MODELS if given.only is None else (given.only,):
-            at = (name, seed, steps)
-            if any((r.variant, r.setting["seed"], r.setting["steps"]) == at for r in records):
-                continue
-            command = "python benchmarks/wikitext_characters.py" + " --quick" * given.quick
-            try:
-                found = trained(name, seed, steps, given.data, characters, command)
-            except KeyboardInterrupt:
-                print("stopped; the same command goes on")
-                return 1
-            records += found
-            if given.json:
-                append(given.json, found)
-            print(f"{name}, seed {seed}: {found[0].value:.3f} bits a character, {found[1].value:.0f} s", flush=True)
-    show(console, records, steps)
-    for name in ("slides_transformer_xl_enwik8", "slides_bpt_enwik8_text8", "slides_longformer_text8_enwik8"):
-        if (given.references / f"{name}.csv").is_file():
-            console.print(f"published: {name}", (given.references / f"{name}.csv").read_text(), sep="\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.run(main)

@@ -2,7 +2,9 @@
 
 import gc
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,55 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "changes"))
 
 
+def pytest_configure() -> None:
+    """Let tests interrupt what they test.
+
+    A shell that switches SIGINT off for its jobs, as that of `nohup make test &` does, hands this down.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_finish() -> None:
     """Collections of garbage, which measurements of memory ask for, need not look through all imported modules."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def swept() -> None:
+    """Nor need they look through what the tests of earlier files have imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def drafts() -> Iterator[None]:
+    """Pictures are coarse, and their parts are not moved to where they fit: for tests that do not look at them."""
+    from matplotlib.figure import Figure
+
+    from greenformers.report import plot
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plot, "DPI", 20)
+        patch.setattr(Figure, "draw_without_rendering", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def traced_once() -> Iterator[None]:
+    """What a network's call amounts to is found once for all tests of a file: most of the time of advice is tracing."""
+    from greenformers.advise import recommend
+
+    plain, works = recommend.amounts, {}
+
+    def kept(*given: object) -> object:
+        if str(given) not in works:
+            works[str(given)] = plain(*given)
+        return works[str(given)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recommend, "amounts", kept)
+        yield
 
 
 @pytest.fixture(scope="session")

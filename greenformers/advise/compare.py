@@ -1,7 +1,8 @@
 """Variants side by side: trained alike on real images, then measured at that size and as one full-size layer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from greenformers.data import Splits
 from greenformers.measure.costs import INFERENCE, TRAINING, Subject, costs
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.quality import correct, paired_difference, predict
-from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.measure.record import Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.model.block import layer_of
 from greenformers.model.stack import run
@@ -42,7 +43,7 @@ class Network(Size):
         """
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
-        slot = slots(variant, rank=self.rank, options={"linformer": {"k": self.k}})
+        slot = slots(variant, rank=self.rank, kept=self.k)
         return ImageClassification(data).config(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
@@ -101,7 +102,6 @@ def compare(
     }
     EnergyMeter(country)
     models = {name: network.build(name, data, schedule.seed) for name in names}
-    blank = Record("compare", "", setting, "", 0.0, "", context=about)
     objective = ImageClassification(data)
     found: list[Record] = []
     right: dict[str, Tensor] = {}
@@ -110,7 +110,7 @@ def compare(
         with EnergyMeter(country) as meter:
             history = fit(model, objective, schedule, label=f"{name:<16}", console=console)
         right[name] = correct(*predict(model, data.test, batch_size=256))
-        found += _trained(replace(blank, variant=name), model, data, right, meter, history)
+        found += _trained(name, setting, model, data, right, meter, history, about)
     console.print("measuring the trained models")
     found += _at_demo_size(models, data, setting, about)
     if full_size:
@@ -121,31 +121,36 @@ def compare(
 
 
 def _trained(
-    blank: Record,
+    name: str,
+    setting: dict[str, Any],
     model: GreenformerForSequenceClassification,
     data: Splits,
     right: dict[str, Tensor],
     meter: EnergyMeter,
     history: History,
+    about: dict[str, Any],
 ) -> list[Record]:
-    def record(metric: str, value: float, **fields: Any) -> Record:
-        return replace(blank, metric=metric, value=value, unit=METRICS[metric].unit, **fields)
-
+    record = partial(Record.of, benchmark="compare", variant=name, context=about)
     train = correct(*predict(model, data.train, batch_size=256))
-    test = right[blank.variant]
+    test = right[name]
     interval = None
-    if blank.variant != BASELINE:
+    if name != BASELINE:
         _, low, high = paired_difference(test, right[BASELINE])
         interval = [low, high]
     return [
-        record("train_accuracy", 100 * train.double().mean().item()),
-        record("test_accuracy", 100 * test.double().mean().item(), interval=interval),
-        record("train_time", history.seconds),
-        record("energy", meter.energy_wh, source=meter.source),
-        record("co2", meter.co2_g, source=meter.source),
-        *(record("train_loss", loss, setting=blank.setting | {"step": step}) for step, loss in history.curve("loss")),
+        record("train_accuracy", 100 * train.double().mean().item(), setting=setting),
+        record("test_accuracy", 100 * test.double().mean().item(), setting=setting, interval=interval),
+        record("train_time", history.seconds, setting=setting),
+        record("energy", meter.energy_wh, setting=setting, source=meter.source),
+        record("co2", meter.co2_g, setting=setting, source=meter.source),
         *(
-            record("test_accuracy", score, setting=blank.setting | {"epoch": step / history.steps_an_epoch})
+            # A training that diverged ends the curve.
+            record("train_loss", loss, setting=setting | {"step": step})
+            for step, loss in history.curve("loss")
+            if isfinite(loss)
+        ),
+        *(
+            record("test_accuracy", score, setting=setting | {"epoch": step / history.steps_an_epoch})
             for step, score in history.curve("eval_accuracy")
         ),
     ]
@@ -182,7 +187,7 @@ def _at_full_size(
 
     subjects = {}
     for name in variants:
-        slot = slots(name, rank=FULL_SIZE_RANK, options={"linformer": {"k": FULL_SIZE_K}})
+        slot = slots(name, rank=FULL_SIZE_RANK, kept=FULL_SIZE_K)
         config = GreenformerConfig(num_hidden_layers=1, max_position_embeddings=length, **FULL_SIZE, **slot)
         layer = layer_of(config, 0).to(device)
         subjects[name] = Subject(layer, forward(layer))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.measure._codecarbon import energy_mixes
+from greenformers.measure.record import Record, with_ratios
 
 PETAFLOPS_DAY = 1e15 * 24 * 3600
 """FLOPs of one petaflop/s-day."""
@@ -175,9 +176,7 @@ def grid_intensity(country: str) -> float:
     Raises:
         ValueError: codecarbon has no figure for the country.
     """
-    from codecarbon.input import DataSource  # its import takes long
-
-    mixes = DataSource().get_global_energy_mix_data()
+    mixes = energy_mixes()
     known = {code: mix for code, mix in mixes.items() if mix.get("carbon_intensity")}  # 0 where it is not known
     if country not in known:
         codes = {mix["country_name"].casefold(): code for code, mix in known.items()}
@@ -207,8 +206,12 @@ def records(costs: Mapping[str, Cost], about: dict[str, Any]) -> list[Record]:
         for metric, figure in figures.items():
             for bound, value in _ends(figure).items():
                 setting = {"base": base} | ({"bound": bound} if bound else {})
-                unit = METRICS[metric].unit
-                found.append(Record("cost", name, setting, metric, value, unit, source="estimated", context=about))
+                found.append(
+                    Record.of(
+                        metric, value, benchmark="cost", variant=name, setting=setting, source="estimated",
+                        context=about,
+                    )
+                )  # fmt: skip
     return with_ratios(found, base)
 
 

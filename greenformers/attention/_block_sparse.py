@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from greenformers._torch import block_mask
 from greenformers.attention._contract import Attention, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
-from greenformers.attention._flex import block_mask, flex
+from greenformers.attention._flex import flex
 from greenformers.attention._tiled_op import Columns, tiled_attention
 from greenformers.attention._tiles import Tiling, bias_of, groups
 

@@ -1,5 +1,6 @@
 """The contract of the attention slot: one shape, one signature, and capabilities the block may ask for."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,6 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 Role = Literal["k", "v"]
+
+Project = Callable[[Tensor, Sequence[str]], list[Tensor]]
+"""The block's projections of inputs of its layer: (B, N, d), and names of projections, to (B, H, N, D) for each.
+
+They have a gradient for these inputs, and none for the parameters of the block.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,12 @@ class Attention(nn.Module):
 
     compresses: ClassVar[bool] = False
     """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
+
+    compressed: int = 0
+    """How many positions are kept of what `compress` gave."""
+
+    compress_multiple: int = 1
+    """Of how many positions `compress` takes a multiple."""
 
     shared_parameters: tuple[str, ...] = ()
     """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
@@ -187,6 +200,27 @@ class Attention(nn.Module):
             Mixtures of values (B, H, N, D), and the state with these positions.
         """
         raise NotImplementedError(f"{type(self).__name__} has no state to decode with")
+
+    def compress(
+        self,
+        x: Float[Tensor, "B N d"],
+        old: Float[Tensor, "B n d"],
+        mask: Bool[Tensor, "B n"] | None,
+        project: Project,
+    ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
+        """Shorten what leaves the memory.
+
+        Args:
+            x: the inputs of the layer that attend it.
+            old: inputs of the layer, a multiple of `compress_multiple` positions.
+            mask: True = keep, of `old`.
+            project: see `Project`.
+
+        Returns:
+            What stands for `old`, without a gradient; True where that is of any position that is kept; and in
+            training the loss of what compresses, where it learns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no memory to compress")
 
     def update_(self) -> None:
         """Change statistics that are no parameters (none here); to be called once a training step."""

@@ -5,15 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether query i of a head sees key j, as a function (example, head, i, j) that can be traced."""
-
-
-def block_mask(sees: Sees, heads: int, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """Blocks in which anything is visible, found by the compiled function, block by block."""
-    return create_block_mask(sees, None, heads, queries, keys, device=str(device), _compile=device.type == "cuda")
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMask) -> Tensor:

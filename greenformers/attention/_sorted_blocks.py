@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from greenformers._torch import softmax_gradient
 from greenformers.attention._contract import exact, full_precision
 from greenformers.attention._dropout import drop_, new_seed
 
@@ -124,7 +125,7 @@ class _Group:
         both = self.both(self.v)
         of_scores = torch.bmm(grad, both.mT)
         after = drop_(of_scores, dropout, seed)
-        of_scores = torch._softmax_backward_data(of_scores, weights, -1, of_scores.dtype)
+        of_scores = softmax_gradient(of_scores, weights)
         if dropout:
             weights = weights.clone()
             drop_(weights, dropout, seed)

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from greenformers._torch import is_fake
 from greenformers.attention import _tiled
 from greenformers.attention._contract import accurate
 from greenformers.attention._tiled import Inputs, Plan, parts
@@ -63,7 +63,7 @@ def tiled_attention(
     seed = int(torch.randint(2**31, ())) if dropout else 0
     x = Inputs(q, k, v, c.k, c.v, c.bias, c.positions, labels, key_bias, table)
     out: Tensor
-    if torch.compiler.is_compiling() or isinstance(q, FakeTensor) or q.is_meta:
+    if torch.compiler.is_compiling() or is_fake(q) or q.is_meta:
         # Traced, a long sequence would be thousands of operators.
         out, _ = torch.ops.greenformers.tiled(*x, *_flat(groups), c.per_tile, dropout, seed)
     else:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from greenformers._torch import is_fake
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
 
 BLOCK = 128
@@ -136,7 +136,7 @@ class AdaptiveSpan(Attention):
 
     def _reach(self, z: Tensor, kept: Tensor | None) -> int:
         """One more than the farthest distance that any head sees."""
-        unknown = z.is_meta or isinstance(z, FakeTensor)
+        unknown = z.is_meta or is_fake(z)
         if unknown or (self.dynamic and self.shape.causal):
             return self.span
         if self.dynamic and kept is not None:

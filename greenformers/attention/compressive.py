@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Shape
+from greenformers.attention._contract import Project, Shape
 from greenformers.attention._relative import Relative
 
 Function = Literal["convolution", "mean", "max", "most_used"]
@@ -54,6 +54,7 @@ class Compressive(Relative):
         if not weight >= 0:
             raise ValueError(f"weight must be at least 0, got {weight}")
         self.ratio, self.compressed, self.function, self.weight = ratio, compressed, function, weight
+        self.compress_multiple = ratio
         super().__init__(shape, dropout=dropout)
 
     def reset_parameters(self) -> None:
@@ -67,7 +68,29 @@ class Compressive(Relative):
                 self.kernel.normal_(std=0.1 * (width * self.ratio) ** -0.5)
                 self.kernel.add_(torch.eye(width, device=self.kernel.device)[..., None] / self.ratio)
 
-    def compress(
+    def compress(  # noqa: D102
+        self,
+        x: Float[Tensor, "B N d"],
+        old: Float[Tensor, "B n d"],
+        mask: Bool[Tensor, "B n"] | None,
+        project: Project,
+    ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
+        usage = None
+        if self.function == "most_used":
+            with torch.no_grad():
+                (q,), (k,) = project(x, ["q"]), project(old, ["k"])
+                usage = self.usage(q, k, mask)
+        new, new_mask = self.shorten(old, mask, usage)
+        if not (self.function == "convolution" and self.training and torch.is_grad_enabled()):
+            return new.detach(), new_mask, None
+        with torch.no_grad():
+            (q,), (k, v) = project(x, ["q"]), project(old, ["k", "v"])
+        # The gradient is the convolution's alone: everything else is as if it were a constant.
+        new_k, new_v = project(new, ["k", "v"])
+        loss = self.reconstruction(q, (k, v, mask), (new_k, new_v, new_mask))
+        return new.detach(), new_mask, loss
+
+    def shorten(
         self,
         old: Float[Tensor, "B n d"],
         mask: Bool[Tensor, "B n"] | None,

@@ -109,7 +109,7 @@ class Linformer(Attention):
         Raises:
             ValueError: layer 0 has none of that shape.
         """
-        if self.sharing == "layerwise" and "E" in self._parameters:
+        if self.sharing == "layerwise" and isinstance(getattr(self, "E", None), nn.Parameter):
             E = cast(nn.Parameter | None, getattr(first, "E", None))
             if E is None or E.shape != self.E.shape:
                 found = "none" if E is None else tuple(E.shape)

@@ -10,7 +10,7 @@ from typing import Any
 
 from greenformers.blocks._contract import Block, Size
 
-__all__ = ["Block", "Size", "build", "names"]
+__all__ = ["Block", "Size", "block_class", "build", "names"]
 
 
 def names() -> list[str]:
@@ -30,9 +30,18 @@ def build(name: str, size: Size, **options: Any) -> Block:
         ValueError: no such block, one that cannot do what is asked for, or an option out of range.
         TypeError: an option the block does not take.
     """
+    return block_class(name)(size, **options)
+
+
+def block_class(name: str) -> type[Block]:
+    """The class of file `name`, which alone is imported.
+
+    Raises:
+        ValueError: no such block.
+    """
     if name not in names():
         raise ValueError(f"block must be one of {', '.join(names())}; got {name!r}")
     module = import_module(f"{__name__}.{name}")
     # The file's one public class is named as the file, in capitals.
-    block: Block = getattr(module, name.title().replace("_", ""))(size, **options)
+    block: type[Block] = getattr(module, name.title().replace("_", ""))
     return block

@@ -11,7 +11,8 @@ from functools import lru_cache
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from greenformers._torch import is_fake
 
 TILE = 32
 """Tokens of a tile, a power of 2: more of them share a gathered key, and more scores are hidden."""
@@ -61,7 +62,7 @@ def graph(x: Tensor, k: int, clip: int, causal: bool) -> Graph:
         causal: a token sees nothing on its right.
     """
     # Of tensors without content nothing is kept, or it would stand for what has one.
-    make = _graph.__wrapped__ if isinstance(x, FakeTensor) else _graph
+    make = _graph.__wrapped__ if is_fake(x) else _graph
     return make(x.shape[1], k, clip, causal, TILE, x.device)
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.feed_forward import FeedForward, build
+from greenformers.feed_forward import Size as FeedForwardSize
 from greenformers.lowrank.linear import LinearMap, linear_map
 
 
@@ -25,7 +27,7 @@ class Size:
         dropout: probability of dropping a number of what a residual is added to, in training.
         eps: epsilon of layer norm.
         ranks: LED ranks of linear maps by name (q, k, v, output, up, down); those not named, or None, are dense.
-        feed_forward: makes a position-wise (..., d) to (..., d) feed-forward block; by default ReLU between two maps.
+        feed_forward: makes the feed-forward block of a block that has one; by default `dense`, with ReLU.
 
     Raises:
         ValueError: a number is out of range.
@@ -41,7 +43,7 @@ class Size:
     dropout: float = 0.0
     eps: float = 1e-5
     ranks: Mapping[str, int | None] = field(default_factory=dict)
-    feed_forward: Callable[[], nn.Module] | None = None
+    feed_forward: Callable[[], FeedForward] | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "hidden", "max_len", "layers"):
@@ -58,15 +60,18 @@ class Size:
         """A linear map of width d, dense or of its rank."""
         return linear_map(self.width, self.width, self.ranks.get(name))
 
-    def make_feed_forward(self) -> nn.Module:
-        """The feed-forward block."""
-        if self.feed_forward is not None:
-            return self.feed_forward()
-        return nn.Sequential(
-            linear_map(self.width, self.hidden, self.ranks.get("up")),
-            nn.ReLU(),
-            linear_map(self.hidden, self.width, self.ranks.get("down")),
-        )
+    def make_feed_forward(self) -> FeedForward:
+        """The feed-forward block.
+
+        Raises:
+            ValueError: it has a loss of its own, for which a block has no place.
+        """
+        if self.feed_forward is None:
+            return build("dense", FeedForwardSize(self.width, self.hidden, ranks=self.ranks))
+        made = self.feed_forward()
+        if made.has_loss:
+            raise ValueError(f"feed_forward must have no loss of its own in a block, {type(made).__name__} has one")
+        return made
 
 
 class Block(nn.Module):
@@ -77,6 +82,12 @@ class Block(nn.Module):
 
     keeps_length: ClassVar[bool] = True
     """Whether it gives a vector for each of its input; otherwise it is for pooling."""
+
+    has_feed_forward: ClassVar[bool] = False
+    """Whether it has a feed-forward block, of the kind in the network's slot."""
+
+    positions: ClassVar[Literal["model", "own"]] = "model"
+    """Who says where tokens stand: the model, by its embedding; or the block itself, for any number of tokens."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

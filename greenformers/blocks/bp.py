@@ -48,6 +48,9 @@ class Bp(Block):
         ValueError: an option out of range.
     """
 
+    has_feed_forward = True
+    positions = "own"
+
     def __init__(self, size: Size, *, k: int = 4, clip: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(size)
         clip = len(levels_of(size.max_len)) - 1 if clip is None else clip
@@ -103,7 +106,8 @@ class Bp(Block):
         last = 0 < self.size.layer == self.size.layers - 1
         changed = x if last else H
         Z = self.attention_norm(changed + self.drop(self._attend(changed, H, made, None if mask is None else kept)))
-        Z = self.feed_forward_norm(Z + self.drop(self.feed_forward(Z)))
+        nodes = None if mask is None else kept[:, : Z.shape[1]]
+        Z = self.feed_forward_norm(Z + self.drop(self.feed_forward(Z, nodes)))
         return Z[:, :n], None if last else Z[:, n:]
 
     def _attend(self, changed: Tensor, H: Tensor, made: Graph, kept: Tensor | None) -> Tensor:

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    prepare_padding_mask,
-    sdpa_mask,
-)
 
 from greenformers.attention import Attention, Shape, build
+from greenformers.model._transformers import (
+    can_choose_attention,
+    for_every_head,
+    kept_keys,
+    plain_attention,
+    sees_all,
+    sees_past,
+    whole_mask,
+)
 from greenformers.model.cache import StateLayer
 
 NAME = "greenformers"
@@ -58,24 +60,21 @@ def keep(
     kv_length: int,
     q_offset: Any = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
+    mask_function: Callable[..., Any] = sees_past,
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Keep | Tensor | None:
     """A model's mask: None where all see all, a `Keep`, or for any other pattern the mask (B, 1, N, M) itself."""
-    causal = mask_function is causal_mask_function
+    causal = mask_function is sees_past
     aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
-    if (not causal and mask_function is not bidirectional_mask_function) or (causal and not aligned):
-        return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            **options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
-        )  # fmt: skip
-    key_mask = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if key_mask is not None:
-        key_mask = key_mask[:, kv_offset : kv_offset + kv_length]
-        # A graph cannot ask what a mask holds; otherwise a mechanism that gets none is faster.
-        if not torch.compiler.is_compiling() and bool(key_mask.all()):
-            key_mask = None
+    if (not causal and mask_function is not sees_all) or (causal and not aligned):
+        return whole_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
+        )
+    key_mask = kept_keys(attention_mask, kv_length, kv_offset)
+    # A graph cannot ask what a mask holds; otherwise a mechanism that gets none is faster.
+    if key_mask is not None and not torch.compiler.is_compiling() and bool(key_mask.all()):
+        key_mask = None
     return Keep(key_mask, causal) if causal or key_mask is not None else None
 
 
@@ -101,14 +100,14 @@ def attend(
         if isinstance(mask, Keep):
             is_causal = mask.causal
             mask = dense(mask, query.shape[2], key)
-        return sdpa_attention_forward(
+        return plain_attention(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **further
         )
     key_mask = _key_mask(module, mechanism, attention_mask, is_causal)
     if (what := foreign(further)) is not None:
         raise ValueError(f"{type(mechanism).__name__} cannot attend with {what}, which the model asks for")
     groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    key, value = for_every_head(key, groups), for_every_head(value, groups)
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
         query = query * (scaling * query.shape[-1] ** 0.5)
     held = getattr(module, HELD, None)
@@ -249,7 +248,7 @@ def use(model: PreTrainedModel) -> None:
         ValueError: its class does not have its attention chosen by name.
     """
     register()
-    if not model._can_set_attn_implementation():
+    if not can_choose_attention(model):
         raise ValueError(
             f"{type(model).__name__} has an attention of its own: it does not call the attention interface of "
             "transformers, so that nothing can take its place"

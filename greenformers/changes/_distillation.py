@@ -99,6 +99,12 @@ def distillation(
     """
     objective = Distillation(texts, tokenizer, length, task_of(original))
     Stream(objective, schedule.batch_size, schedule.steps or 1, schedule.seed)  # which knows how many it needs
+    row = objective.rows["train"][0][None]
+    try:
+        with torch.no_grad():
+            original(input_ids=row, attention_mask=torch.ones_like(row))
+    except Exception as error:  # whatever networks raise that need more than token ids
+        raise ValueError(f"{type(original).__name__} cannot be run on texts: {' '.join(str(error).split())}") from error
     return objective
 
 

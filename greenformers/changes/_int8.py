@@ -2,10 +2,9 @@
 
 Weights: symmetric, one scale a row, s = max |w| / 127, w ~ s q. Inputs of linear layers are quantised at every call
 (dynamically) by their least and greatest value; sums are of 32 bits. Jacob 2017, arXiv:1712.05877. On a CPU the
-product is one fused kernel of torch; elsewhere, and in a graph, the same from `torch._int_mm`.
+product is one fused kernel of torch; elsewhere, and in a graph, the same in integers too.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -16,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from greenformers._torch import int8_linear, int8_matmul, pack_int8, version
 from greenformers.changes._paths import stand_in
 from greenformers.lowrank.linear import LED
 from greenformers.solve.walk import TransposedLED, kind_of, put
@@ -68,10 +68,7 @@ class Int8Linear(nn.Module):
         if x.ndim == 1:
             return self.product(x[None], bias)[0]
         if x.is_cpu and not torch.compiler.is_compiling():
-            # A processor without VNNI adds pairs of products in 16 bits: one bit less, or they overflow.
-            spare = not torch.cpu._is_vnni_supported()
-            found: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._pack(bias), spare)
-            return found.to(x.dtype)
+            return int8_linear(x.float(), self._pack(bias)).to(x.dtype)
         return self._in_graph(x.float().flatten(0, -2), bias).to(x.dtype).unflatten(0, x.shape[:-1])
 
     def _in_graph(self, x: Float[Tensor, "N n"], bias: Tensor | None) -> Float[Tensor, "N m"]:
@@ -81,7 +78,7 @@ class Int8Linear(nn.Module):
         step = torch.where(step == 0, 1.0, step)
         zero = (-low / step).round()
         q = ((x / step).round() + zero).clamp(0, 255) - 128  # with a sign, as the product wants it
-        sums = torch._int_mm(q.to(torch.int8), self.weight.T)
+        sums = int8_matmul(q.to(torch.int8), self.weight.T)
         shift = (128 - zero) * self.weight.sum(1, dtype=torch.int32)
         out = (sums + shift) * (step * self.scale)
         return out if bias is None else out + bias
@@ -89,15 +86,9 @@ class Int8Linear(nn.Module):
     def _pack(self, bias: Tensor | None) -> Any:
         """The weight as the kernel wants it; made once for each weight there is."""
         held = [part for part in (self.weight, self.scale, bias) if part is not None]
-        key = [(part.data_ptr(), part._version) for part in held]
+        key = [(part.data_ptr(), version(part)) for part in held]
         if self._packed is None or self._packed[0] != key:
-            zero = torch.zeros(self.out_features, dtype=torch.long)
-            with warnings.catch_warnings():
-                # Tensors of this kind are to go from torch; it has no other way to the fused kernel yet.
-                warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-                whole = torch._make_per_channel_quantized_tensor(self.weight, self.scale.double(), zero, 0)
-            bias = None if bias is None else bias.detach().float()
-            self._packed = (key, torch.ops.quantized.linear_prepack(whole, bias))
+            self._packed = (key, pack_int8(self.weight, self.scale, bias))
         return self._packed[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,11 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from greenformers.attention import Shape
 from greenformers.changes._attention_interface import Swapped, built, foreign, put, stack_of, use
+from greenformers.model._transformers import (
+    attention_of,
+    can_choose_attention,
+    plain_attention,
+    put_attention_back,
+    whole_mask,
+)
 from greenformers.model.positions import extend, reach
 
 PROBE = "greenformers_probe"
@@ -131,7 +136,7 @@ Call = tuple[nn.Module, Tensor, Tensor, Tensor | None, dict[str, Any]]
 
 def _calls(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> list[Call]:
     kind = type(model).__name__
-    if not model._can_set_attn_implementation():
+    if not can_choose_attention(model):
         raise ValueError(
             f"{kind} has an attention of its own and does not call the attention interface of transformers: "
             "nothing can take its place"
@@ -142,12 +147,12 @@ def _calls(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> list
 
     def probe(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **further: Any) -> Any:
         seen.append((module, q, k, mask, {**further, "values": v}))
-        return sdpa_attention_forward(module, q, k, v, mask, **further)
+        return plain_attention(module, q, k, v, mask, **further)
 
     AttentionInterface.register(PROBE, probe)
-    AttentionMaskInterface.register(PROBE, _whole)
+    AttentionMaskInterface.register(PROBE, whole_mask)
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before = {key: config._attn_implementation for key, config in configs.items()}
+    before = {key: attention_of(config) for key, config in configs.items()}
     training = model.training
     try:
         model.eval().set_attn_implementation(PROBE)
@@ -157,18 +162,13 @@ def _calls(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> list
         raise ValueError(f"{kind} cannot be run with an attention of ours: {' '.join(str(error).split())}") from error
     finally:
         for key, config in configs.items():
-            config._attn_implementation_internal = before[key]
+            put_attention_back(config, before[key])
         model.train(training)
     if not seen:
         raise ValueError(
             f"{kind} takes the name of an attention and never calls it: its attention is its own, and would stay"
         )
     return seen
-
-
-def _whole(*args: Any, **options: Any) -> Tensor | None:
-    """The whole mask, (B, 1, N, M): what is seen by whom is read off it."""
-    return sdpa_mask(*args, **options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
 def _tokens(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from greenformers.changes._paths import check_keys, check_paths, located, originals
+from greenformers.model._transformers import all_ties
 from greenformers.solve.walk import Unit, kind_of, pack, put, unit, units, unpack
 
 FACTORS = ("decoder", "encoder")
@@ -62,7 +63,7 @@ def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[
     Raises:
         ValueError: a path leads to something without a low-rank form, a rank is out of range, or ties do not fit.
     """
-    shared = model.get_expanded_tied_weights_keys(all_submodels=True) if isinstance(model, PreTrainedModel) else {}
+    shared = all_ties(model) if isinstance(model, PreTrainedModel) else {}
     unpacked = unpack(model)
     at = located(model, ranks)
     first: dict[int, Unit] = {}

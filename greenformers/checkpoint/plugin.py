@@ -4,9 +4,10 @@ The one slot through which a plug-in may change a network before its weights are
 file is read while `transformers` itself is still loading (see `greenformers._plugin`), so it imports little of it.
 """
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from greenformers.checkpoint.description import NAME, Description
@@ -34,14 +35,10 @@ class DescriptionQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs: Any) -> "PreTrainedModel":
         from greenformers.checkpoint.place import settle
+        from greenformers.model._transformers import allow_training
 
-        # Everything a dense network can do, it can, but for the training of weights that are frozen. The mark of a
-        # quantised network would forbid .half() and training.
-        model.is_quantized = False  # type: ignore[assignment]
-        for module in model.modules():
-            config: Any = getattr(module, "config", None)
-            if hasattr(config, "_is_quantized"):
-                config._is_quantized = False
+        # Everything a dense network can do, it can, but for the training of weights that are frozen.
+        allow_training(model)
         settle(model)
         return model
 
@@ -61,8 +58,8 @@ class DescriptionQuantizer(HfQuantizer):
         return True
 
 
+@cache
 def register() -> None:
     """Make `from_pretrained` of `transformers` know compressed networks; done by `import greenformers`."""
-    if NAME not in AUTO_QUANTIZER_MAPPING:
-        register_quantization_config(NAME)(Description)
-        register_quantizer(NAME)(DescriptionQuantizer)
+    register_quantization_config(NAME)(Description)
+    register_quantizer(NAME)(DescriptionQuantizer)

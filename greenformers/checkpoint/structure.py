@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from greenformers.changes import Change, kind, kinds
 from greenformers.checkpoint.description import Description
+from greenformers.model._transformers import refresh_ties, set_tied_weights, tied_weights
 
 ORDER = "_changes_in_order"
 TIES = "_ties_of_its_class"
@@ -67,7 +68,7 @@ def tie(model: PreTrainedModel) -> None:
     for prefix, part in model.named_modules(remove_duplicate=False):
         if not isinstance(part, PreTrainedModel):
             continue
-        known = vars(part).setdefault(TIES, part._tied_weights_keys) or {}
+        known = vars(part).setdefault(TIES, tied_weights(part))
         stem = f"{prefix}." if prefix else ""
         ties = {
             target: origin
@@ -76,6 +77,6 @@ def tie(model: PreTrainedModel) -> None:
         }
         if prefix == "":
             ties |= dict(pair for change in made for pair in change.ties(model))
-        if ties != (part._tied_weights_keys or {}):
-            part._tied_weights_keys = ties
-    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+        if ties != tied_weights(part):
+            set_tied_weights(part, ties)
+    refresh_ties(model)

@@ -6,13 +6,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-T = TypeVar("T")
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -96,22 +94,6 @@ def resumable(how: str = "go on with --resume") -> "Iterator[None]":
     except Stopped as stopped:
         print(f"stopped; {how}")
         sys.exit(128 + stopped.signal)
-
-
-class Counted(Generic[T]):
-    """What is read from it is counted.
-
-    Attributes:
-        count: of what has been read.
-    """
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items, self.count = items, 0
-
-    def __iter__(self) -> Iterator[T]:
-        for item in self._items:
-            self.count += 1
-            yield item
 
 
 class Steps:

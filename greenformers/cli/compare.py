@@ -12,29 +12,22 @@ from greenformers.cli._options import from_fields
 
 ORDER = 10
 
-Data = Annotated[str, typer.Option(help="Data set: digits (embedded) or mnist.")]
-Limit = Annotated[int | None, typer.Option(help="At most so many training, and so many test examples.")]
-Pool = Annotated[int, typer.Option(help="Side of the square of pixels averaged into one.")]
-Epochs = Annotated[int, typer.Option(help="Passes over the training set.")]
-Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
-Seed = Annotated[int, typer.Option(help="Of weights, order and dropout.")]
-
 
 @from_fields
 def compare(
     *,
-    data: Data = "digits",
+    data: Annotated[str, typer.Option(help="Data set: digits (embedded) or mnist.")] = "digits",
     folder: Folder = None,
-    limit: Limit = None,
-    pool: Pool = 1,
+    limit: Annotated[int | None, typer.Option(help="At most so many training, and so many test examples.")] = None,
+    pool: Annotated[int, typer.Option(help="Side of the square of pixels averaged into one.")] = 1,
     variants: Annotated[
         str, typer.Option(help="Names, with commas: transformer, lrt, an attention, or lrt+ and an attention.")
     ] = "transformer,lrt,linformer,lrt+linformer",
     size: Size,
-    epochs: Epochs = 25,
+    epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 25,
     batch: Batch = 64,
-    learning_rate: Rate = 2e-3,
-    seed: Seed = 0,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
+    seed: Annotated[int, typer.Option(help="Of weights, order and dropout.")] = 0,
     full_size: Annotated[bool, typer.Option(help="Also measure one layer of d 768.")] = True,
     country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
     results: Annotated[Path, typer.Option(help="File the records are added to.")] = Path("results/compare.jsonl"),

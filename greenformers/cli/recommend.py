@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli._flags import Causal, Heads, Hidden, Layers
+from greenformers.cli._flags import Causal
 
 ORDER = 100
 
@@ -27,9 +27,9 @@ def recommend(
     length: Annotated[
         int | None, typer.Option(help="Sequence length N; with --model, that of 95 % of the texts if not given.")
     ] = None,
-    hidden: Hidden = 768,
-    layers: Layers = 12,
-    heads: Heads = 12,
+    hidden: Annotated[int, typer.Option(help="Width d of the network.")] = 768,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
+    heads: Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")] = 12,
     feed_forward: Annotated[
         int | None, typer.Option(help="Width f of the feed-forward blocks; 4 d if not given.")
     ] = None,

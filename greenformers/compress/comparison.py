@@ -50,8 +50,8 @@ def compared(
     if texts is not None and tokenizer is not None:
         progress("judging", 0.0)
         records = [
-            Record(
-                benchmark, name, {"texts": texts.name}, metric, value, METRICS[metric].unit, interval=interval,
+            Record.of(
+                metric, value, benchmark=benchmark, variant=name, setting={"texts": texts.name}, interval=interval,
                 to=next(iter(models)) if interval else None, context=about,
             )
             for name, scores in judge(models, texts, tokenizer, length).items()

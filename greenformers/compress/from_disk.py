@@ -19,6 +19,7 @@ from greenformers.checkpoint.load import check_local, check_weights, model_class
 from greenformers.checkpoint.place import place
 from greenformers.checkpoint.save import building, check_target, describe
 from greenformers.checkpoint.structure import structure
+from greenformers.model._transformers import model_from_config
 from greenformers.solve.stream import Stored
 
 BUFFER = 2**30
@@ -83,7 +84,7 @@ def _skeleton(folder: Path) -> tuple[PreTrainedModel, dict[str, Stored]]:
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder} is compressed already")
     with torch.device("meta"):
-        model = model_class(described, folder)._from_config(config)
+        model = model_from_config(model_class(described, folder), config)
     index = folder / INDEX
     names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     stored = {}

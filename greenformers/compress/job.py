@@ -8,6 +8,10 @@ FILES: dict[str, str] = {"calibration": "calibrate", "training": "heal_texts", "
 """The field of a job that names the texts of a part, where they are not drawn from `texts`."""
 
 
+USUAL = 128
+"""Tokens of a text, where nothing is said."""
+
+
 def setting(default: Any, about: str, flag: str | None = None) -> Any:
     """A field of a job: its default, and what is said about it."""
     if isinstance(default, tuple):
@@ -27,8 +31,13 @@ class Job:
     heal_texts: Path | None = setting(None, "Texts to learn from, labels unread, in place of a part of --texts.")
     evaluate: Path | None = setting(None, "Texts to judge by, in place of a part of --texts.")
     limit: int = setting(1000, "At most so many texts to calibrate with.")
-    length: int = setting(128, "Longest text in tokens, and length of a language model's blocks.")
-    lengths: tuple[int, ...] = setting((128,), "Lengths to measure costs at, with commas; '' for none.")
+    length: int | None = setting(
+        None,
+        "Longest text in tokens, and length of a language model's blocks; by default 128, or what the model takes.",
+    )
+    lengths: tuple[int, ...] | None = setting(
+        None, "Lengths to measure costs at, with commas, '' for none; by default that of the texts."
+    )
     teacher: str | None = setting(
         None, "The original to learn from and be compared with, if MODEL itself was changed before."
     )
@@ -37,7 +46,12 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("limit", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if any(length < 1 for length in self.lengths):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.lengths and min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1, got {min(self.lengths)}")
+
+    def at(self, reach: int | None) -> tuple[int, tuple[int, ...]]:
+        """The longest text and the lengths to measure at, of a network that takes inputs of `reach`, None for any."""
+        length = min(USUAL, reach or USUAL) if self.length is None else self.length
+        return length, (length,) if self.lengths is None else self.lengths

@@ -46,12 +46,14 @@ def run(
         Stopped: A signal ended training early; the same call goes on with it.
     """
     check_target(out)
-    if job.lengths:
+    if job.lengths != ():
         EnergyMeter(job.country)  # which knows the country, or says now that it does not
     parts = _parts(changes, job)
     small, tokenizer = pretrained(model, needs_tokenizer=bool(parts))
     original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
-    _check_lengths(original, changes, job, bool(parts))
+    length, lengths = job.at(reach(original))
+    job = replace(job, length=length, lengths=lengths)
+    _check_lengths(original, changes, lengths if not parts else (*lengths, length))
     given = _given(small, original, tokenizer, parts, changes, job, progress)
     if "judging" in parts:
         check_texts(original, parts["judging"])
@@ -63,7 +65,7 @@ def run(
     models = {ORIGINAL: original} | unfinished.models(_names(changes), small)
     longer = _lengthen(original, small)
     records = compared(
-        models, parts.get("judging"), tokenizer, benchmark="compress", length=job.length, lengths=job.lengths,
+        models, parts.get("judging"), tokenizer, benchmark="compress", length=length, lengths=lengths,
         unmeasured=_untimed(changes), country=job.country, about=about, progress=progress,
     )  # fmt: skip
     if tokenizer is not None and longer is not None:
@@ -146,29 +148,28 @@ def _given(
     small: PreTrainedModel, original: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     parts: Mapping[str, Texts], changes: Sequence[Change], job: Job, progress: Progress,
 ) -> Given:  # fmt: skip
+    length, lengths = job.at(reach(original))
     calibration = example = None
     if "calibration" in parts and tokenizer is not None:
-        calibration = batches(parts["calibration"].lines, tokenizer, task_of(small), job.length)
+        calibration = batches(parts["calibration"].lines, tokenizer, task_of(small), length)
     if any("example" in change.uses for change in changes):
-        length = max(job.lengths, default=128)
-        example = tokens(small, length, small.config.get_text_config().vocab_size)
+        example = tokens(small, max(lengths, default=length), small.config.get_text_config().vocab_size)
     # Beyond the original's own reach positions are copies, from which nothing can be learnt.
-    length = min(job.length, reach(original) or job.length)
+    length = min(length, reach(original) or length)
     return Given(
         calibration=calibration, training=parts["training"].lines if "training" in parts else None,
         tokenizer=tokenizer, teacher=original, example=example, length=length, seed=job.seed, progress=progress,
     )  # fmt: skip
 
 
-def _check_lengths(original: PreTrainedModel, changes: Sequence[Change], job: Job, has_texts: bool) -> None:
+def _check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths: Sequence[int]) -> None:
     """See, before the work, that the network takes the lengths that are asked for; or will take them.
 
     Raises:
         ValueError: It does not.
     """
-    longest = max([*job.lengths, *([job.length] if has_texts else [])], default=0)
+    longest, own = max(lengths, default=0), reach(original)
     to_come = max((change.reach or 0 for change in changes), default=0)
-    own = reach(original)
     if own is not None and longest > max(own, to_come):
         raise ValueError(f"length and lengths must be at most {max(own, to_come)}, the longest input; got {longest}")
     check_length(original, longest if own is None else min(own, longest))

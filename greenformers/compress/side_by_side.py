@@ -11,7 +11,7 @@ from greenformers.checkpoint.load import line
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.solve.loss import output
 
 METERED = ("latency", "peak_memory_inference", "flops")
@@ -47,7 +47,7 @@ def measured(
     for name, model in models.items():
         whole = {"parameters": float(parameters(model)), "size": sizes[name] / 2**20}
         records += [
-            Record(benchmark, name, {}, metric, value, METRICS[metric].unit, source="counted", context=about)
+            Record.of(metric, value, benchmark=benchmark, variant=name, source="counted", context=about)
             for metric, value in whole.items()
         ]
     for length in lengths:
@@ -58,10 +58,12 @@ def measured(
         records += found
         calls = {name: subject.forward for name, subject in subjects.items()}
         for name, (spent, source) in energy_of(calls, by_name, country).items():
-            unit = METRICS["energy_inference"].unit
             records.append(
-                Record(benchmark, name, setting, "energy_inference", spent, unit, source=source, context=about)
-            )
+                Record.of(
+                    "energy_inference", spent, benchmark=benchmark, variant=name, setting=setting, source=source,
+                    context=about,
+                )
+            )  # fmt: skip
     return records
 
 

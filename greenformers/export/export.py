@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
+from greenformers._torch import onnx_log, operators
 from greenformers.checkpoint.load import line
 from greenformers.checkpoint.structure import changes_of
 
@@ -230,7 +231,7 @@ def _save_onnx(program: ExportedProgram, path: Path) -> None:
         with _silent():
             found = torch.onnx.export(
                 program, dynamo=True, verbose=False, input_names=INPUTS, output_names=["output"],
-                custom_translation_table={torch.ops.aten._int_mm.default: _integers},
+                custom_translation_table={operators.int8_matmul.default: _integers},
             )  # fmt: skip
     except Exception as error:  # of one of the exporter's passes, with its reason behind it
         raise ValueError(f"the model cannot be written as ONNX: {line(_root(error))}") from error
@@ -254,7 +255,7 @@ def _root(error: BaseException) -> BaseException:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Of the exporter: torch uses what it calls deprecated, and logs that there is no torchvision."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log = onnx_log()
     before = log.level
     log.setLevel(logging.ERROR)
     try:

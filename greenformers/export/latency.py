@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel
 
+from greenformers._torch import compile_error
 from greenformers.export.export import FORMATS, Call, Tensors, batch, reader
 from greenformers.measure.latency import interleaved
-from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.measure.record import Record, with_ratios
 
 EAGER, COMPILED = "eager", "compiled"
 NAMES = {"torch": "torch.export", "onnx": "onnxruntime"}
@@ -27,7 +27,7 @@ def differences(found: Mapping[str, float], about: dict[str, Any]) -> list[Recor
         about: context of the records.
     """
     return [
-        Record("export", NAMES[name], {}, "relative_error", value, METRICS["relative_error"].unit, context=about)
+        Record.of("relative_error", value, benchmark="export", variant=NAMES[name], context=about)
         for name, value in found.items()
     ]
 
@@ -70,8 +70,8 @@ def latencies(
         with torch.inference_mode():
             timings = interleaved({name: partial(call, *example) for name, call in calls.items()}, repeats=repeats)
         records += [
-            Record(
-                "export", name, setting, "latency", 1e3 * timing.median, METRICS["latency"].unit,
+            Record.of(
+                "latency", 1e3 * timing.median, benchmark="export", variant=name, setting=setting,
                 spread=1e3 * (timing.q3 - timing.q1), context=about,
             )
             for name, timing in timings.items()
@@ -88,6 +88,6 @@ def _compiled(network: Tensors, example: tuple[torch.Tensor, torch.Tensor]) -> C
             found = torch.compile(network, dynamic=True)
             with torch.inference_mode():
                 found(*example)
-        except TorchDynamoException:
+        except compile_error():
             return None
     return found

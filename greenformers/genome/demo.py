@@ -17,9 +17,9 @@ from rich.console import Console
 from greenformers.genome import baselines, corpus, encode, explain, judge, simulate, studies, variants
 from greenformers.genome.cohort import Cohort
 from greenformers.genome.files import GenomeError, Region
+from greenformers.genome.finetune import finetune
 from greenformers.genome.people import People
 from greenformers.genome.reference import Reference
-from greenformers.genome.risk import finetune
 from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.genome.simulate import Effect
 from greenformers.genome.tokenizer import base_tokens, subwords

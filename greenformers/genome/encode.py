@@ -47,15 +47,20 @@ class Encoding:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if self.alphabet not in ALPHABETS:
-            raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}; got {self.alphabet!r}")
+        check_kind(self.mode, self.alphabet)
 
     def settings(self) -> dict[str, object]:
         """What the first line of a file tells."""
         about = {"reference": self.reference.name, "region": str(self.region), "mode": self.mode}
         return about | {"alphabet": self.alphabet, "thresholds": asdict(self.thresholds)}
+
+
+def check_kind(mode: str, alphabet: str) -> None:
+    """Raise ValueError where there is no such mode or alphabet."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if alphabet not in ALPHABETS:
+        raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}; got {alphabet!r}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
     whole = encoding.reference.resolve()
     reference = _reference(whole, whole.stat().st_mtime_ns)
     if is_reads(source.path):
+        if len(source.people) != 1:
+            raise GenomeError(f"{source.path}: has reads of {len(source.people)} people, must be of one")
         if encoding.mode == "haplotype":
             raise GenomeError(f"{source.path}: reads do not tell which haplotype a base is of; use phased variants")
         pairs = reads.read(source.path, reference, encoding.region, encoding.thresholds)
@@ -142,8 +149,9 @@ def encode(
         resume: go on with a .part.
 
     Raises:
-        GenomeError: a file cannot be used; what was written before stays in .part.
-        ValueError: out is there, or .part is and resume is not given, or .part is of other settings.
+        GenomeError: somebody is in two files, or a file cannot be used; what was written before stays in .part.
+        ValueError: out is there, or .part is and resume is not given, or .part is of other settings; or somebody has no
+            phenotype where others have.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -153,8 +161,10 @@ def encode(
     columns = ["person", *(["phenotype"] if phenotypes is not None else []), *_columns(encoding)]
     head = f"#{json.dumps(encoding.settings(), ensure_ascii=False)}\n" + "\t".join(columns) + "\n"
     sources = list(sources)
+    everybody = homes_of((source.path, source.people) for source in sources)
+    if phenotypes is not None and (unknown := [person for person in everybody if person not in phenotypes]):
+        raise ValueError(f"phenotypes must be of everybody, {unknown[0]} has none")
     done = _resumed(part, head, resume)
-    everybody = {person for source in sources for person in source.people}
     for person, phenotype in done.items():
         if person not in everybody or (phenotypes is not None and phenotypes[person] != phenotype):
             raise ValueError(f"{part} is of other people or phenotypes than these, {person} is one; remove it")
@@ -175,6 +185,21 @@ def encode(
     finally:
         if not count:
             part.unlink(missing_ok=True)
+
+
+def homes_of(people: Iterable[tuple[Path, Iterable[str]]]) -> dict[str, Path]:
+    """The file of each person, of files and the people in them.
+
+    Raises:
+        GenomeError: somebody is in two files, or in one twice.
+    """
+    homes: dict[str, Path] = {}
+    for path, names in people:
+        for name in names:
+            if name in homes:
+                raise GenomeError(f"{path}: has person {name}, who is in {homes[name]} too")
+            homes[name] = path
+    return homes
 
 
 def _columns(encoding: Encoding) -> list[str]:

@@ -22,10 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.genome import variants
 from greenformers.genome.diplotype import places
 from greenformers.genome.files import Region
-from greenformers.genome.masked import tokenizer_of
 from greenformers.genome.people import People
-from greenformers.genome.risk import sequences_of
-from greenformers.genome.settings import Finetuning
+from greenformers.genome.settings import Finetuning, sequences_of
 from greenformers.measure.quality import evaluating
 from greenformers.report.track import track
 from greenformers.train import run
@@ -174,7 +172,7 @@ def explained(
     settings = run.settings_of(folder, Finetuning)
     everybody = People.load(sequences_of(settings), settings.region)
     some = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]
-    model, tokenizer = run.trained(folder, Finetuning), tokenizer_of(replace(settings, init=str(folder), tokens=None))
+    model, tokenizer = run.trained(folder, Finetuning), replace(settings, init=str(folder), tokens=None).tokenizer()
     if "kmer_pattern" in tokenizer.init_kwargs:
         raise ValueError(f"{folder}: its tokens are k-mers, which overlap; explain needs subwords")
     known = {} if names is None else variants.names(names, everybody.region)

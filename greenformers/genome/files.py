@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -112,6 +113,17 @@ def checked(path: Path) -> str:
     return str(path.resolve())
 
 
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        GenomeError: as `checked`.
+    """
+    checked(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def whole(path: Path) -> None:
     """Raise GenomeError where a packed file is not BGZF or lacks its last block, or a text its last line's end."""
     with path.open("rb") as file:
@@ -201,6 +213,17 @@ def make_index(path: Path) -> Path | None:
         finally:
             unfinished.unlink(missing_ok=True)
     return index
+
+
+def make_indexes(paths: Iterable[Path]) -> Iterator[Path]:
+    """Make the missing indexes of all files that are of a kind that has one; given: each that was made.
+
+    Raises:
+        GenomeError: as `make_index`.
+    """
+    for path in paths:
+        if path.name.lower().endswith(tuple(INDEXES)) and (index := make_index(path)):
+            yield index
 
 
 def _check_names(path: Path, index: Path) -> None:

@@ -13,7 +13,7 @@ from greenformers.genome import baselines
 from greenformers.genome.people import People
 from greenformers.genome.risk import Chances
 from greenformers.genome.settings import Finetuning
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,8 +48,10 @@ def records(
             mean, deviation = summary([one[metric] for one in scores])
             interval = list(difference(said, found)) if metric == "auc" and said is not found else None
             made.append(
-                Record("genome_risk", name, setting, metric, mean, METRICS[metric].unit, spread=deviation,
-                       to=None if interval is None else settings.variant, interval=interval)
+                Record.of(
+                    metric, mean, benchmark="genome_risk", variant=name, setting=setting, spread=deviation,
+                    to=None if interval is None else settings.variant, interval=interval,
+                )
             )  # fmt: skip
     return made
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from greenformers.genome.longest_options import Size
 from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.measure.trace import trace
 from greenformers.model import GreenformerConfig
 from greenformers.model.heads import GreenformerForSequenceClassification
@@ -53,7 +53,6 @@ class _Classifier(nn.Module):
     def __init__(self, setting: Setting, size: Size, length: int) -> None:
         super().__init__()
         variant = BASELINE if setting.variant == EAGER else setting.variant
-        options = {"linformer": {"k": min(size.k, length)}}
         config = GreenformerConfig(
             vocab_size=setting.vocabulary,
             max_position_embeddings=length,
@@ -62,7 +61,7 @@ class _Classifier(nn.Module):
             num_attention_heads=size.heads,
             intermediate_size=size.feed_forward,
             hidden_dropout_prob=size.dropout,
-            **slots(variant, rank=size.rank, options=options),
+            **slots(variant, rank=size.rank, kept=min(size.k, length)),
         )
         self.model = GreenformerForSequenceClassification(config)
         if setting.recompute:
@@ -215,7 +214,6 @@ def records(found: Sequence[Found], size: Size, names: Mapping[int, str], about:
         names: of the vocabularies, "subwords".
         about: context of the records.
     """
-    unit = METRICS["longest_sequence"].unit
     made = []
     for one in found:
         base = next((row for row in found if _reference(row, one, next(iter(names)))), None)
@@ -225,8 +223,10 @@ def records(found: Sequence[Found], size: Size, names: Mapping[int, str], about:
             "token_count": one.tokens, "memory_gib": round(one.budget / 2**30, 2), **asdict(size),
         }  # fmt: skip
         made.append(
-            Record("genome_length", one.setting.variant, setting, "longest_sequence", one.nucleotides, unit,
-                   ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=about)
+            Record.of(
+                "longest_sequence", one.nucleotides, benchmark="genome_length", variant=one.setting.variant,
+                setting=setting, ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=about,
+            )
         )  # fmt: skip
     return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,13 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from greenformers.genome import corpus
-from greenformers.genome.diplotype import ALPHABETS, diplotype, text
-from greenformers.genome.encode import MODES
+from greenformers.genome.diplotype import diplotype, text
 from greenformers.genome.reference import Reference
-from greenformers.genome.settings import Network, Pretraining
 from greenformers.genome.tokenizer import ids_of
 from greenformers.train.masked_lm import MaskedLM
-from greenformers.train.task import MODEL, Task
 
 SHARES = {"train": (0, 18), "valid": (18, 19), "test": (19, 20)}
 """Which twentieths are for what: of a genome, as sentences from different beginnings overlap; of every 20 people."""
@@ -94,68 +91,35 @@ def _batched(items: Iterable[str], size: int) -> Iterable[list[str]]:
         yield some
 
 
-def prepare(settings: Pretraining) -> Task:
-    """Read the genome, and make the objective.
+def parts(
+    genome: Reference, region: str | None, sites: Path | None, *, least: float, mode: str, alphabet: str
+) -> dict[str, list[str]]:
+    """The sequences of each split: a genome with its variants, cut by the reference's positions.
+
+    Haplotypes are not as long as the reference, nor alike.
+
+    Args:
+        genome: the reference.
+        region: of it; None for the only sequence there is.
+        sites: VCF or BCF of common variants; None for none.
+        least: frequency of the rarer allele that makes a variant common.
+        mode: diplotype or haplotype.
+        alphabet: of diplotypes.
 
     Raises:
-        ValueError: a setting out of range, or not one source of sentences.
-        OSError: a file is missing.
+        ValueError: the region is too short to be cut.
+        GenomeError: a file is not fit for it.
     """
-    if (settings.reference is None) == (settings.sequences is None):
-        raise ValueError("name a reference or sequences, one of them")
-    if settings.mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {settings.mode!r}")
-    if settings.alphabet not in ALPHABETS:
-        raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}; got {settings.alphabet!r}")
-    if settings.sequences is not None:
-        for name in ("region", "sites", "mode", "alphabet"):
-            if (given := getattr(settings, name)) != getattr(Pretraining, name):
-                raise ValueError(f"{name} is for a reference; of sequences it is the file's own, got {given!r}")
-    for name in ("starts", "sentences"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
-    sequences = {} if settings.reference is None else _sequences(settings, Reference(Path(settings.reference)))
-    path = None if settings.sequences is None else Path(settings.sequences)
-    source = Genome(sequences, path, settings.starts, settings.sentences, settings.seed)
-    tokenizer = tokenizer_of(settings)
-    return Task(GenomeMaskedLM(source, tokenizer, settings.length), tokenizer, projected(settings))
-
-
-def _sequences(settings: Pretraining, genome: Reference) -> dict[str, list[str]]:
-    """The genome with its variants, cut by the reference's positions: haplotypes are not as long as it, nor alike."""
-    whole = genome.region(settings.region)
-    sites = None if settings.sites is None else Path(settings.sites)
+    whole = genome.region(region)
     if len(whole) < max(SHARES["test"]):
         raise ValueError(f"region must have at least {max(SHARES['test'])} positions, {whole} has {len(whole)}")
-    haplotypes = corpus.haplotypes(genome, whole, sites, least=settings.least)
-    found = {}
+    haplotypes = corpus.haplotypes(genome, whole, sites, least=least)
+    sequences = {}
     for name, ends in SHARES.items():
         low, high = (share * len(whole) // 20 for share in ends)
-        both = [one.part(low, high) for one in haplotypes]
-        if settings.mode == "diplotype":
-            found[name] = [text(diplotype(*both), settings.alphabet)]
+        both = [haplotype.part(low, high) for haplotype in haplotypes]
+        if mode == "diplotype":
+            sequences[name] = [text(diplotype(*both), alphabet)]
         else:
-            found[name] = [one.sequence() for one in both]
-    return found
-
-
-def tokenizer_of(settings: Network) -> PreTrainedTokenizerFast:
-    """The tokenizer a run names, or that of the run it starts from.
-
-    Raises:
-        ValueError: neither is named, or there is none.
-    """
-    if settings.tokens is None and settings.init is None:
-        raise ValueError("tokens must be a folder of `genome tokenize` where there is no init")
-    folder = Path(settings.tokens) if settings.tokens is not None else Path(settings.init or "") / MODEL
-    # What is not there would be taken for a name on the hub, and looked for there.
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"tokens must be a folder of `genome tokenize`, and init a finished run; got {str(folder)!r}")
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-
-
-def projected(settings: Network) -> Network:
-    """The settings with Linformer's k, where it was not given."""
-    if settings.k is not None or settings.variant.split("+")[-1] != "linformer":
-        return settings
-    return replace(settings, k=min(256, settings.length))
+            sequences[name] = [haplotype.sequence() for haplotype in both]
+    return sequences

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from greenformers.data import Examples, Labelled
-from greenformers.genome.files import GenomeError, checked
-from greenformers.genome.masked import projected, tokenizer_of
-from greenformers.genome.people import People
-from greenformers.genome.settings import Finetuning
+from greenformers.data import Labelled
 from greenformers.genome.tokenizer import ids_of
 from greenformers.measure.quality import evaluating
-from greenformers.train import run
 from greenformers.train.classification import TextClassification
 from greenformers.train.stream import Numbered
-from greenformers.train.task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,81 +102,3 @@ def best_threshold(found: NDArray[np.float64], wanted: NDArray[np.int64]) -> flo
     if not len(f1) or scores(found, wanted)["f1"] >= 100 * f1.max():
         return 0.5
     return float(middles[f1.argmax()])
-
-
-def prepare(settings: Finetuning) -> Task:
-    """Read the people, and make the objective.
-
-    Raises:
-        ValueError: a setting out of range, or a file that is not fit for it.
-        OSError: a file is missing.
-    """
-    path = sequences_of(settings)
-    people = People.load(path, settings.region)
-    parts = people.splits(settings.split, settings.valid_share, settings.test_share)
-    examples = {
-        name: Examples([(people.text(one),) for one in some], [int(people.labels[one]) for one in some])
-        for name, some in parts.items()
-    }
-    data = Labelled("cohort", tuple(people.phenotypes), **examples)
-    tokenizer = tokenizer_of(settings)
-    return Task(DiseaseRisk(data, tokenizer, settings.length), tokenizer, projected(settings))
-
-
-def sequences_of(settings: Finetuning) -> Path:
-    """The file of the people of a run.
-
-    Raises:
-        ValueError: none is named.
-        GenomeError: it has changed since the run began.
-    """
-    if not settings.sequences:
-        raise ValueError("sequences must be a file that `genome encode` wrote, got none")
-    path = Path(settings.sequences)
-    if settings.digest is not None and digest(path) != settings.digest:
-        # Others would be in train, valid and test then.
-        raise GenomeError(f"{path}: is not what the run was begun with (digest)")
-    return path
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    checked(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> list[Chances]:
-    """Train and score on several draws of train, valid and test people; goes on where it was stopped.
-
-    Args:
-        settings: of all of them; `split` and the seed are those of the first draw.
-        out: folder of the run folders.
-        splits: how many draws.
-        console: where progress is shown.
-
-    Returns:
-        What the network of each draw says of its people.
-    """
-    if splits < 1:
-        raise ValueError(f"splits must be at least 1, got {splits}")
-    found = []
-    settings = replace(settings, digest=digest(sequences_of(settings)))
-    for number in range(splits):
-        one = replace(settings, split=settings.split + number, seed=settings.seed + number)
-        folder = out / f"split{number}"
-        if (folder / run.SETTINGS).exists():
-            sequences_of(run.settings_of(folder, Finetuning))
-        run.ensure(folder, one, console)
-        found.append(chances(folder))
-    return found
-
-
-def chances(folder: Path) -> Chances:
-    """What the network of a finished run says of its validation and test people."""
-    settings = run.settings_of(folder, Finetuning)
-    objective = replace(settings, init=str(folder), tokens=None).task().objective
-    assert isinstance(objective, DiseaseRisk)
-    model = run.trained(folder, Finetuning)
-    valid, test = (objective.probabilities(model, split, 4 * settings.batch) for split in ("valid", "test"))
-    return Chances(*(one.numpy() for one in (*valid, *test)))

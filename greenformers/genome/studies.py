@@ -13,9 +13,9 @@ from rich.console import Console
 
 from greenformers.genome import judge
 from greenformers.genome.files import Region
+from greenformers.genome.finetune import finetune
 from greenformers.genome.people import People, part_of
-from greenformers.genome.risk import finetune, sequences_of
-from greenformers.genome.settings import Finetuning
+from greenformers.genome.settings import Finetuning, sequences_of
 from greenformers.measure.record import Record
 from greenformers.train import run
 from greenformers.train.task import MODEL

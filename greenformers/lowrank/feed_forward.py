@@ -27,6 +27,15 @@ def slice_length(width: int) -> int:
     return max(1, WIDE // width)
 
 
+def can_slice(x: Tensor) -> bool:
+    """Whether work on `x` may be done in slices.
+
+    Compiled code fuses by itself and cannot see into slices; autocast chooses the types of single operators.
+    """
+    # There is no autocast for the meta device, on which operations are counted.
+    return not torch.compiler.is_compiling() and (x.is_meta or not torch.is_autocast_enabled(x.device.type))
+
+
 def sliced_feed_forward(
     x: Tensor, up: LinearMap, down: LinearMap, activation: Activation, length: int | None = None
 ) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers._torch import has_forward_hooks
 from greenformers.lowrank.linear import LED, LinearMap, decode, encode
 
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
@@ -163,7 +164,7 @@ class LowRankMultihead(nn.Module):
 
 def _apply(maps: list[LinearMap], x: Tensor) -> list[Tensor]:
     """Each map of x. LEDs share a product, unless a hook waits for a call of its map."""
-    if any(item._forward_hooks or item._forward_pre_hooks for item in maps):
+    if any(has_forward_hooks(item) for item in maps):
         return [item(x) for item in maps]
     return [decode(f, code) if isinstance(f, LED) else f(x) for f, code in zip(maps, encode(maps, x), strict=True)]
 

@@ -19,7 +19,7 @@ from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.limit import OutOfMemory, attempt
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.measure.record import Record, with_ratios
 
 NAMES = {
     "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
@@ -99,9 +99,12 @@ def _group(
     calls: dict[str, Callable[[], object]] = {}
     found: list[tuple[Cell, Record]] = []
 
-    def add(cell: Cell, metric: str, value: float, **fields: Any) -> None:
-        blank = Record("bench", cell.variant, setting(cell, network, how), metric, value, METRICS[metric].unit)
-        found.append((cell, replace(blank, context=about, **fields)))
+    def add(cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured") -> None:
+        record = Record.of(
+            metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how), spread=spread,
+            source=source, context=about,
+        )  # fmt: skip
+        found.append((cell, record))
 
     set_seed(how.seed)
     x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from greenformers.measure.flops import flops
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 
 MIB = 2**20
 INFERENCE = ("parameters", "latency", "peak_memory_inference", "flops")
@@ -87,17 +88,16 @@ def costs(
         for name, timing in timings.items():
             found[name]["train_step"] = timing
     return [
-        _record(Record(benchmark, name, setting, metric, 0.0, METRICS[metric].unit, context=about), value)
+        _record(metric, value, benchmark, name, setting, about)
         for name, values in found.items()
         for metric, value in values.items()
     ]
 
 
-def _record(blank: Record, value: float | Timing) -> Record:
-    fields = {**vars(blank)}
+def _record(
+    metric: str, value: float | Timing, benchmark: str, variant: str, setting: dict[str, Any], about: dict[str, Any]
+) -> Record:
+    record = partial(Record.of, metric, benchmark=benchmark, variant=variant, setting=setting, context=about)
     if isinstance(value, Timing):
-        fields |= {"value": 1e3 * value.median, "spread": 1e3 * (value.q3 - value.q1)}
-    else:
-        counted = blank.metric in ("parameters", "flops", "flops_training")
-        fields |= {"value": float(value), "source": "counted" if counted else "measured"}
-    return Record(**fields)
+        return record(1e3 * value.median, spread=1e3 * (value.q3 - value.q1))
+    return record(value, source="counted" if metric in ("parameters", "flops", "flops_training") else "measured")

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from greenformers.measure._codecarbon import cpu_readings, energy_mixes, start_sampling, stop_sampling
+
 
 class EnergyMeter:
     """Energy and CO2 of the work in a `with` block, of the whole machine: processors, GPUs and memory.
@@ -35,11 +37,10 @@ class EnergyMeter:
     """
 
     def __init__(self, country: str = "USA") -> None:
-        # Importing codecarbon takes long, and its import is what sets the level of its logger.
-        from codecarbon.input import DataSource
-
+        mixes = energy_mixes()
+        # The import of codecarbon, on the way there, is what sets the level of its logger.
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
-        if country not in DataSource().get_global_energy_mix_data():
+        if country not in mixes:
             raise ValueError(f"country must be a 3-letter ISO code that codecarbon has data for, got {country!r}")
         self.country = country
         self.energy_wh = math.nan
@@ -53,7 +54,7 @@ class EnergyMeter:
         # A task and not start() ... stop(), which would count codecarbon's own start and drop the last 50 ms.
         self._tracker.start_task()
         # Long tasks need the periodic reading that tasks leave out: RAPL counters wrap round within minutes.
-        self._tracker._scheduler.start()
+        start_sampling(self._tracker)
         return self
 
     def __exit__(
@@ -62,11 +63,11 @@ class EnergyMeter:
         try:
             _wait_for_gpus()
         finally:
-            self._tracker._scheduler.stop()
+            stop_sampling(self._tracker)
             data = self._tracker.stop_task()
         self.energy_wh = data.energy_consumed * 1000  # from kWh
         self.co2_g = data.emissions * 1000  # from kg
-        self.source, self.metered = _source(self._tracker._hardware, data)
+        self.source, self.metered = _source(cpu_readings(self._tracker), data)
 
 
 def _tracker(country: str) -> Any:
@@ -96,10 +97,9 @@ def _tracker(country: str) -> Any:
 _METERED_CPU = ("intel_rapl", "intel_power_gadget", "windows_emi")
 
 
-def _source(hardware: Sequence[Any], data: Any) -> tuple[str, float]:
+def _source(readings: Sequence[str], data: Any) -> tuple[str, float]:
     """Tell whether all processors were metered, and what share of the energy; arguments are codecarbon's."""
-    modes = [part._mode for part in hardware if type(part).__name__ == "CPU"]
-    cpu_metered = bool(modes) and all(mode in _METERED_CPU for mode in modes) and data.cpu_energy > 0
+    cpu_metered = bool(readings) and all(mode in _METERED_CPU for mode in readings) and data.cpu_energy > 0
     # codecarbon knows GPUs only through their meters.
     energy = data.gpu_energy + (data.cpu_energy if cpu_metered else 0.0)
     share = energy / data.energy_consumed if data.energy_consumed else 0.0

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from greenformers._torch import operators
 from greenformers.attention._tiled_op import amount
 
 aten = torch.ops.aten
@@ -59,11 +60,11 @@ def _addmm(_sum: Size, left: Size, right: Size, *_: Any, **__: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
-def _int_mm(left: Size, right: Size, *_: Any, **__: Any) -> int:
+def _int8_matmul(left: Size, right: Size, *_: Any, **__: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
-def _linear_dynamic(x: Size, *_: Any, out_shape: Size, **__: Any) -> int:
+def _int8_linear(x: Size, *_: Any, out_shape: Size, **__: Any) -> int:
     return 2 * prod(x) * out_shape[-1]
 
 
@@ -79,24 +80,21 @@ def _uncounted(operator: Any) -> Callable[..., NoReturn]:
 
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
+    operators.cpu_attention: _sdpa,
+    operators.cpu_attention_backward: _sdpa_backward,
     aten.mv: _mv,
     aten.addmv: _addmv,
     aten.dot: _mv,
     aten.addmm_: _addmm,
     aten.baddbmm_: _addmm,
-    aten._int_mm: _int_mm,
-    torch.ops.quantized.linear_dynamic: _linear_dynamic,
+    operators.int8_matmul: _int8_matmul,
+    operators.int8_linear: _int8_linear,
     torch.ops.greenformers.tiled: _tiled,
     torch.ops.greenformers.tiled_backward: _tiled,
-} | {
+}
+_FORMULAS |= {
     operator: _uncounted(operator)
-    for operator in (
-        aten.mkldnn_rnn_layer,
-        aten._cudnn_rnn,
-        torch.ops.quantized.linear,
-    )
+    for operator in (aten.mkldnn_rnn_layer, operators.gpu_recurrence, operators.static_int8_linear)
 }
 
 

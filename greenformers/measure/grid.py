@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from greenformers.attention import attention_class, names
+from greenformers.attention import names
 from greenformers.measure.bench_options import MODES as MODES
 from greenformers.measure.bench_options import Network
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import layer_of
 from greenformers.model.stack import run
-from greenformers.model.variant import slots
+from greenformers.model.variant import rank_option, slots
 
 BASELINE, EAGER = "transformer", "transformer (eager)"
 
@@ -50,9 +50,6 @@ class Stack(nn.Module):
     def __init__(self, network: Network, cell: Cell) -> None:
         super().__init__()
         variant = BASELINE if cell.variant == EAGER else cell.variant
-        attention = slots(variant, rank=1).get("attention")
-        option = None if attention is None else attention_class(attention).rank_option
-        options = {attention: {option: cell.rank}} if attention and option and cell.rank else {}
         config = GreenformerConfig(
             hidden_size=network.hidden,
             num_attention_heads=network.heads,
@@ -60,7 +57,7 @@ class Stack(nn.Module):
             num_hidden_layers=network.layers,
             max_position_embeddings=cell.length,
             hidden_dropout_prob=0.0,
-            **slots(variant, rank=cell.rank or 1, options=options),
+            **slots(variant, rank=cell.rank or 1, kept=cell.rank),
             **network.slots,
         )
         self.layers = nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(network.layers))
@@ -84,10 +81,8 @@ def attention_by(eager: bool) -> Iterator[None]:
 
 def ranked(variant: str) -> bool:
     """True if a variant has a rank."""
-    found = slots(BASELINE if variant == EAGER else variant, rank=1)
-    if found["rank"] is not None:
-        return True
-    return "attention" in found and attention_class(found["attention"]).rank_option is not None
+    variant = BASELINE if variant == EAGER else variant
+    return slots(variant, rank=1)["rank"] is not None or rank_option(variant) is not None
 
 
 def variants(causal: bool = False) -> list[str]:
@@ -130,11 +125,11 @@ def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], n
             if not ranked(variant):
                 found.append(Cell(variant, None, length))
                 continue
-            attention = attention_class(slots(variant, rank=1)["attention"]).rank_option
+            shortens = rank_option(variant) is not None
             found += [
                 Cell(variant, rank, length)
                 for rank in ranks
-                if rank <= network.hidden and (attention is None or rank <= length)
+                if rank <= network.hidden and (not shortens or rank <= length)
             ]
     return found
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from itertools import accumulate
 
 import torch
-from torch.autograd import DeviceType
-from torch.autograd.profiler import profile
+
+from greenformers._torch import cpu_allocations
 
 
 def peak_memory(call: Callable[[], object], device: torch.device | str = "cpu") -> int:
@@ -39,18 +39,7 @@ def peak_memory(call: Callable[[], object], device: torch.device | str = "cpu") 
 def _peak_on_cpu(call: Callable[[], object]) -> int:
     # Each profile writes two lines to stderr. Only this keeps them away; it is read at the first profile.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with profile(profile_memory=True) as profiler:
-        call()
-    assert profiler.kineto_results is not None  # a profile that has ended has them
-    # Not profiler.function_events: there, what is allocated within an operator is added up into that
-    # operator, so temporaries vanish. These are the single allocations (bytes > 0) and releases (bytes < 0).
-    events = [
-        event
-        for event in profiler.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-    ]
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events), initial=0))
+    return max(accumulate(cpu_allocations(call), initial=0))
 
 
 def _peak_on_cuda(call: Callable[[], object], device: torch.device) -> int:

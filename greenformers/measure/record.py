@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +46,7 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric("Root mean squared error", ""),
     "loss": Metric("Loss", "nats"),
     "perplexity": Metric("Perplexity", ""),
+    "bits_per_character": Metric("Bits a character", "bits"),
     "train_loss": Metric("Training loss", "nats"),
     "train_time": Metric("Training time", "s"),
     "train_step": Metric("Forward and backward", "ms"),
@@ -76,7 +80,7 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One figure of one variant in one setting.
+    """One figure of one variant in one setting. `Record.of` makes one whose unit is the table's, and checks the figure.
 
     Attributes:
         benchmark: what was run ("compare", "layer_speed").
@@ -106,6 +110,85 @@ class Record:
     interval: list[float] | None = None
     source: str = "measured"
     context: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        metric: str,
+        value: float,
+        *,
+        benchmark: str,
+        variant: str,
+        setting: Mapping[str, Any] | None = None,
+        spread: float | None = None,
+        ratio: float | None = None,
+        to: str | None = None,
+        interval: Sequence[float] | None = None,
+        source: str = "measured",
+        context: Mapping[str, Any] | None = None,
+    ) -> Record:
+        """A record of a metric of `METRICS`, in its unit. The fields are those of `Record`.
+
+        Raises:
+            ValueError: the metric is not in the table, or the value is not a finite number.
+        """
+        record = cls(
+            benchmark, variant, dict(setting or {}), metric, value, metric_of(metric).unit, spread, ratio, to,
+            None if interval is None else list(interval), source, dict(context or {}),
+        )  # fmt: skip
+        _check(record)
+        return replace(record, value=float(value))
+
+
+def metric_of(name: str) -> Metric:
+    """What the table says of a metric.
+
+    Raises:
+        ValueError: the metric is not in the table; the message names the closest ones.
+    """
+    if name not in METRICS:
+        close = get_close_matches(name, METRICS, n=3, cutoff=0.4)
+        said = f"the closest are {', '.join(close)}" if close else f"it has {', '.join(METRICS)}"
+        raise ValueError(f"metric must be one of greenformers.measure.record.METRICS, got {name!r}; {said}")
+    return METRICS[name]
+
+
+def _check(record: Record) -> None:
+    """Raise a ValueError where metric, unit or value of a record are not what the table asks for."""
+    unit = metric_of(record.metric).unit
+    if record.unit != unit:
+        raise ValueError(f"unit of {record.metric} must be {unit!r}, got {record.unit!r}")
+    if not isinstance(record.value, Real) or not math.isfinite(record.value):
+        raise ValueError(f"{record.metric} of {record.variant!r} must be a finite number, got {record.value}")
+
+
+def _check_ratios(records: Sequence[Record]) -> None:
+    """Raise a ValueError where a ratio calls better what is worse by the table's direction of the metric.
+
+    Compared are records with the one record of the variant they name, in the same setting. A ratio of rounds may lie
+    on the other side of 1 than that of medians: what either puts within a tenth of 1 is let pass.
+    """
+
+    def key(record: Record, variant: str) -> str:
+        return json.dumps([record.benchmark, record.metric, record.setting, variant], sort_keys=True, default=str)
+
+    references: dict[str, list[float]] = {}
+    for record in records:
+        references.setdefault(key(record, record.variant), []).append(record.value)
+    for record in records:
+        values = references.get(key(record, record.to), []) if record.to is not None else []
+        if record.ratio is None or len(values) != 1 or min(values[0], record.value, record.ratio) <= 0:
+            continue
+        better = _times_better(record.metric, record.value, values[0])
+        if min(abs(math.log(better)), abs(math.log(record.ratio))) > 0.1 and (better > 1) != (record.ratio > 1):
+            raise ValueError(
+                f"ratio of {record.metric} of {record.variant!r} must say how many times better than {record.to!r} it "
+                f"is, {better:.3g}, got {record.ratio:.3g}"
+            )
+
+
+def _times_better(metric: str, value: float, reference: float) -> float:
+    return reference / value if METRICS[metric].less_is_better else value / reference
 
 
 def context(command: str, seed: int) -> dict[str, Any]:
@@ -149,8 +232,7 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
         ratio = None
         reference = base.get(key(record))
         if reference and record.value:
-            less = METRICS[record.metric].less_is_better
-            ratio = reference / record.value if less else record.value / reference
+            ratio = _times_better(record.metric, record.value, reference)
         rated.append(replace(record, ratio=ratio, to=to if ratio is not None else None))
     return rated
 
@@ -159,9 +241,14 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
     """Add records to a JSONL file. If the disk fills, the file is left as it was.
 
     Raises:
+        ValueError: a record's metric or unit is not the table's, its value is not a finite number, or its ratio runs
+            against the metric's direction; nothing is written then.
         OSError: the file cannot be written.
     """
-    path = Path(path)
+    path, records = Path(path), list(records)
+    for record in records:
+        _check(record)
+    _check_ratios(records)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
@@ -182,7 +269,8 @@ def read(path: str | Path) -> list[Record]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not a record; the message names the line.
+        ValueError: a line is not a record, or its metric, unit or value is not what `METRICS` asks for; the message
+            names the file and the line.
     """
     records = []
     for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
@@ -190,6 +278,10 @@ def read(path: str | Path) -> list[Record]:
             records.append(Record(**json.loads(line)))
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a record ({error})") from error
+        try:
+            _check(records[-1])
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
     return records
 
 

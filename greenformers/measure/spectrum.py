@@ -20,8 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.attention import Attention
 from greenformers.attention.full import Full
 from greenformers.measure.quality import evaluating
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.model import GreenformerPreTrainedModel
+from greenformers.model._transformers import attention_of
 
 MULTIPLE = 8  # a k is rounded up to this, so that matrix products stay fast
 
@@ -174,7 +175,9 @@ def records(
     rows = zip(found.at(index).mean(1).tolist(), found.suggested_k(share), strict=True)
     setting = {"texts": texts, "blocks": found.blocks, "length": found.length, "index": index, "share": share}
     return [
-        Record("spectrum", model, {"layer": layer, **setting}, metric, value, METRICS[metric].unit, context=about)
+        Record.of(
+            metric, value, benchmark="spectrum", variant=model, setting={"layer": layer, **setting}, context=about
+        )
         for layer, (held, k) in enumerate(rows, start=1)
         for metric, value in (("cumulative_spectrum", held), ("suggested_k", float(k)))
     ]
@@ -191,7 +194,7 @@ def _check_length(model: PreTrainedModel, length: int, first: int) -> None:
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
     """Attention that makes its weights in a `with` block; afterwards what it was."""
-    was = model.config._attn_implementation
+    was = attention_of(model.config)
     try:
         model.set_attn_implementation("eager")
         yield

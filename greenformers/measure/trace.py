@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from greenformers._torch import OperatorWatch, fake_tensors, leaves, operators
 from greenformers.attention._tiled_op import amount
 
 NARROW = 64
@@ -20,15 +18,17 @@ NARROW = 64
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
 TILED = (torch.ops.greenformers.tiled, torch.ops.greenformers.tiled_backward)
-FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten._unsafe_view, torch.ops.prim.device}
+FREE = {
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, operators.unchecked_view, torch.ops.prim.device,
+}  # fmt: skip
 """Make no time: nothing is read or written, or, as the last, only tensors without content ask it."""
 EXPONENTIAL = {
-    aten.exp, aten.exp_, aten.softmax, aten._softmax, aten._safe_softmax, aten._softmax_backward_data, aten.gelu,
+    aten.exp, aten.exp_, aten.softmax, operators.softmax, operators.safe_softmax, operators.softmax_backward, aten.gelu,
     aten.gelu_backward, aten.sigmoid, aten.sigmoid_, aten.tanh, aten.sin, aten.cos, aten.pow, aten.logsumexp,
 }  # fmt: skip
 GATHERING = {
     aten.gather, aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.index, aten.index_select,
-    aten.index_add, aten.index_add_, aten.index_put, aten.index_put_, aten._index_put_impl_, aten.embedding, aten.roll,
+    aten.index_add, aten.index_add_, aten.index_put, aten.index_put_, operators.index_put, aten.embedding, aten.roll,
     aten.cumsum, aten.slice_backward, aten.select_backward, aten.tril, aten.tril_,
 }  # fmt: skip
 """Not in the order of memory, or one entry after the other."""
@@ -76,7 +76,7 @@ class Work:
 
 
 @dataclass
-class _Watch(TorchDispatchMode):
+class _Watch(OperatorWatch):
     work: Work = field(default_factory=Work)
     live: float = 0.0
 
@@ -84,19 +84,18 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]  # an out= is no operand
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    def saw(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
+        """Add the operator's work and memory."""
+        given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]  # an out= is no operand
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         for leaf in given:  # not made by an operation: it was there at the start
             self.known.setdefault(leaf.untyped_storage(), 0)
         self._hold(made)
-        if func.overloadpacket is aten._safe_softmax:
+        if operator.overloadpacket is operators.safe_softmax:
             # Within it there is a mask of rows that are -inf throughout.
             self.work.peak = max(self.work.peak, self.live + made[0].numel())
-        if not func.is_view and func.overloadpacket not in FREE:
-            self._count(func.overloadpacket, args, given, made)
-        return out
+        if not operator.is_view and operator.overloadpacket not in FREE:
+            self._count(operator.overloadpacket, arguments, given, made)
 
     def _count(self, kind: Any, args: Any, given: list[Tensor], made: list[Tensor]) -> None:
         work = self.work
@@ -158,7 +157,7 @@ def trace(build: Callable[[], nn.Module], shape: tuple[int, ...], *, training: b
         training: with gradients.
         device: on which it would run; its kernels are those counted.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
+    with fake_tensors(), torch.device(device):
         module = build().train(training)
         x = torch.empty(shape)
         # What the module holds is no part of the peak; gradients are dropped within a step, and are.

@@ -1,50 +1,17 @@
-"""Self-attention and cross-attention: the linear maps around a mechanism of the attention slot. Thesis 3.1.1."""
+"""Self-attention and cross-attention: a mechanism of the attention slot between its projections. Vaswani 2017, 3.2."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from greenformers.attention import Attention, Role, Shape, build
-from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
-from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import RecentLayer, StateLayer
+from greenformers.attention import Role
+from greenformers.model.attending import Extras, with_cache, without_cache
 from greenformers.model.config import GreenformerConfig
-
-
-class Projected(nn.Module):
-    """The projections around a mechanism of the attention slot."""
-
-    def __init__(self, config: GreenformerConfig, layer: int, mechanism: Attention, prefix: str = "") -> None:
-        super().__init__()
-        d = config.hidden_size
-        self.mechanism = mechanism
-        self.maps = nn.ModuleDict(
-            {name: linear_map(d, d, config.rank_of(layer, prefix + name)) for name in mechanism.projections}
-        )
-        self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"))
-
-    def _codes(self, x: Tensor, *names: str) -> dict[str, Tensor]:
-        """First factors of the named maps applied to (B, N, d), all low-rank ones by one product."""
-        maps = [cast(LinearMap, self.maps[name]) for name in names]
-        return dict(zip(names, encode(maps, x), strict=True))
-
-    def _projected(self, name: str, code: Tensor) -> Tensor:
-        return self._heads(decode(cast(LinearMap, self.maps[name]), code))
-
-    def _reduced(self, role: Role, code: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Keys or values of a mechanism that shortens them, shortened before the last factor: (B, H, k, D)."""
-        ones = code.new_ones(code.shape[0], code.shape[1], 1)
-        short = self.mechanism.reduce(code, key_mask, role=role)
-        kept = self.mechanism.reduce(ones, key_mask, role=role)
-        return self._heads(decode(cast(LinearMap, self.maps[role]), short, kept=kept))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """(B, N, d) to (B, H, N, D)."""
-        return x.unflatten(2, (self.mechanism.shape.heads, -1)).transpose(1, 2)
+from greenformers.model.projected import Projected, attention_of, constant
 
 
 class SelfAttention(Projected):
@@ -55,14 +22,20 @@ class SelfAttention(Projected):
         layer: index of the layer in its stack.
         causal: position i sees only positions up to i.
         decoder: the stack is the decoder of an encoder-decoder.
+
+    Attributes:
+        remembers: whether it can attend a memory of earlier segments.
+        without_cache: how the mechanism is called on a sequence alone, see `greenformers.model.attending`.
+        with_cache: how it is called on top of a cache.
     """
 
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False, decoder: bool = False) -> None:
         slot = "decoder_attention" if decoder else "attention"
         mechanism = attention_of(config, slot, layer, causal=causal)
         super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
-        self.memory_length = config.memory_length
         self.remembers = mechanism.positions == "own" and mechanism.shape.causal
+        self.without_cache = without_cache(mechanism)
+        self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
 
     def mix(
         self,
@@ -94,41 +67,15 @@ class SelfAttention(Projected):
             raise ValueError(f"{type(self.mechanism).__name__} has no memory: its positions are the model's")
         if global_mask is not None and not self.mechanism.takes_global_mask:
             raise ValueError(f"{type(self.mechanism).__name__} takes no global mask")
-        layer = self.mechanism.shape.layer
         if memory is None:
-            codes = self._codes(x, *self.mechanism.projections)
+            codes = self.codes(x, *self.mechanism.projections)
         else:
-            codes = self._codes(x, "q") | self._codes(torch.cat([memory, x], 1), "k", "v")
-        if self.mechanism.can_reduce and cache is None:
-            k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
-            out = self.mechanism.attend(self._projected("q", codes["q"]), k, v)
-            loss = None
+            codes = self.codes(x, "q") | self.codes(torch.cat([memory, x], 1), "k", "v")
+        extras = Extras(global_mask, choice)
+        if cache is None:
+            out, loss = self.without_cache(self, codes, key_mask, extras)
         else:
-            projected = {name: self._projected(name, code) for name, code in codes.items()}
-            if self.mechanism.shares_qk:
-                projected["k"] = projected["q"]
-            # What a mechanism has no projection for it does not read, except for its length.
-            given = {"q": projected["v"], "k": projected["v"]} | projected
-            held = None if cache is None else cache.layers[layer] if len(cache.layers) > layer else None
-            loss = None
-            if isinstance(held, BeamLayer):
-                out = held.attend(**projected)
-            elif cache is not None and self.mechanism.can_step:
-                out = self._step(given, key_mask, cache)
-            else:
-                if cache is not None and self.remembers and self.memory_length:
-                    given["k"], given["v"], key_mask = self._remembered(projected, key_mask, x.shape[1], cache)
-                elif cache is not None:
-                    given |= self._earlier(projected, cache)
-                further = {} if global_mask is None else {"global_mask": global_mask}
-                if choice is not None and self.mechanism.chooses:
-                    if not choice:
-                        choice["choice"] = self.mechanism.choose(**given, key_mask=key_mask)
-                    further |= choice
-                if self.training and self.mechanism.has_loss:
-                    out, loss = self.mechanism.forward_with_loss(**given, key_mask=key_mask, **further)
-                else:
-                    out = self.mechanism(**given, key_mask=key_mask, **further)
+            out, loss = self.with_cache(self, codes, key_mask, extras, cache)
         return out.transpose(1, 2).flatten(2), loss
 
     def compress(
@@ -138,7 +85,7 @@ class SelfAttention(Projected):
         mask: Bool[Tensor, "B n"] | None,
         norm: Callable[[Tensor], Tensor],
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
-        """What a compressing mechanism keeps of `old`, detached, its mask, and in training its loss.
+        """What a mechanism with a compressed memory keeps of `old`, see `Attention.compress`.
 
         Args:
             x: the inputs that attend it.
@@ -146,49 +93,12 @@ class SelfAttention(Projected):
             mask: True = keep, of `old`.
             norm: what inputs go through before they are projected.
         """
-        mechanism = cast(Any, self.mechanism)
-        learns = self.training and torch.is_grad_enabled() and mechanism.function == "convolution"
-        usage = None
-        with torch.no_grad():
-            if learns or mechanism.function == "most_used":
-                q, k = (self._heads(self.maps[name](norm(y))) for name, y in (("q", x), ("k", old)))
-                usage = mechanism.usage(q, k, mask) if mechanism.function == "most_used" else None
-        new, new_mask = mechanism.compress(old, mask, usage)
-        if not learns:
-            return new.detach(), new_mask, None
-        with torch.no_grad():
-            v = self._heads(self.maps["v"](norm(old)))
-        # The gradient is the convolution's alone: everything else is as if it were a constant.
-        normed = norm(new)
-        after = [self._heads(constant(self.maps[name], normed)) for name in ("k", "v")]
-        loss = mechanism.reconstruction(q, (k, v, mask), (after[0], after[1], new_mask))
-        return new.detach(), new_mask, loss
 
-    def _remembered(
-        self, projected: dict[str, Tensor], key_mask: Tensor | None, count: int, cache: Cache
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and mask of what the cache keeps and of what is given: perhaps memory, and `count` positions."""
-        mechanism = cast(Any, self.mechanism)
-        limit = self.memory_length + (mechanism.compressed if mechanism.compresses else 0)
-        held = RecentLayer.of(cache, mechanism.shape.layer, limit)
-        k, v = projected["k"], projected["v"]
-        mask = None if key_mask is None else key_mask[:, -k.shape[2] :]
-        return held.add(k, v, mask, count)
+        def project(y: Tensor, names: Sequence[str]) -> list[Tensor]:
+            y = norm(y)
+            return [self.split_heads(constant(self.maps[name], y)) for name in names]
 
-    def _step(self, given: dict[str, Tensor], key_mask: Tensor | None, cache: Cache) -> Tensor:
-        """On top of the state that the cache holds of the earlier positions."""
-        held = StateLayer.of(cache, self.mechanism.shape.layer)
-        mask = None if key_mask is None else key_mask[:, -given["v"].shape[2] :]
-        out, state = self.mechanism.step(**given, state=held.state, key_mask=mask)
-        held.advance(state, given["v"].shape[2])
-        return out
-
-    def _earlier(self, projected: dict[str, Tensor], cache: Cache) -> dict[str, Tensor]:
-        """Keys and values of earlier positions, from the cache, and those given."""
-        v = projected["v"]
-        k = projected.get("k", v[..., :1])  # keys that nobody reads; transformers counts positions by them
-        k, v = cache.update(k, v, self.mechanism.shape.layer)
-        return {"k": k if "k" in projected else v, "v": v}
+        return self.mechanism.compress(x, old, mask, project)
 
 
 class CrossAttention(Projected):
@@ -220,7 +130,7 @@ class CrossAttention(Projected):
         elif rows != memory.shape[0]:
             memory = memory.repeat_interleave(rows // memory.shape[0], 0)
             key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
-        q = self._projected("q", self._codes(x, "q")["q"])
+        q = self.project("q", self.codes(x, "q")["q"])
         k, v = self._keys_values(memory, key_mask, cache)
         out = self.mechanism.attend(q, k, v) if self.mechanism.can_reduce else self.mechanism(q, k, v, key_mask)
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
@@ -232,44 +142,12 @@ class CrossAttention(Projected):
         if cache is not None and cache.is_updated.get(layer):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
             return stored.keys, stored.values
-        codes = self._codes(memory, "k", "v")
+        codes = self.codes(memory, "k", "v")
         if self.mechanism.can_reduce:
-            k, v = (self._reduced(role, codes[role], key_mask) for role in get_args(Role))
+            k, v = (self.reduce(role, codes[role], key_mask) for role in get_args(Role))
         else:
-            k, v = (self._projected(name, code) for name, code in codes.items())
+            k, v = (self.project(name, code) for name, code in codes.items())
         if cache is not None:
             cache.is_updated[layer] = True
             k, v = cache.cross_attention_cache.update(k, v, layer)
         return k, v
-
-
-def attention_of(
-    config: GreenformerConfig, slot: str, layer: int, *, causal: bool = False, cross: bool = False
-) -> Attention:
-    """The mechanism in an attention slot of one layer.
-
-    Raises:
-        ValueError: it has no causal or no cross form, or needs more than queries, keys and values for one.
-    """
-    layers = config.per_layer(slot)
-    shape = Shape(
-        config.num_attention_heads,
-        config.hidden_size // config.num_attention_heads,
-        config.max_position_embeddings,
-        causal=causal,
-        cross=cross,
-        layer=layer,
-        layers=len(layers),
-    )
-    mechanism = build(layers[layer], shape, **(config.per_layer(f"{slot}_options")[layer] or {}))
-    if cross and mechanism.projections != ("q", "k", "v"):
-        used = ", ".join(mechanism.projections)
-        raise ValueError(f"cross-attention needs a mechanism of q, k and v, got {layers[layer]!r}, which uses {used}")
-    return mechanism
-
-
-def constant(module: nn.Module, x: Tensor) -> Tensor:
-    """A module of `x`, without a gradient for its parameters."""
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    found: Tensor = torch.func.functional_call(module, parameters, (x,))
-    return found

@@ -1,4 +1,4 @@
-"""Feed-forward block, and the layer of attention and feed-forward with residuals. Vaswani 2017; thesis 3.1.1."""
+"""The layer of attention and feed-forward with residuals, and layers of other kinds. Vaswani 2017, 3.1."""
 
 from functools import partial
 from itertools import repeat
@@ -6,52 +6,16 @@ from itertools import repeat
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from greenformers.blocks import Size, build
-from greenformers.lowrank.feed_forward import slice_length, sliced_feed_forward
-from greenformers.lowrank.linear import LED, LinearMap, linear_map
-from greenformers.model.attention import SelfAttention, constant
+from greenformers import blocks
+from greenformers.feed_forward import FeedForward, Size, build
+from greenformers.lowrank.feed_forward import can_slice, slice_length
+from greenformers.model.attention import SelfAttention
 from greenformers.model.config import GreenformerConfig
-
-
-class FeedForward(nn.Module):
-    """down(act(up(x))), dense or low-rank."""
-
-    def __init__(self, config: GreenformerConfig, layer: int) -> None:
-        super().__init__()
-        d, f = config.hidden_size, config.intermediate_size
-        self.up = linear_map(d, f, config.rank_of(layer, "up"))
-        self.activation = ACT2FN[config.hidden_act]
-        self.down = linear_map(f, d, config.rank_of(layer, "down"))
-        # A recomputation gives no gradient to what an activation itself learns (prelu, xielu).
-        self.recomputable = not list(self.activation.parameters())
-        self.chunked, self.chunk = config.feed_forward == "chunked", config.feed_forward_chunk
-        if self.chunked and not self.recomputable:
-            raise ValueError(
-                f"hidden_act must have no parameters where feed_forward is chunked, got {config.hidden_act!r}"
-            )
-
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Position by position (..., d)."""
-        sliced = self.recomputable and not _otherwise_handled(x)
-        low_rank = isinstance(self.up, LED) and isinstance(self.down, LED)
-        known = isinstance(self.up, LinearMap) and isinstance(self.down, LinearMap)
-        if sliced and known and (low_rank or self.chunked):
-            # The activation's forward, not the module: hooks on it cannot follow a recomputation.
-            return sliced_feed_forward(x, self.up, self.down, self.activation.forward, self.chunk)
-        if self.chunked and not torch.compiler.is_compiling():
-            length = self.chunk or slice_length(self.up.out_features)
-            pieces = x.flatten(0, -2).split(length)
-            again = [checkpoint(self._whole, piece, use_reentrant=False) for piece in pieces]
-            return torch.cat(again).view(*x.shape[:-1], -1)
-        return self._whole(x)
-
-    def _whole(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
+from greenformers.model.projected import constant
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -63,7 +27,7 @@ class EncoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
         super().__init__()
         self.attention = SelfAttention(config, layer, causal=causal)
-        self.feed_forward = FeedForward(config, layer)
+        self.feed_forward = feed_forward_of(config, layer)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -81,19 +45,21 @@ class EncoderLayer(GradientCheckpointingLayer):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
-        In training, of a mechanism that has a loss of its own, that loss too.
+        In training, of a mechanism or a feed-forward block that has a loss of its own, that loss too.
         """
         if self.reversible:
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
         kept = past_key_values is not None or memory is not None
-        if torch.is_grad_enabled() or x.device.type != "cpu" or kept or _otherwise_handled(x):
+        whole = kept or not self.feed_forward.by_position or not can_slice(x)
+        if torch.is_grad_enabled() or x.device.type != "cpu" or whole:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(self._before(x), key_mask, past_key_values, global_mask, memory=earlier)
-            out = self._after(x, mixed)
+            out, own = self._after(x, mixed, key_mask)
+            loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
-        tokens = slice_length(self.feed_forward.up.out_features)
+        tokens = slice_length(self.feed_forward.inner_width)
         rows = max(1, tokens // x.shape[1])
         masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
         parts = [self._in_slices(y, key, wide, tokens) for y, key, wide in zip(x.split(rows), *masks, strict=False)]
@@ -102,8 +68,10 @@ class EncoderLayer(GradientCheckpointingLayer):
     def _in_slices(self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
         mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask)[0].contiguous()
-        for x_slice, slice_ in zip(*(y.flatten(0, 1).split(tokens) for y in (x, mixed)), strict=True):
-            slice_.copy_(self._after(x_slice, slice_))
+        masks = repeat(None) if key_mask is None else key_mask.flatten().split(tokens)
+        slices = (y.flatten(0, 1).split(tokens) for y in (x, mixed))
+        for x_slice, slice_, mask in zip(*slices, masks, strict=False):
+            slice_.copy_(self._after(x_slice, slice_, mask)[0])
         return mixed
 
     def compress(
@@ -116,13 +84,15 @@ class EncoderLayer(GradientCheckpointingLayer):
     def _before(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.pre_norm else x
 
-    def _after(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """All that follows once positions are mixed, each position by itself."""
+    def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """All that follows once positions are mixed, and in training the loss of a feed-forward block that has one."""
         x = x + self.dropout(self.attention.output(mixed))
         if self.pre_norm:
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+            added, loss = feed(self.feed_forward, self.feed_forward_norm(x), mask)
+            return x + self.dropout(added), loss
         x = self.attention_norm(x)
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        added, loss = feed(self.feed_forward, x, mask)
+        return self.feed_forward_norm(x + self.dropout(added)), loss
 
 
 class BlockLayer(GradientCheckpointingLayer):
@@ -132,7 +102,7 @@ class BlockLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
         super().__init__()
-        self.block = build(config.block, size_of(config, layer, causal=causal), **config.block_options or {})
+        self.block = blocks.build(config.block, size_of(config, layer, causal=causal), **config.block_options or {})
 
     def forward(
         self, x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None, memory: Float[Tensor, "B S d"] | None
@@ -148,9 +118,9 @@ def layer_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> 
     return kind(config, layer, causal=causal)
 
 
-def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> Size:
+def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> blocks.Size:
     """What a block is told of the network."""
-    return Size(
+    return blocks.Size(
         config.hidden_size,
         config.num_attention_heads,
         config.intermediate_size,
@@ -161,11 +131,37 @@ def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> S
         dropout=config.hidden_dropout_prob,
         eps=config.layer_norm_eps,
         ranks={name: config.rank_of(layer, name) for name in ("q", "k", "v", "output", "up", "down")},
-        feed_forward=lambda: FeedForward(config, layer),
+        feed_forward=lambda: feed_forward_of(config, layer),
     )
 
 
-def _otherwise_handled(x: Tensor) -> bool:
-    """Compiled code fuses by itself and cannot see into slices; autocast chooses the types of single operators."""
-    # There is no autocast for the meta device, on which operations are counted.
-    return torch.compiler.is_compiling() or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
+def feed_forward_of(config: GreenformerConfig, layer: int) -> FeedForward:
+    """The feed-forward block of one layer, of the kind in its slot; a decoder's layers count on from the encoder's.
+
+    Raises:
+        ValueError: it cannot do what is asked for, or an option is out of range.
+    """
+    size = Size(
+        config.hidden_size,
+        config.intermediate_size,
+        lambda: ACT2FN[config.hidden_act],
+        layer=layer,
+        layers=config.num_hidden_layers + (config.decoder_layers or 0),
+        ranks={name: config.rank_of(layer, name) for name in ("up", "down")},
+    )
+    options = config.per_layer("feed_forward_options")[layer] or {}
+    return build(config.per_layer("feed_forward")[layer], size, **options)
+
+
+def feed(block: FeedForward, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What a feed-forward block gives, and in training the loss of one that has a loss of its own.
+
+    Args:
+        block: which.
+        x: the sequence (..., N, d).
+        mask: True = keep (..., M); its last N are of the sequence.
+    """
+    mask = None if mask is None else mask[..., -x.shape[-2] :]
+    if block.has_loss and block.training:
+        return block.forward_with_loss(x, mask)
+    return block(x, mask), None

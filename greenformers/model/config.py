@@ -6,17 +6,17 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from greenformers import blocks, feed_forward
 from greenformers.attention import attention_class, names
 
 SLOTS: dict[str, tuple[str, ...]] = {
-    "feed_forward": ("dense", "chunked"),
     "residual": ("post", "pre", "reversible"),
     "depth": ("stacked", "shared"),
     "position": ("learned", "sinusoidal", "none"),
-    "block": ("standard", "bp", "isab", "star"),
-    "pooling": ("cls", "mean", "pma"),
+    "block": ("standard",),
+    "pooling": ("cls", "mean"),
 }
-"""What each slot takes, its default first. `attention` takes any of `greenformers.names()`, `rank` any LED rank."""
+"""What slots take that is no file of a folder, their defaults first. `rank` takes any LED rank."""
 
 SHARED = {
     "all": ("attention", "cross_attention", "feed_forward"),
@@ -31,6 +31,21 @@ PROJECTIONS = (
 )  # fmt: skip
 """The linear maps of a layer: self-attention's (`hidden` and the global ones of some mechanisms only), two of the
 feed-forward block, and four of cross-attention."""
+
+
+def choices(slot: str) -> list[str]:
+    """What a slot takes, by name; the files of its folder, where it has one.
+
+    `block` takes the blocks that keep the length, `pooling` those that do not.
+    """
+    if slot == "feed_forward":
+        return feed_forward.names()
+    if slot.endswith("attention"):
+        return names()
+    files = blocks.names() if slot in ("block", "pooling") else []
+    keeps = slot == "block"
+    return [*SLOTS[slot], *(name for name in files if blocks.block_class(name).keeps_length == keeps)]
+
 
 Rank = int | dict[str, int | None] | None
 
@@ -62,8 +77,9 @@ class GreenformerConfig(PreTrainedConfig):
         cross_attention_options: options of that mechanism.
         rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
             (those not named stay dense), or a list of these, one per layer, the encoder's first.
-        feed_forward: slot; "dense", or "chunked": computed in slices of positions, again in the backward pass.
-        feed_forward_chunk: positions of a slice of "chunked"; by default what suits the device.
+        feed_forward: slot; a name, or one per layer, the encoder's first. "dense", or "chunked": computed in slices of
+            positions, again in the backward pass.
+        feed_forward_options: options of that feed-forward block; a dictionary, or one per layer.
         residual: slot; "post" or "pre" norm, or "reversible": pre-norm, activations are computed back from the output,
             so that their memory does not grow with the layers; for a single stack.
         depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
@@ -72,10 +88,10 @@ class GreenformerConfig(PreTrainedConfig):
             positions of its own.
         memory_length: positions of earlier segments that each layer attends, see `SegmentMemory`; for causal attention
             with positions of its own. In `generate` no more are kept; 0: all are.
-        block: slot; "standard", or a layer that is more than attention and then feed-forward: "bp", "isab" or
-            "star". It has residuals of its own, and no place for `attention`.
+        block: slot; "standard", or a layer that is more than attention and then feed-forward ("bp", "isab", "star"): a
+            file of `greenformers.blocks`. It has residuals of its own, and no place for `attention`.
         block_options: options of that layer.
-        pooling: slot; "cls", "mean", or "pma": attention of a learned seed.
+        pooling: slot; "cls", "mean", or a block that does not keep the length ("pma": attention of a learned seed).
         sparse_prediction: where labels are given, language model heads score only the positions that have one,
             and return their logits (n, vocabulary).
 
@@ -106,8 +122,8 @@ class GreenformerConfig(PreTrainedConfig):
     cross_attention: str | list[str] = "full"
     cross_attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     rank: Rank | list[Rank] = None
-    feed_forward: str = "dense"
-    feed_forward_chunk: int | None = None
+    feed_forward: str | list[str] = "dense"
+    feed_forward_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     residual: str = "post"
     depth: str = "stacked"
     shared: str = "all"
@@ -144,7 +160,6 @@ class GreenformerConfig(PreTrainedConfig):
             "intermediate_size",
             "vocab_size",
             "input_features",
-            "feed_forward_chunk",
         ):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -162,9 +177,8 @@ class GreenformerConfig(PreTrainedConfig):
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}; got {self.hidden_act!r}")
 
     def _check_slots(self) -> None:
-        for slot, values in SLOTS.items():
-            if getattr(self, slot) not in values:
-                raise ValueError(f"{slot} must be one of {', '.join(values)}; got {getattr(self, slot)!r}")
+        for slot in SLOTS:
+            _check_choice(slot, getattr(self, slot))
         if self.memory_length < 0:
             raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
         if self.memory_length and not (self.own_positions and self.decoder_layers is None):
@@ -178,10 +192,9 @@ class GreenformerConfig(PreTrainedConfig):
             raise ValueError("residual reversible is for a single stack, without decoder_layers")
         if self.block != "standard":
             self._check_block()
-        for slot in ("attention", "decoder_attention", "cross_attention"):
-            for name in self.per_layer(slot):
-                if name not in names():
-                    raise ValueError(f"{slot} must be one of {', '.join(names())}; got {name!r}")
+        for slot in ("attention", "decoder_attention", "cross_attention", "feed_forward"):
+            for name in dict.fromkeys(self.per_layer(slot)):
+                _check_choice(slot, name)
             self.per_layer(f"{slot}_options")
         for rank in self.per_layer("rank"):
             if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
@@ -190,7 +203,7 @@ class GreenformerConfig(PreTrainedConfig):
     def _check_block(self) -> None:
         """What has no place beside a block of its own kind is refused."""
         wanted = {"attention": "full", "residual": "post", "feed_forward": "dense"}
-        if self.block == "bp":  # which has a feed-forward block
+        if blocks.block_class(self.block).has_feed_forward:
             del wanted["feed_forward"]
         for slot, value in wanted.items():
             if getattr(self, slot) != value:
@@ -200,17 +213,17 @@ class GreenformerConfig(PreTrainedConfig):
 
     @property
     def own_positions(self) -> bool:
-        """Whether the attention of all layers brings its own positions, as the spans of bp do."""
+        """Whether the attention of all layers brings its own positions, or the block does."""
         if self.block != "standard":
-            return self.block == "bp"
+            return blocks.block_class(self.block).positions == "own"
         slots = ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
         return all(attention_class(name).positions == "own" for slot in slots for name in set(self.per_layer(slot)))
 
     def per_layer(self, slot: str) -> list[Any]:
-        """The value of an attention slot, its options or `rank` in every layer it is about."""
+        """The value of an attention or feed-forward slot, its options or `rank` in every layer it is about."""
         value = getattr(self, slot)
         layers = 0 if slot.startswith(("decoder_", "cross_")) else self.num_hidden_layers
-        if slot.startswith(("decoder_", "cross_", "rank")):
+        if slot.startswith(("decoder_", "cross_", "rank", "feed_forward")):
             layers += self.decoder_layers or 0
         if not isinstance(value, list):
             return [value] * layers
@@ -222,3 +235,8 @@ class GreenformerConfig(PreTrainedConfig):
         """The LED rank of one linear map; None where it is dense. A decoder's layers count on from the encoder's."""
         rank = self.per_layer("rank")[layer]
         return rank.get(projection) if isinstance(rank, dict) else rank
+
+
+def _check_choice(slot: str, name: str) -> None:
+    if name not in choices(slot):
+        raise ValueError(f"{slot} must be one of {', '.join(choices(slot))}; got {name!r}")

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.model.attention import CrossAttention, SelfAttention
-from greenformers.model.block import BlockLayer, EncoderLayer, FeedForward, layer_of
+from greenformers.model.block import BlockLayer, EncoderLayer, feed, feed_forward_of, layer_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
@@ -30,7 +30,10 @@ class DecoderLayer(GradientCheckpointingLayer):
             name = config.per_layer("decoder_attention")[layer]
             raise ValueError(f"decoder_attention must have no loss of its own beside an encoder, {name} has one")
         self.cross_attention = CrossAttention(config, layer)
-        self.feed_forward = FeedForward(config, layer + config.num_hidden_layers)
+        self.feed_forward = feed_forward_of(config, layer + config.num_hidden_layers)
+        if self.feed_forward.has_loss:
+            name = config.per_layer("feed_forward")[layer + config.num_hidden_layers]
+            raise ValueError(f"feed_forward must have no loss of its own beside an encoder, {name} has one")
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.cross_attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -53,7 +56,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         x = self._residual(
             x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
         )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+        return self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask)[0])
 
     def _residual(self, x: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
+from greenformers import blocks
 from greenformers.attention import Attention
-from greenformers.blocks import Block, build
+from greenformers.feed_forward import FeedForward
 from greenformers.lowrank.linear import LED
 from greenformers.model.block import BlockLayer, EncoderLayer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
@@ -84,7 +85,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
         if isinstance(module, LED):
             module.reset_parameters(self.config.initializer_range)
-        elif isinstance(module, Attention | Block):
+        elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()
         elif isinstance(module, Embedding):
             if hasattr(module, "cls"):
@@ -104,7 +105,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         super().__init__(config)
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
-        self.pool = build("pma", size_of(config, 0)) if config.pooling == "pma" else None
+        self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
         self.final_norm = (
             nn.Identity() if config.residual == "post" else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )

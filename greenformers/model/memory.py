@@ -78,15 +78,15 @@ class SegmentMemory:
         if held.mask is not None or mask is not None:
             masks = torch.cat([_or_all(held.mask, held.recent[0]), _or_all(mask, inputs[0])], 1)
         over = max(0, whole[0].shape[1] - self.length)
-        # All layers forget alike, and what is compressed goes by the c.
-        over -= over % math.lcm(*(layer.attention.mechanism.ratio for layer in layers if _compresses(layer)))
+        # All layers forget alike, and each compresses so many positions at a time.
+        over -= over % math.lcm(*(layer.attention.mechanism.compress_multiple for layer in layers))
         old_mask = None if masks is None else masks[:, :over]
         compressed, compressed_masks, losses = list(held.compressed), list(held.compressed_mask), []
         for index, layer in enumerate(layers):
-            if over and _compresses(layer):
+            mechanism = layer.attention.mechanism
+            if over and mechanism.compresses:
                 new, new_mask, loss = layer.compress(inputs[index], whole[index][:, :over], old_mask)
-                first = compressed[index]
-                limit = layer.attention.mechanism.compressed
+                first, limit = compressed[index], mechanism.compressed
                 if compressed_masks[index] is not None or new_mask is not None:
                     both = torch.cat([_or_all(compressed_masks[index], first), _or_all(new_mask, new)], 1)
                     compressed_masks[index] = both[:, -limit:]
@@ -135,10 +135,6 @@ class SegmentMemory:
         )
         masks = tuple(tensors.get(f"compressed_mask.{index}") for index in range(layers))
         return cls(length, recent, compressed, tensors.get("mask"), masks)
-
-
-def _compresses(layer: Any) -> bool:
-    return bool(layer.attention.mechanism.compresses)
 
 
 def _or_all(mask: Tensor | None, x: Tensor) -> Tensor:

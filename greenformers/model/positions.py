@@ -55,10 +55,10 @@ def extend(model: PreTrainedModel, length: int) -> None:
 def _buffers(module: nn.Module, stated: int, longer: int) -> None:
     """What models keep beside the table, one entry a position: the positions, and a kind of 0 for each."""
     for name in ("position_ids", "token_type_ids"):
-        found = module._buffers.get(name)
+        found = dict(module.named_buffers(recurse=False)).get(name)
         if found is not None and found.shape == (1, stated):
             ids = torch.arange(longer, device=found.device) if name == "position_ids" else found.new_zeros(longer)
-            module.register_buffer(name, ids[None], persistent=name not in module._non_persistent_buffers_set)
+            module.register_buffer(name, ids[None], persistent=name in module.state_dict())
 
 
 def _tables(model: nn.Module) -> list[tuple[str, nn.Embedding]]:

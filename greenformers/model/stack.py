@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from greenformers.model.block import BlockLayer, EncoderLayer
+from greenformers.model.block import BlockLayer, EncoderLayer, feed
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.reversible import Half, reversible
 
@@ -22,9 +22,9 @@ def run(
     global_mask: Bool[Tensor, "B N"] | None = None,
     memory: SegmentMemory | None = None,
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
-    """The output of the last layer; in training the sum of the mechanisms' own losses, None where none has any.
+    """The output of the last layer; in training the sum of the layers' own losses, None where there is none.
 
-    Third, where a memory was given, that of the next segment.
+    These are losses of mechanisms and feed-forward blocks. Third, where a memory was given, that of the next segment.
 
     Args:
         layers: of `EncoderLayer`, encoder or decoder.
@@ -85,11 +85,14 @@ def _halves(
     return (
         Half(attend, [*attention.parameters(), *norm.parameters()]),
         Half(
-            partial(_feed_forward, layer),
+            partial(_feed_forward, layer, key_mask),
             [*layer.feed_forward.parameters(), *layer.feed_forward_norm.parameters()],
         ),
     )
 
 
-def _feed_forward(layer: EncoderLayer, x: Tensor, _: dict[str, Tensor]) -> tuple[Tensor, None]:
-    return layer.dropout(layer.feed_forward(layer.feed_forward_norm(x))), None
+def _feed_forward(
+    layer: EncoderLayer, key_mask: Tensor | None, x: Tensor, _: dict[str, Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    added, loss = feed(layer.feed_forward, layer.feed_forward_norm(x), key_mask)
+    return layer.dropout(added), loss

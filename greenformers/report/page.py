@@ -22,6 +22,7 @@ from greenformers.report.table import (
     reference,
     rows,
     sections,
+    sections_with_figures,
     times,
     variants,
 )
@@ -103,7 +104,7 @@ def write(
         raise ValueError("no records to write a page of")
     images = [(picture, png(picture.figure)) for picture in (pictures(records) if drawn is None else drawn)]
     shown = records if drawn is None else tabulated or []
-    rows_of = [section for section in sections(shown) if section.cells]
+    rows_of = sections_with_figures(shown)
     page = _page(records, title, headline(records) if lead is None else lead, rows_of, images)
     folder = Path(folder)
     _put(folder, {**{f"{picture.name}.png": image for picture, image in images}, "index.html": page.encode()})

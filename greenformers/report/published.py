@@ -12,6 +12,9 @@ THESIS = {
 }
 """Figures 3.4 and 3.7 of the thesis, by variant and mode."""
 
+SAVED = {"linformer": "linformer_table3_inference.csv"}
+"""Tables of papers of the time and memory that a variant saves."""
+
 
 def rows(folder: Path | None, name: str) -> list[dict[str, str]]:
     """The lines of a file, by column."""

@@ -49,7 +49,7 @@ def pictures(records: Sequence[Record], references: Path | None = None) -> list[
     drawn = [_against_dense(cells, ranked, mode, references) for mode in MODES]
     variants = list(dict.fromkeys([BASELINE, EAGER, *(record.variant for record in records)]))
     drawn += [_one_against_another(cells, references), _parameters(cells, ranked), _time(cells, variants)]
-    drawn += [_saved(cells, variant, references) for variant in ranked if variant == "linformer"]
+    drawn += [_saved(cells, variant, references) for variant in ranked if variant in published.SAVED]
     drawn.append(rates(cells, references))
     return [picture for picture in drawn if picture is not None]
 
@@ -171,7 +171,7 @@ def _saved(cells: Cells, variant: str, references: Path | None) -> Picture | Non
     heats = [Heat("time saved\nover eager", over), Heat("time saved\nover SDPA", _ratios(cells, variant, "latency")),
              Heat("larger batch\nthan SDPA", batches)]  # fmt: skip
     for column, words in (("time_saved_x", "paper\ntime saved"), ("memory_saved_x", "paper\nmemory saved")):
-        theirs = published.fields(references, "linformer_table3_inference.csv", column, "projected_dim")
+        theirs = published.fields(references, published.SAVED[variant], column, "projected_dim")
         heats.append(Heat(words, _thinned(theirs, over)))
     heats = [heat for heat in heats if heat.values]
     if not heats:

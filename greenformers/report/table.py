@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich import box
@@ -108,13 +108,12 @@ def sections(records: Iterable[Record]) -> list[Section]:
     for record in records:
         if record.metric not in METRICS:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {record.metric!r}")
-        key = json.dumps([record.benchmark, _place(record)], sort_keys=True, default=str)
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(_key(record), []).append(record)
     firsts = [group[0] for group in groups.values()]
     found = [Section(*_titles(first, firsts)) for first in firsts]
     for section, group in zip(found, groups.values(), strict=True):
         for record in group:
-            axis = next((point for point in POINTS if point in record.setting), None)
+            axis = _axis(record)
             if axis is None:
                 section.cells[record.metric, record.variant] = record
             else:
@@ -122,6 +121,25 @@ def sections(records: Iterable[Record]) -> list[Section]:
                 curve[record.setting[axis]] = record.value
         section.points.update({key: dict(sorted(curve.items())) for key, curve in section.points.items()})
     return found
+
+
+def sections_with_figures(records: Iterable[Record]) -> list[Section]:
+    """The sections that have figures. Where a section has nothing but curves, their last points are its figures.
+
+    Raises:
+        ValueError: a record's metric is not in `METRICS`.
+    """
+    records = list(records)
+    with_figures = {_key(record) for record in records if _axis(record) is None}
+    ends: dict[tuple[str, str, str], Record] = {}
+    for record in records:
+        axis = _axis(record)
+        if axis is not None and _key(record) not in with_figures:
+            place = (_key(record), record.metric, record.variant)
+            if place not in ends or record.setting[axis] >= ends[place].setting[axis]:
+                ends[place] = record
+    figures = [replace(record, setting=_place(record)) for record in ends.values()]
+    return [section for section in sections([*records, *figures]) if section.cells]
 
 
 def variants(found: Iterable[Section]) -> list[str]:
@@ -166,6 +184,8 @@ def legend(found: Sequence[Section]) -> list[str]:
         notes.append("±: interquartile range of the repeats.")
     if any(change.startswith("~") for change in changes):
         notes.append("~: within noise, by the range of the repeats or the 95 % interval of the difference.")
+    if any(set(section.cells) == {(metric, name) for metric, _, name in section.points} for section in found):
+        notes.append("Of curves alone: their last points.")
     if any(record.source == "estimated" for record in records):
         notes.append("est.: estimated, not measured.")
     return notes
@@ -278,7 +298,7 @@ def _noise(section: Section, record: Record, difference: float) -> bool:
 
 
 def _tabulated(records: Iterable[Record]) -> list[Section]:
-    found = [section for section in sections(records) if section.cells]
+    found = sections_with_figures(records)
     if not found:
         raise ValueError("no records to tabulate")
     return found
@@ -319,6 +339,16 @@ def _text(cell: Cell) -> Text:
 
 def _literal(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~&#])", r"\\\1", text).replace("\n", " ")
+
+
+def _axis(record: Record) -> str | None:
+    """What the record is a point of a curve over; None of a figure."""
+    return next((point for point in POINTS if point in record.setting), None)
+
+
+def _key(record: Record) -> str:
+    """What tells the section of a record from others."""
+    return json.dumps([record.benchmark, _place(record)], sort_keys=True, default=str)
 
 
 def _place(record: Record) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from greenformers._torch import padding_of
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
 from greenformers.solve.walk import Site, kind_of
@@ -301,7 +302,7 @@ def rows(site: Site, x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
     eye = eye.repeat(site.groups, *[1] * (eye.dim() - 1))
     padding = convolution.padding
     if convolution.padding_mode != "zeros":
-        x = F.pad(x, convolution._reversed_padding_repeated_twice, mode=convolution.padding_mode)
+        x = F.pad(x, padding_of(convolution), mode=convolution.padding_mode)
         padding = 0
     apply = (F.conv1d, F.conv2d, F.conv3d)[eye.dim() - 3]
     patches = apply(x, eye, None, convolution.stride, padding, convolution.dilation, site.groups)

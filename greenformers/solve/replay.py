@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+
+from greenformers._torch import leaves, map_leaves
 
 Run = Callable[[int], Any]
 """Run the network on the batch with this number."""
@@ -55,7 +56,7 @@ class Replay:
                         stack.callback(self._note(layer, found, layer == finished[-1]))
                 with suppress(Reached):
                     run(number)
-            if finished[-1] not in found or not all(isinstance(leaf, PLAIN) for leaf in tree_leaves(found)):
+            if finished[-1] not in found or not all(isinstance(leaf, PLAIN) for leaf in leaves(found)):
                 self.stop()
                 return
             known = {**self.kept[number], **found}
@@ -71,7 +72,7 @@ class Replay:
 
     def _note(self, layer: str, found: dict[str, Any], end: bool) -> Callable[[], None]:
         def hook(_: nn.Module, __: object, out: Any) -> None:
-            found[layer] = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, out)
+            found[layer] = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, out)
             if end:
                 raise Reached
 
@@ -108,7 +109,7 @@ def _called(order: list[str], layer: str) -> Callable[..., None]:
 def _answering(layer: nn.Module, out: Any) -> Iterator[None]:
     before = vars(layer).get("forward")
     # A clone each time: what follows may change it in place.
-    layer.forward = lambda *_, **__: tree_map(_copied, out)
+    layer.forward = lambda *_, **__: map_leaves(_copied, out)
     try:
         yield
     finally:
@@ -124,7 +125,7 @@ def _copied(leaf: Any) -> Any:
 
 def _unknown(out: Any) -> Any:
     """The same with NaN in all tensors, which then need no memory."""
-    return tree_map(
+    return map_leaves(
         lambda leaf: (
             leaf.new_full((), torch.nan).expand(leaf.shape)
             if isinstance(leaf, Tensor) and leaf.is_floating_point()
@@ -135,4 +136,4 @@ def _unknown(out: Any) -> Any:
 
 
 def _tensors(out: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(out) if isinstance(leaf, Tensor)]

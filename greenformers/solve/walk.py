@@ -18,12 +18,12 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding
 from greenformers.lowrank.linear import LED
 from greenformers.lowrank.multihead import LowRankMultihead, refuse_fast_path
+from greenformers.model._transformers import TransposedLinear
 
 Unit = LED | LowRankConv | LowRankEmbedding
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -33,7 +33,7 @@ KINDS = ("linear", "conv", "embedding")
 
 
 class TransposedLED(LED):
-    """LED in place of a Conv1D of `transformers`: who reads its weight finds it as Conv1D holds it."""
+    """LED in place of a Conv1D of `transformers`: who reads its weight finds it as TransposedLinear holds it."""
 
     @property
     def weight(self) -> Tensor:
@@ -43,7 +43,7 @@ class TransposedLED(LED):
 
 def kind_of(module: nn.Module) -> str | None:
     """The kind of a dense map that has a low-rank form, by its exact class: subclasses may compute something else."""
-    if type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, Conv1D):
+    if type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, TransposedLinear):
         return "linear"
     if type(module) in get_args(Convolution):
         return "conv"
@@ -89,7 +89,7 @@ class Site:
         """The weight as matrices (groups, m, n)."""
         weight = self.module.weight
         assert isinstance(weight, Tensor)
-        if isinstance(self.module, Conv1D):
+        if isinstance(self.module, TransposedLinear):
             weight = weight.mT
         return weight.detach().reshape(self.groups, self.m, self.n)
 
@@ -127,9 +127,9 @@ def sites(model: nn.Module, select: Select = None) -> list[Site]:
 
 def _choosable(group: list[tuple[str, nn.Module]], holders: int) -> bool:
     # Not if something of another class holds the weight too: it would be left with a copy. And an embedding and the
-    # linear map tied to it share both factors, but a tied Conv1D would need them transposed.
+    # linear map tied to it share both factors, but a tied TransposedLinear would need them transposed.
     modules = {id(module): module for _, module in group}.values()
-    return len(modules) == holders and len({type(module) is Conv1D for module in modules}) == 1
+    return len(modules) == holders and len({type(module) is TransposedLinear for module in modules}) == 1
 
 
 def _chosen(groups: list[list[tuple[str, nn.Module]]], select: Select) -> list[list[tuple[str, nn.Module]]]:
@@ -171,7 +171,7 @@ def _site(group: list[tuple[str, nn.Module]]) -> Site:
         convolution: Any = module
         g = convolution.groups
         return Site(paths, module, kind, g, len(weight) // g, weight[0].numel())
-    m, n = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
+    m, n = weight.shape[::-1] if isinstance(module, TransposedLinear) else weight.shape
     return Site(paths, module, kind, 1, m, n)
 
 
@@ -211,9 +211,11 @@ def unit(module: nn.Module, rank: int) -> Unit:
         raise TypeError(f"a {type(module).__name__} has no low-rank form; linear maps, convolutions and embeddings do")
     weight = module.weight
     assert isinstance(weight, Tensor)
-    m, n = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
+    m, n = weight.shape[::-1] if isinstance(module, TransposedLinear) else weight.shape
     with torch.device("meta"):  # where nothing is drawn
-        made = (TransposedLED if isinstance(module, Conv1D) else LED)(n, m, rank, bias=module.bias is not None)
+        made = (TransposedLED if isinstance(module, TransposedLinear) else LED)(
+            n, m, rank, bias=module.bias is not None
+        )
     return made.to(weight.dtype).to_empty(device=weight.device)
 
 
@@ -275,10 +277,10 @@ def dense(made: Unit) -> nn.Module:
     """The dense map that a unit stands for."""
     if not isinstance(made, LED):
         return made.to_dense()
-    full: nn.Linear | Conv1D
+    full: nn.Linear | TransposedLinear
     with torch.device("meta"):
         if isinstance(made, TransposedLED):
-            full = Conv1D(made.out_features, made.in_features)
+            full = TransposedLinear(made.out_features, made.in_features)
         else:
             full = nn.Linear(made.in_features, made.out_features, made.bias is not None)
     full.to(made.decoder.dtype).to_empty(device=made.decoder.device)
@@ -322,11 +324,15 @@ def units(model: nn.Module) -> Iterator[tuple[str, Unit]]:
             yield path, module
 
 
+DENSE = (nn.Linear, *get_args(Convolution), nn.Embedding, TransposedLinear, nn.MultiheadAttention, LowRankMultihead)
+"""What torch's own fast paths can read the weights of, or what keeps itself from them."""
+
+
 def put(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Place a module at a path, with its parent's training mode."""
+    """Place a module at a path, and keep encoders of torch around it from reading its weight instead of calling it."""
     parent = model.get_submodule(path.rpartition(".")[0])
     setattr(parent, path.rpartition(".")[2], module)
-    if isinstance(module, LED):
+    if not isinstance(module, DENSE):
         for end in [0, *(i for i, letter in enumerate(path) if letter == ".")]:
             around = model.get_submodule(path[:end])
             if isinstance(around, nn.TransformerEncoder | nn.TransformerEncoderLayer):

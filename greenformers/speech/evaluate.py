@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.parameters import parameters
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.speech.objective import Speech
 from greenformers.speech.recognise import Recogniser, recognised
 from greenformers.speech.score import bootstrap, bootstrap_difference, edits, scores
@@ -108,8 +109,7 @@ def evaluate(
     times = generation_times({one.name: one.recogniser for one in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
     lengths = torch.tensor([len(text) for text in references])
-    blank = Record("speech_evaluate", "", setting, "", 0.0, "")
-    records = list(columns(blank, judged, references, lengths, times))
+    records = list(columns("speech_evaluate", setting, judged, references, lengths, times))
     return records, list(zip(references, judged[0].hypotheses, strict=True))
 
 
@@ -130,12 +130,14 @@ def generation_times(recognisers: dict[str, Recogniser], waveforms: list[Tensor]
 
 
 def columns(
-    blank: Record, judged: list[Judged], references: list[str], lengths: Tensor, times: dict[str, Timing]
-) -> Iterator[Record]:
+    benchmark: str, setting: dict[str, Any], judged: list[Judged], references: list[str], lengths: Tensor,
+    times: dict[str, Timing],
+) -> Iterator[Record]:  # fmt: skip
     """The columns of tables 4.2 and 4.3.
 
     Args:
-        blank: what all records have in common.
+        benchmark: of the records.
+        setting: of the records.
         judged: recognisers; the first one is what the others are compared with.
         references: what was to be written.
         lengths: characters of the parts whose wrong ones are counted in `Judged.wrong`.
@@ -151,7 +153,7 @@ def columns(
         ratios = {"parameters": size / count, "latency": 1000 * times[base.name].median / time}
         low, high = bootstrap(one.wrong, lengths) if len(lengths) > 1 else (found["cer"], found["cer"])
         for metric, value in {"parameters": count, **found, "latency": time}.items():
-            record = replace(blank, variant=one.name, metric=metric, value=value, unit=METRICS[metric].unit)
+            record = Record.of(metric, value, benchmark=benchmark, variant=one.name, setting=setting)
             if metric == "cer":
                 record = replace(record, spread=high - low)
                 if to is not None and len(lengths) > 1:

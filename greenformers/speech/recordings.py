@@ -1,5 +1,7 @@
 """What is spoken and written, example by example: utterances on disk, read when asked for, or digit strings."""
 
+import math
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -7,9 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from greenformers.speech import audio
+from greenformers.speech import audio, corpus, spoken_digits
 from greenformers.speech.corpus import Corpus, Utterance
 from greenformers.speech.spoken_digits import DIGITS, SpokenDigits
+
+SPOKEN_DIGITS = "spoken_digits"
+"""The layout of digits to be put together; the others are those of `corpus`."""
 
 
 class Recordings(Protocol):
@@ -92,6 +97,55 @@ class DigitStrings:
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
         waveform, text, _ = self.digits.string(split, index, source)
         return waveform, text
+
+
+def recordings(
+    folder: Path,
+    layout: str | None,
+    *,
+    rate: int,
+    longest: float,
+    valid: str | None = None,
+    test: str | None = None,
+    held_out: str | None = None,
+) -> Recordings:
+    """The recordings of a corpus; a warning tells how many are left out for their length.
+
+    Args:
+        folder: of the corpus, or its manifest.
+        layout: one of `corpus.LAYOUTS`, or `SPOKEN_DIGITS`; None for what the folder looks like.
+        rate: samples a second.
+        longest: seconds, of training and validation.
+        valid: manifest to choose by, where the corpus is one.
+        test: manifest to score on, where the corpus is one.
+        held_out: spoken digits: a speaker of whom nothing is learnt.
+
+    Raises:
+        ValueError: an argument out of range, arguments that exclude each other, or a damaged corpus.
+        OSError: a file or folder is missing.
+    """
+    if not 0 < longest < math.inf:
+        raise ValueError(f"longest must be above 0 and finite, got {longest}")
+    if layout == SPOKEN_DIGITS:
+        if rate != spoken_digits.RATE:
+            raise ValueError(f"rate must be {spoken_digits.RATE} for {SPOKEN_DIGITS}, got {rate}")
+        for name, value in (("valid", valid), ("test", test)):
+            if value is not None:
+                raise ValueError(f"{name} goes with a manifest, the layout is {SPOKEN_DIGITS}; got {value!r}")
+        digits = spoken_digits.load(folder, held_out=held_out)
+        if longest < digits.longest:
+            raise ValueError(f"longest must be at least {digits.longest:.2f} s for these digits, got {longest}")
+        return DigitStrings(digits)
+    audio.check_rate(rate)
+    if held_out is not None:
+        raise ValueError(f"held_out is for {SPOKEN_DIGITS}, the layout is {layout}; got {held_out!r}")
+    if layout is not None and layout not in corpus.LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join((*corpus.LAYOUTS, SPOKEN_DIGITS))}; got {layout!r}")
+    utterances = OnDisk(corpus.load(folder, layout, valid=valid, test=test), rate, longest)
+    if utterances.left_out:
+        about = f"{utterances.left_out} utterances to learn from or choose by are too short, or longer than {longest} s"
+        warnings.warn(about, stacklevel=2)
+    return utterances
 
 
 def _timed(utterances: list[Utterance]) -> list[tuple[Utterance, float]]:

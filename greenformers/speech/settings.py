@@ -1,6 +1,7 @@
 """The settings of training a speech recogniser: what all runs have, with the thesis' network as the default."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -8,8 +9,6 @@ from greenformers.train.settings import Training, setting
 
 if TYPE_CHECKING:
     from greenformers.train.task import Task
-
-SPOKEN_DIGITS = "spoken_digits"
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,35 @@ class SpeechSettings(Training):
     learning_rate: float = setting(5e-4, "Highest learning rate.")
 
     def task(self) -> "Task":  # noqa: D102
-        from greenformers.speech.task import prepare
+        from greenformers.speech.features import Spectrogram
+        from greenformers.speech.front_end import POOLED
+        from greenformers.speech.objective import Speech
+        from greenformers.speech.recordings import recordings
+        from greenformers.speech.vocabulary import vocabulary, vocabulary_of
+        from greenformers.train.task import MODEL, Task
 
-        return prepare(self)
+        if self.micro_batches is not None:
+            raise ValueError(f"micro_batches is not for speech: must be left out, got {self.micro_batches}")
+        spectrogram = Spectrogram(rate=self.rate, n_fft=self.n_fft, window=self.window, hop=self.hop)
+        sounds = recordings(
+            Path(self.corpus), self.layout, rate=self.rate, longest=self.longest,
+            valid=self.valid, test=self.test, held_out=self.held_out,
+        )  # fmt: skip
+        # A position is a place for a character too.
+        positions = int(self.longest * self.rate / self.hop) // POOLED + 2
+        if self.init is None:
+            tokenizer = vocabulary(sounds.texts(), max_length=positions)
+        else:
+            tokenizer = vocabulary_of(Path(self.init) / MODEL)
+        objective = Speech(
+            sounds,
+            tokenizer,
+            spectrogram,
+            augment=self.augment,
+            longest=positions,
+            sizes={"channels": self.channels, "ctc_weight": self.ctc_weight},
+        )
+        return Task(objective, tokenizer, self.start())
 
     @staticmethod
     def networks() -> ModuleType:  # noqa: D102

@@ -1,6 +1,7 @@
 """The vocabulary: the characters of a corpus, and <PAD>, <SOS> and <EOS>. Thesis 4.2.1."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
@@ -38,3 +39,17 @@ def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerF
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
+
+
+def vocabulary_of(folder: Path) -> PreTrainedTokenizerFast:
+    """The vocabulary that a finished run was trained with.
+
+    Args:
+        folder: of the run's model.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"init must be the folder of a finished run, got {str(folder.parent)!r}")
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

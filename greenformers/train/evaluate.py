@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from greenformers.measure.record import METRICS, Record
+from greenformers.measure.record import Record
 from greenformers.measure.translation import translation_scores
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
 from greenformers.train.generation import continuations, translations
@@ -15,7 +15,6 @@ from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.run import MODEL, settings_of, trained
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.settings import Settings
-from greenformers.train.task import prepare
 
 
 def evaluate(
@@ -44,7 +43,7 @@ def evaluate(
     settings = replace(
         settings, init=str(run), vocabulary=None, folder=settings.folder if folder is None else str(folder)
     )
-    objective = prepare(settings).objective
+    objective = settings.task().objective
     if isinstance(objective, ReplacedTokenDetection):
         raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")
     scores = objective.evaluate(model, split, batch_size)
@@ -61,7 +60,8 @@ def records(run: Path, split: str, scores: dict[str, float]) -> list[Record]:
     settings = settings_of(run, Settings)
     setting = {"data": settings.data, "split": split, "hidden": settings.hidden, "layers": settings.layers}
     return [
-        Record("evaluate", settings.variant, setting, name, value, METRICS[name].unit) for name, value in scores.items()
+        Record.of(name, value, benchmark="evaluate", variant=settings.variant, setting=setting)
+        for name, value in scores.items()
     ]
 
 

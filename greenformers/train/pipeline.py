@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.optim import AdamW
 from transformers import PreTrainedModel
-from transformers.trainer_pt_utils import get_parameter_names
 
 from greenformers.attention import Attention
+from greenformers.feed_forward import FeedForward
+from greenformers.model._transformers import parameters_outside
 from greenformers.model.stack import run
 from greenformers.train.fit import Schedule
 from greenformers.train.objective import Batch
@@ -46,8 +47,10 @@ class Stage(nn.Module):
             raise ValueError(f"a pipeline has at most a process a layer, {len(base.layers)}, got {stages}")
         if tied := [name for name in model.all_tied_weights_keys if ".layers." in name]:
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
-        if any(isinstance(one, Attention) and one.has_loss for one in base.modules()):
-            raise ValueError("a pipeline has no place for the loss of a mechanism, this network has one")
+        if any(isinstance(one, Attention | FeedForward) and one.has_loss for one in base.modules()):
+            raise ValueError(
+                "a pipeline has no place for the loss of a mechanism or a feed-forward block, this network has one"
+            )
         if base.config.block != "standard" or base.config.memory_length:
             raise ValueError("a pipeline passes hidden states on, this network's layers hand on or remember more")
         if base.layers[0].reversible:
@@ -111,7 +114,7 @@ class Pipeline:
 
     def _groups(self, model: PreTrainedModel, decay: float) -> list[dict[str, object]]:
         """Norms and biases do not decay, as with the Trainer."""
-        decaying = set(get_parameter_names(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
+        decaying = set(parameters_outside(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
         groups: list[dict[str, object]] = []
         for wanted, rate in ((True, decay), (False, 0.0)):
             parameters = [p for name, p in self.own.items() if (name in decaying) == wanted]

@@ -73,7 +73,7 @@ def start(folder: Path, settings: Training, console: Console) -> Outcome:
     if first_process():
         folder.mkdir(parents=True, exist_ok=True)
         settings.write(folder / SETTINGS)
-    return _train(folder, task, model, console, resume=False)
+    return _train(folder, settings, task, model, console, resume=False)
 
 
 def resume(folder: Path, console: Console, kind: type[Training] = Settings) -> Outcome:
@@ -87,7 +87,7 @@ def resume(folder: Path, console: Console, kind: type[Training] = Settings) -> O
     if (folder / SCORES).exists():
         raise ValueError(f"{folder.name} has nothing to resume: it ran to its end")
     task, model = _prepared(settings)
-    return _train(folder, task, model, console, resume=True)
+    return _train(folder, settings, task, model, console, resume=True)
 
 
 def ensure(folder: Path, settings: Training, console: Console) -> dict[str, float]:
@@ -158,19 +158,21 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     return task, model
 
 
-def _train(folder: Path, task: Task, model: PreTrainedModel, console: Console, *, resume: bool) -> Outcome:
-    schedule = task.settings.schedule
+def _train(
+    folder: Path, settings: Training, task: Task, model: PreTrainedModel, console: Console, *, resume: bool
+) -> Outcome:
+    schedule = settings.schedule
     options: dict[str, Any] = {
         "label": folder.name,
         "console": console,
         "folder": folder / CHECKPOINTS,
         "resume": resume,
-        "callbacks": (_Metrics(folder / METRICS), _Snapshots(folder / SNAPSHOTS, task, model)),
+        "callbacks": (_Metrics(folder / METRICS), _Snapshots(folder / SNAPSHOTS, settings.snapshot_steps, task, model)),
     }
-    if task.settings.micro_batches is None:
+    if settings.micro_batches is None:
         history = fit(model, task.objective, schedule, **options)
     else:
-        history = fit_pipeline(model, task.objective, schedule, task.settings.micro_batches, **options)
+        history = fit_pipeline(model, task.objective, schedule, settings.micro_batches, **options)
     steps = schedule.stream(task.objective).steps
     if history.stopped is not None:
         return Outcome({}, history, steps)
@@ -223,9 +225,8 @@ class _Metrics(TrainerCallback):
 class _Snapshots(TrainerCallback):
     """Keeps the model after some steps; a run that was stopped in between makes the same ones again."""
 
-    def __init__(self, folder: Path, task: Task, model: PreTrainedModel) -> None:
-        self._folder, self._task, self._model = folder, task, model
-        self._steps = set(task.settings.snapshot_steps)
+    def __init__(self, folder: Path, steps: list[int], task: Task, model: PreTrainedModel) -> None:
+        self._folder, self._steps, self._task, self._model = folder, set(steps), task, model
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step in self._steps:

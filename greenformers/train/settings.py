@@ -1,4 +1,8 @@
-"""The settings of a training run: the flags of a command, the keys of its file, the content of run.json."""
+"""The settings of a training run: the flags of a command, the keys of its file, the content of run.json.
+
+Settings make the task of a run, and nothing that a task is made of knows settings. What is slow to import is imported
+when it is needed: the command line reads this file for its help.
+"""
 
 import json
 import tomllib
@@ -10,7 +14,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
-    from greenformers.train.task import Task
+    from greenformers.train.task import Start, Task
+
+KEPT = 16
+"""How much of full attention a mechanism keeps, where nothing is said: networks are small by default."""
 
 
 def setting(default: Any, about: str) -> Any:
@@ -25,7 +32,9 @@ class Training:
     init: str | None = setting(None, "Run folder to start from: its tokenizer, and all weights that fit.")
     variant: str = setting("transformer", "transformer, lrt, an attention or a block, or lrt+ and one of these.")
     rank: int = setting(16, "Rank of the low-rank maps of lrt.")
-    k: int | None = setting(None, "Projected length k of linformer; 16 if not given.")
+    k: int | None = setting(
+        None, "How much of full attention is kept: k of linformer, window of sliding_window, ...; 16 if not given."
+    )
     option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
     hidden: int = setting(64, "Width d of the network.")
     layers: int = setting(2, "Number of layers; of the encoder, where there is a decoder too.")
@@ -76,7 +85,7 @@ class Training:
         Raises:
             ValueError: a value out of range.
         """
-        from greenformers.train.fit import Schedule  # takes seconds: the command line reads this file for its help
+        from greenformers.train.fit import Schedule
 
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}
@@ -106,6 +115,57 @@ class Training:
             OSError: a file or folder is missing.
         """
         raise NotImplementedError
+
+    def start(self) -> "Start":
+        """The network that is trained, and the run its weights come from.
+
+        Raises:
+            ValueError: a setting out of range, or settings that exclude each other.
+        """
+        from greenformers.train.task import Start
+
+        init = None if self.init is None else Path(self.init)
+        return Start(self.sizes(), self.seed, init, self.variant, tuple(self.option or ()))
+
+    def sizes(self) -> dict[str, Any]:
+        """What the configuration of the network is told, by its names.
+
+        Raises:
+            ValueError: as `start`.
+        """
+        from greenformers.model.variant import rank_option, slots
+
+        if self.hidden < 1:
+            raise ValueError(f"hidden must be at least 1, got {self.hidden}")
+        options = dict(self.option or {})
+        attention = self.variant.split("+")[-1]
+        kept = KEPT if self.k is None else self.k
+        if self.k is not None and rank_option(self.variant) is None:
+            raise ValueError(
+                f"k is for an attention that keeps a part of full attention, the variant is {self.variant!r}; "
+                f"got {self.k}"
+            )
+        if options and attention in ("transformer", "lrt"):
+            raise ValueError(f"option is for an attention, the variant is {self.variant!r}; got {', '.join(options)}")
+        sizes = {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.feed_forward,
+            "hidden_dropout_prob": self.dropout,
+            "residual": self.residual,
+            "position": self.position,
+            "pooling": self.pooling,
+            # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
+            "initializer_range": self.hidden**-0.5,
+        }
+        if self.chunk is not None:
+            sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": self.chunk}}
+        if self.share is not None:
+            sizes |= {"depth": "shared", "shared": self.share}
+        if self.decoder_layers is not None:
+            sizes["decoder_layers"] = self.decoder_layers
+        return sizes | slots(self.variant, rank=self.rank, kept=kept, options={attention: options} if options else None)
 
     @staticmethod
     def networks() -> ModuleType:
@@ -139,9 +199,30 @@ class Settings(Training):
     length: int = setting(128, "Text: longest sequence in tokens.")
 
     def task(self) -> "Task":  # noqa: D102
-        from greenformers.train.task import prepare
+        from greenformers.data import TOKENIZERS, Splits, load, train_tokenizer
+        from greenformers.train.classification import ImageClassification
+        from greenformers.train.task import OBJECTIVES, Task, objective_name, texts_of, tokenizer_of
 
-        return prepare(self)
+        data = load(self.data, self.folder, self.limit, self.pool, self.seed, self.dataset)
+        name = objective_name(self.objective, data, self.data)
+        if isinstance(data, Splits):
+            if self.memory:
+                raise ValueError(f"memory is for causal_lm, the data are images; got {self.memory}")
+            return Task(ImageClassification(data), None, self.start())
+        if self.init is not None:
+            if self.vocabulary is not None:
+                raise ValueError(f"vocabulary is that of the run in init, {self.init}; got {self.vocabulary}")
+            tokenizer = tokenizer_of("init must be", self.init)
+        elif self.tokenizer not in TOKENIZERS:
+            tokenizer = tokenizer_of(f"tokenizer must be one of {', '.join(TOKENIZERS)} or", self.tokenizer)
+        else:
+            tokenizer = train_tokenizer(
+                self.tokenizer, texts_of(data), max_length=self.length, vocab_size=self.vocabulary
+            )
+        if self.memory and name != "causal_lm":
+            raise ValueError(f"memory is for causal_lm, the objective is {name}; got {self.memory}")
+        more = {"memory": self.memory} if name == "causal_lm" else {}
+        return Task(OBJECTIVES[name](data, tokenizer, self.length, **more), tokenizer, self.start())
 
 
 def read(path: Path, kind: type[Training] = Settings) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Fully sharded data parallelism: every process keeps a slice of each weight. Zhao 2023, arXiv:2304.11277 (FSDP2)."""
 
 import os
-from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
+
+from greenformers.model._transformers import mark_as_sharded, whole_layers
 
 
 def wanted(flag: bool) -> bool:
@@ -22,15 +22,7 @@ def shard(model: PreTrainedModel, device: torch.device) -> None:
     """Spread the weights of a model, layer by layer, over all processes, in place."""
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     model.to(device)  # type: ignore[arg-type]
-    for module in _layers(model):
+    for module in whole_layers(model):
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # What the Trainer looks at: a model that shards itself is not to be wrapped again.
-    marks: Any = model
-    marks._is_distributed_loading_by_transformers = True
-    marks._is_fsdp_managed_module = True
-
-
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    mark_as_sharded(model)

@@ -96,7 +96,7 @@ def load_schedule(folder: Path, schedule: LRScheduler, optimizer: Optimizer, sca
     """Put the state of a checkpoint into learning rate schedule and loss scaler."""
     state = json.loads((folder / SCHEDULE).read_text())
     schedule.__dict__.update(state["schedule"])
-    for group, rate in zip(optimizer.param_groups, state["schedule"]["_last_lr"], strict=True):
+    for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
         group["lr"] = rate
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])

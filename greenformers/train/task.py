@@ -1,6 +1,7 @@
-"""From settings to data, tokenizer, objective and network."""
+"""What a run learns and by which network: an objective, its tokenizer, and the model it starts with."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,13 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
-from greenformers.data import TOKENIZERS, Labelled, Pairs, Splits, Text, load, train_tokenizer
-from greenformers.model.variant import slots
+from greenformers.data import Labelled, Pairs, Splits, Text
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.classification import ImageClassification, TextClassification, TextRegression
+from greenformers.train.classification import TextClassification, TextRegression
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.seq2seq import Seq2Seq
-from greenformers.train.settings import Settings, Training
 
 Data = Splits | Text | Pairs | Labelled
 
@@ -30,8 +29,30 @@ OBJECTIVES: dict[str, Any] = {
 }
 """Names of the objectives; images are classified by `ImageClassification`."""
 
+KEPT = 16
+"""How much of full attention is kept where the settings do not say."""
+
 MODEL = "model"
 """Folder of a run that holds the trained model and its tokenizer."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The network a run starts with.
+
+    Attributes:
+        sizes: of its configuration, by name.
+        seed: of its weights.
+        init: run folder its weights come from; None for new ones.
+        variant: what it is called in messages.
+        options: names of the options of its attention that were given.
+    """
+
+    sizes: dict[str, Any]
+    seed: int
+    init: Path | None
+    variant: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,23 +62,23 @@ class Task:
     Attributes:
         objective: what is learnt.
         tokenizer: None for images.
-        settings: where it all came from.
+        start: the network a run starts with.
     """
 
     objective: Objective
     tokenizer: PreTrainedTokenizerFast | None
-    settings: Training
+    start: Start
 
     def network(self) -> PreTrainedModel:
-        """The model a run starts with: a fresh one, or one with the weights of the run in `init`.
+        """The model a run starts with: a fresh one, or one with the weights of the run in `start.init`.
 
         Raises:
             ValueError: as `fresh`, or the run in `init` has another network.
             OSError: there is no finished run in `init`.
         """
         model = self.fresh()
-        if self.settings.init is not None:
-            _start_from(model, Path(self.settings.init) / MODEL)
+        if self.start.init is not None:
+            _start_from(model, self.start.init / MODEL)
         return model
 
     def fresh(self) -> PreTrainedModel:
@@ -66,55 +87,26 @@ class Task:
         Raises:
             ValueError: a size out of range, or a variant that cannot do what the objective needs.
         """
-        settings = self.settings
-        set_seed(settings.seed)
+        start = self.start
+        set_seed(start.seed)
         try:
-            return self.objective.build(self.objective.config(**_sizes(settings)))
+            return self.objective.build(self.objective.config(**start.sizes))
         except TypeError as error:
-            if settings.option is None:
+            if not start.options:
                 raise
-            raise ValueError(
-                f"option must be of {settings.variant}, got {', '.join(settings.option)}: {error}"
-            ) from error
+            raise ValueError(f"option must be of {start.variant}, got {', '.join(start.options)}: {error}") from error
 
 
-def prepare(settings: Settings) -> Task:
-    """Load the data, train the tokenizer, choose the objective.
+def tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a finished run.
+
+    Args:
+        rule: how the message begins, "init must be" say.
+        run: its folder.
 
     Raises:
-        ValueError: a setting out of range, or an objective that is not for this data.
-        OSError: a file or folder is missing.
+        ValueError: there is none.
     """
-    data = load(
-        settings.data,
-        settings.folder,
-        settings.limit,
-        settings.pool,
-        settings.seed,
-        settings.dataset,
-    )
-    name = _objective_name(settings, data)
-    if isinstance(data, Splits):
-        if settings.memory:
-            raise ValueError(f"memory is for causal_lm, the data are images; got {settings.memory}")
-        return Task(ImageClassification(data), None, settings)
-    if settings.init is not None:
-        if settings.vocabulary is not None:
-            raise ValueError(f"vocabulary is that of the run in init, {settings.init}; got {settings.vocabulary}")
-        tokenizer = _tokenizer_of("init must be", settings.init)
-    elif settings.tokenizer not in TOKENIZERS:
-        tokenizer = _tokenizer_of(f"tokenizer must be one of {', '.join(TOKENIZERS)} or", settings.tokenizer)
-    else:
-        tokenizer = train_tokenizer(
-            settings.tokenizer, _texts(data), max_length=settings.length, vocab_size=settings.vocabulary
-        )
-    if settings.memory and name != "causal_lm":
-        raise ValueError(f"memory is for causal_lm, the objective is {name}; got {settings.memory}")
-    more = {"memory": settings.memory} if name == "causal_lm" else {}
-    return Task(OBJECTIVES[name](data, tokenizer, settings.length, **more), tokenizer, settings)
-
-
-def _tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:
     folder = Path(run) / MODEL
     # What is not there would be taken for a name on the hub, and looked for there.
     if not (folder / "tokenizer.json").is_file():
@@ -122,7 +114,17 @@ def _tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
-def _objective_name(settings: Settings, data: Data) -> str:
+def objective_name(given: str | None, data: Data, called: str) -> str:
+    """The objective of a run: the one given, or what its data are made for.
+
+    Args:
+        given: one of `OBJECTIVES`, or None.
+        data: what is learnt from.
+        called: the data's name, for the message.
+
+    Raises:
+        ValueError: an objective that is not for this data.
+    """
     if isinstance(data, Text):
         allowed = ["causal_lm", "masked_lm", "replaced_token_detection"]
     elif isinstance(data, Pairs):
@@ -131,50 +133,19 @@ def _objective_name(settings: Settings, data: Data) -> str:
         allowed = ["regression"]
     else:
         allowed = ["classification"]
-    name = settings.objective or allowed[0]
+    name = given or allowed[0]
     if name not in allowed:
-        raise ValueError(f"objective must be one of {', '.join(allowed)} for {settings.data}, got {name!r}")
+        raise ValueError(f"objective must be one of {', '.join(allowed)} for {called}, got {name!r}")
     return name
 
 
-def _texts(data: Text | Pairs | Labelled) -> Any:
+def texts_of(data: Text | Pairs | Labelled) -> Iterable[str]:
+    """Every text of the training split."""
     if isinstance(data, Text):
         return data.split("train")
     if isinstance(data, Pairs):
         return (text for pair in data.split("train") for text in pair)
     return (text for segments in data.split("train").texts for text in segments)
-
-
-def _sizes(settings: Training) -> dict[str, Any]:
-    if settings.hidden < 1:
-        raise ValueError(f"hidden must be at least 1, got {settings.hidden}")
-    options = dict(settings.option or {})
-    attention = settings.variant.split("+")[-1]
-    if attention == "linformer":
-        options = {"k": 16 if settings.k is None else settings.k} | options
-    elif settings.k is not None:
-        raise ValueError(f"k is for linformer, the variant is {settings.variant!r}; got {settings.k}")
-    if options and attention in ("transformer", "lrt"):
-        raise ValueError(f"option is for an attention, the variant is {settings.variant!r}; got {', '.join(options)}")
-    sizes = {
-        "hidden_size": settings.hidden,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": settings.heads,
-        "intermediate_size": settings.feed_forward,
-        "hidden_dropout_prob": settings.dropout,
-        "residual": settings.residual,
-        "position": settings.position,
-        "pooling": settings.pooling,
-        # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
-        "initializer_range": settings.hidden**-0.5,
-    }
-    if settings.chunk is not None:
-        sizes |= {"feed_forward": "chunked", "feed_forward_chunk": settings.chunk}
-    if settings.share is not None:
-        sizes |= {"depth": "shared", "shared": settings.share}
-    if settings.decoder_layers is not None:
-        sizes["decoder_layers"] = settings.decoder_layers
-    return sizes | slots(settings.variant, rank=settings.rank, options={attention: options} if options else None)
 
 
 def _start_from(model: PreTrainedModel, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from greenformers.advise import recommend as module
-from greenformers.advise.calibration import Prices, amounts
+from greenformers.advise.calibration import Prices
 from greenformers.advise.recommend import Need, Row, finding, recommend
 from greenformers.measure.bench import How, setting
 from greenformers.measure.grid import BASELINE, Cell, Network, Stack
@@ -16,6 +16,8 @@ from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
 from greenformers.measure.trace import Work
 from greenformers.report.advice import table
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 NETWORK = Network(hidden=32, heads=2, feed_forward=64, layers=2)
 NEED = Need(NETWORK, length=64, batch=2)
@@ -50,7 +52,7 @@ def test_all_candidates_the_fastest_first() -> None:
     assert all(row.refused is None and row.evidence == "interpolated" for row in rows)
     assert shares[-1] == 1.0
     for row in rows:
-        assert row.seconds == ALL["inference"].time(amounts(NETWORK, row.cell, 2, "inference")[0])
+        assert row.seconds == ALL["inference"].time(module.amounts(NETWORK, row.cell, 2, "inference")[0])
 
 
 @pytest.mark.slow
@@ -64,7 +66,7 @@ def test_parameters_and_memory_are_real_ones(mode: str) -> None:
     for row in advised(replace(NEED, mode=mode)):
         stack = Stack(NETWORK, row.cell)
         assert row.parameters == parameters(stack) == sum(p.numel() for p in stack.parameters())
-        peak = amounts(NETWORK, row.cell, 2, mode)[1].peak
+        peak = module.amounts(NETWORK, row.cell, 2, mode)[1].peak
         assert row.memory == 4 * row.parameters + peak  # in training the peak holds the gradients
 
 
@@ -156,7 +158,8 @@ def test_the_length_of_the_change_is_found(last: int, holds: str) -> None:
     at = []
     for length in (last, 2 * last):
         batch = max(1, WIDE.length * WIDE.batch // length)
-        lrt, linformer = (amounts(WIDE.network, Cell(name, 16, length), batch, "inference")[0] for name in NAMES[:2])
+        cells = [Cell(name, 16, length) for name in NAMES[:2]]
+        lrt, linformer = (module.amounts(WIDE.network, cell, batch, "inference")[0] for cell in cells)
         wide, scores = Work.FEATURES.index("wide"), Work.FEATURES.index("scores")
         at.append((linformer[wide] - lrt[wide]) / (lrt[scores] - linformer[scores]))
     prices = priced(wide=1.0, scores=math.sqrt(at[0] * at[1]))

@@ -137,16 +137,17 @@ def visible(mask, n):
     ("n", "k", "tile"),
     [
         *[(1, 1, 32), (1, 3, 2), (2, 1, 32), (2, 3, 1), (5, 1, 2), (5, 2, 32), (13, 1, 4), (13, 2, 32), (13, 3, 1)],
-        *[(37, 1, 8), (37, 2, 4), (37, 3, 32), (71, 2, 8)],
+        *[(37, 1, 8), (37, 3, 32), (71, 2, 8)],
     ],
 )
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 def test_it_is_the_definition(n, k, tile, masked, causal, monkeypatch):
     monkeypatch.setattr(_bp_graph, "TILE", tile)
-    batch = 1 if n > 30 and not masked else 3
+    # The reference is slow: of long sequences one without a mask, and those two whose masks have holes.
+    batch = 3 if n < 30 else 2 if masked else 1
     stack, x = make(n, causal=causal, layers=2, k=k, clip=2 if n == 13 else None), draw(n, batch)
-    mask = holes(n, batch) if masked else None
+    mask = holes(n)[-batch:] if masked else None
     keep = torch.ones(batch, n, dtype=torch.bool) if mask is None else mask
     keep = torch.cat([keep, visible(keep, n)], 1)[..., None]
     weight = draw(2 * len(x[0]) + 8, batch, seed=1)

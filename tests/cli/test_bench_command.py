@@ -14,6 +14,8 @@ from greenformers.measure.record import append, read
 from greenformers.measure.trace import Work
 from greenformers.report import advice
 
+pytestmark = pytest.mark.usefixtures("drafts", "traced_once")
+
 TINY = ["--hidden", "8", "--heads", "2", "--feed-forward", "16", "--layers", "1"]
 GRID = [*TINY, "--lengths", "4,8", "--ranks", "2", "--tokens", "16", "--repeats", "1", "--no-energy"]
 BENCH = [*GRID, "--results", "r/bench.jsonl", "--out", "page"]

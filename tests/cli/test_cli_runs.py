@@ -9,6 +9,8 @@ from command_line import SMALL, refused, run
 
 from greenformers.measure.record import read
 
+pytestmark = pytest.mark.usefixtures("drafts")
+
 VERSE = "to be or not to be that is the question\nwhether tis nobler in the mind to suffer\n"
 TINY = """
 tokenizer = "characters"

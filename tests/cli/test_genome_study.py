@@ -21,6 +21,8 @@ from greenformers.train import run as runs
 pytest.importorskip("pysam", reason="the genome extra is not installed")
 pytest.importorskip("sentencepiece", reason="the genome extra is not installed")
 
+pytestmark = pytest.mark.usefixtures("drafts")
+
 LEARN = f"--epochs 1 --batch 8 --learning-rate 0.01 {NETWORK} --sequences people.tsv "
 REGION = f"study region {LEARN} --tokens tokens "
 GENE = f"{REGION} --region 19:331-340 --splits 2 "

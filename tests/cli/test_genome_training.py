@@ -36,6 +36,8 @@ from greenformers.train import run as runs
 pytest.importorskip("pysam", reason="the genome extra is not installed")
 pytest.importorskip("sentencepiece", reason="the genome extra is not installed")
 
+pytestmark = pytest.mark.usefixtures("drafts")
+
 PRETRAIN = f"pretrain --steps 4 --batch 4 --learning-rate 0.01 {NETWORK}"
 GENOME = f"{PRETRAIN} --tokens tokens --reference ref.fa "
 FINETUNE = f"finetune --epochs 2 --batch 8 --learning-rate 0.01 {NETWORK}"

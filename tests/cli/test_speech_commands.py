@@ -17,6 +17,8 @@ from greenformers.speech.settings import SpeechSettings
 pytest.importorskip("soundfile", reason="the speech extra is not installed")
 pytest.importorskip("jiwer", reason="the speech extra is not installed")
 
+pytestmark = pytest.mark.usefixtures("drafts")
+
 TOML = "".join(f"{name} = {value}\n" for name, value in SMALL.items())
 SECRET = "the patient said"
 

@@ -263,8 +263,9 @@ def test_a_fault_in_the_middle(tmp_path, reference, apart, workers):
 
 def test_nothing_is_left_if_nobody_was_done(tmp_path, reference, apart):
     before = sorted(tmp_path.iterdir())
+    gone = Source(tmp_path / "gone.vcf", ("p0",))
     with pytest.raises(GenomeError, match=r"gone\.vcf: no such file$"):
-        list(encode([Source(tmp_path / "gone.vcf", ("p0",)), *apart], Encoding(reference, WHOLE), tmp_path / "out.tsv"))
+        list(encode([gone, *apart[1:]], Encoding(reference, WHOLE), tmp_path / "out.tsv"))
     stopped(apart, Encoding(reference, WHOLE), tmp_path / "out.tsv", 0)
     with pytest.raises(FileNotFoundError):
         list(encode(apart, Encoding(reference, WHOLE), tmp_path / "nowhere" / "out.tsv"))
@@ -350,3 +351,24 @@ def test_a_reference_that_was_replaced(tmp_path):
         out = tmp_path / f"{number}.tsv"
         list(encode([Source(variants, ("ann",))], Encoding(path, Region("19", 0, 60)), out))
         assert rows(out)[2][1] == sequence
+
+
+def test_somebody_in_two_sources(tmp_path, reference, apart):
+    twice = [*apart, Source(apart[0].path, ("p3",))]
+    with pytest.raises(GenomeError, match=r"p0\.vcf: has person p3, who is in .*p3\.vcf too"):
+        next(encode(twice, Encoding(reference, WHOLE), tmp_path / "out.tsv"))
+    assert list(tmp_path.glob("out*")) == []
+
+
+def test_somebody_without_a_phenotype(tmp_path, reference, apart):
+    known = {name: phenotype for name, phenotype in PHENOTYPES.items() if name != "p4"}
+    with pytest.raises(ValueError, match=r"^phenotypes must be of everybody, p4 has none$"):
+        next(encode(apart, Encoding(reference, WHOLE), tmp_path / "out.tsv", phenotypes=known))
+    assert list(tmp_path.glob("out*")) == []
+
+
+@pytest.mark.parametrize("names", [(), ("ann", "bob")])
+def test_reads_are_of_one_person(tmp_path, reference, names):
+    source = Source(reads(tmp_path / "ann.bam", changed()), names)
+    with pytest.raises(GenomeError, match=f"ann.bam: has reads of {len(names)} people, must be of one"):
+        list(module.sequences(source, Encoding(reference, WHOLE)))

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from sklearn.metrics import roc_auc_score
 
 from greenformers.genome import baselines, explain
 from greenformers.genome.diplotype import Haplotype, diplotype, encoded, text
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
+from greenformers.genome.finetune import finetune
 from greenformers.genome.judge import difference, features, records, summary, table
 from greenformers.genome.people import People
-from greenformers.genome.risk import Chances, best_threshold, finetune, prepare, scores
+from greenformers.genome.risk import Chances, best_threshold, scores
 from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.genome.tokenizer import kmer_tokens
 from greenformers.train import run
@@ -130,7 +132,7 @@ def test_pretraining_is_where_finetuning_starts(folder, tmp_path):
     given |= {"sequences": str(folder / "people.tsv"), "tokens": str(folder / "tokens"), "residual": "pre"}
     before = Pretraining(**given, length=64, batch=8, steps=3, sentences=200)
     run.start(tmp_path / "before", before, QUIET)
-    after = prepare(settings(folder, init=str(tmp_path / "before"), tokens=None))
+    after = settings(folder, init=str(tmp_path / "before"), tokens=None).task()
     stored = run.trained(tmp_path / "before", Pretraining).state_dict()
     shared = [name for name in after.network().state_dict() if name in stored and "head" not in name]
     assert len(shared) > 8
@@ -170,7 +172,9 @@ def test_the_interval_of_a_difference():
     good, poor = (np.round(labels + source.normal(0, spread, 300), 1) for spread in (0.8, 1.6))
     one, other = (Chances(said, labels, said, labels) for said in (good, poor))
     drawn = [source.integers(0, 300, 300) for _ in range(300)]
-    apart = [scores(good[some], labels[some])["auc"] - scores(poor[some], labels[some])["auc"] for some in drawn]
+    apart = [
+        100 * (roc_auc_score(labels[some], good[some]) - roc_auc_score(labels[some], poor[some])) for some in drawn
+    ]
     assert difference([one], [other]) == pytest.approx(np.quantile(apart, [0.025, 0.975]), abs=1.0)
     assert difference([one], [one]) == (0.0, 0.0)
     both = difference([one, one], [other, other])

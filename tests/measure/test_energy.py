@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from greenformers.measure._codecarbon import cpu_readings
 from greenformers.measure.energy import EnergyMeter, _source
 
 
@@ -126,7 +127,7 @@ def test_only_a_read_meter_makes_a_figure_measured(hardware, energies, expected)
     data = SimpleNamespace(
         cpu_energy=cpu_energy, gpu_energy=gpu_energy, energy_consumed=cpu_energy + gpu_energy + ram_energy
     )
-    assert _source(hardware, data) == expected
+    assert _source(cpu_readings(SimpleNamespace(_hardware=hardware)), data) == expected
 
 
 @pytest.mark.parametrize("country", ["XXX", "usa", "US", ""])

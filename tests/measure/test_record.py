@@ -1,7 +1,10 @@
 """Records: written whole or not at all, read back equal, and rated against the right baseline."""
 
 import errno
+import json
+import math
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,62 @@ def test_the_context_tells_what_a_figure_depends_on() -> None:
     assert about["machine"]["cores"] >= 1
     assert about["machine"]["cpu"]
     assert {"torch", "transformers", "python", "time"} <= set(about)
+
+
+def about(metric: str, value: float, **fields: object) -> Record:
+    return Record.of(metric, value, benchmark="compare", variant="lrt", **fields)
+
+
+def test_the_unit_of_a_record_is_the_tables() -> None:
+    made = about("latency", 2, setting={"length": 128}, spread=0.5, to="transformer", interval=(1.0, 3.0))
+    assert made == Record(
+        "compare", "lrt", {"length": 128}, "latency", 2.0, "ms", 0.5, to="transformer", interval=[1.0, 3.0]
+    )
+    assert isinstance(about("parameters", 3).value, float)
+
+
+def test_an_unknown_metric_names_the_closest() -> None:
+    with pytest.raises(ValueError, match=r"got 'latncy'; the closest are latency"):
+        about("latncy", 1.0)
+    with pytest.raises(ValueError, match="got 'qqqq'; it has parameters, train_accuracy"):
+        about("qqqq", 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "1.0"])
+def test_a_value_is_a_finite_number(value: object) -> None:
+    with pytest.raises(ValueError, match=f"latency of 'lrt' must be a finite number, got {value}"):
+        about("latency", value)
+
+
+WRONG = {
+    "metric": (replace(record("lrt", "latency", 1.0), metric="speed"), "metric must be one of .*got 'speed'"),
+    "unit": (replace(record("lrt", "latency", 1.0), unit="s"), "unit of latency must be 'ms', got 's'"),
+    "value": (record("lrt", "latency", math.nan), "latency of 'lrt' must be a finite number, got nan"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_the_table_lacks_is_neither_written_nor_read(name: str, tmp_path: Path) -> None:
+    wrong, message = WRONG[name]
+    file = tmp_path / "records.jsonl"
+    append(file, [record("lrt", "latency", 1.0)])
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        append(file, [record("lrt", "latency", 1.0), wrong])
+    assert file.read_bytes() == before
+    with file.open("a") as handle:
+        handle.write(json.dumps(asdict(wrong)) + "\n")
+    with pytest.raises(ValueError, match=rf"records\.jsonl, line 2: {message}"):
+        read(file)
+
+
+@pytest.mark.parametrize(("metric", "value"), [("latency", 2.0), ("accuracy", 8.0)])
+def test_a_ratio_against_the_direction_of_its_metric_is_not_written(metric: str, value: float, tmp_path: Path) -> None:
+    base, twice = record("transformer", metric, 4.0), record("lrt", metric, value)
+    append(tmp_path / "right.jsonl", with_ratios([base, twice], to="transformer"))
+    with pytest.raises(ValueError, match=r"ratio of .* how many times better than 'transformer' it is, 2, got 0\.5"):
+        append(tmp_path / "wrong.jsonl", [base, replace(twice, ratio=0.5, to="transformer")])
+    assert not (tmp_path / "wrong.jsonl").exists()
+    # Medians and the ratios of rounds may differ that little, and another setting is another comparison.
+    append(tmp_path / "near.jsonl", [base, replace(base, variant="lrt", ratio=1.3, to="transformer")])
+    append(tmp_path / "other.jsonl", [replace(base, setting={"rank": 4}), replace(twice, ratio=0.5, to="transformer")])

@@ -1,9 +1,12 @@
 """Blocks of their own kind in networks, and the pooling that is one."""
 
+import sys
+
 import pytest
 import torch
 from transformers import DynamicCache
 
+import greenformers.blocks
 from greenformers.lowrank.linear import LED
 from greenformers.model import (
     GreenformerConfig,
@@ -12,9 +15,10 @@ from greenformers.model import (
     GreenformerForSequenceClassification,
     GreenformerModel,
 )
+from greenformers.model.config import choices
 from greenformers.model.variant import slots
 
-BLOCKS = ("bp", "isab", "star")
+BLOCKS = tuple(choices("block")[1:])
 LENGTH = 13
 
 
@@ -133,3 +137,51 @@ def test_variants():
     assert slots("lrt+bp", rank=8, options={"bp": {"k": 2}}) == {"rank": 8, "block": "bp", "block_options": {"k": 2}}
     with pytest.raises(ValueError, match=r"variant must be one of .*, star, or lrt"):
         slots("stars", rank=8)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A layer and a pooling of the user's own, in files of the folder."""
+    top = "from greenformers.blocks import Block\n\n\n"
+    (tmp_path / "twice.py").write_text(
+        f"{top}class Twice(Block):\n    has_feed_forward = True\n    positions = 'own'\n\n"
+        "    def __init__(self, size):\n        super().__init__(size)\n"
+        "        self.feed_forward = size.make_feed_forward()\n\n"
+        "    def forward(self, x, mask=None, memory=None):\n"
+        "        return self.feed_forward(self.feed_forward(x, mask), mask), None\n"
+    )
+    (tmp_path / "first.py").write_text(
+        f"{top}class First(Block):\n    keeps_length = False\n\n"
+        "    def forward(self, x, mask=None, memory=None):\n        return 2 * x[:, :1], None\n"
+    )
+    monkeypatch.setattr(greenformers.blocks, "__path__", [*greenformers.blocks.__path__, str(tmp_path)])
+    yield
+    for name in ("twice", "first"):
+        sys.modules.pop(f"greenformers.blocks.{name}", None)
+
+
+@pytest.mark.usefixtures("files")
+def test_another_file_is_another_block():
+    given = config(block="twice", pooling="first", feed_forward="chunked", feed_forward_options={"chunk": 3})
+    assert given.own_positions
+    model = GreenformerModel(given).double().eval()
+    out = model(tokens())
+    x = model.embedding(tokens())
+    for layer in model.layers:
+        x = layer.block.feed_forward(layer.block.feed_forward(x))
+    torch.testing.assert_close(out.last_hidden_state, x)
+    torch.testing.assert_close(out.pooler_output, 2 * x[:, 0])
+    assert slots("lrt+twice", rank=3) == {"rank": 3, "block": "twice", "block_options": None}
+    with pytest.raises(ValueError, match=r"block must be one of standard, bp, isab, star, twice; got 'first'"):
+        config(block="first")
+    with pytest.raises(ValueError, match=r"pooling must be one of cls, mean, first, pma; got 'twice'"):
+        config(pooling="twice")
+
+
+def test_what_blocks_say_of_themselves():
+    assert BLOCKS == ("bp", "isab", "star")
+    assert [config(block=block).own_positions for block in BLOCKS] == [True, False, False]
+    config(block="bp", feed_forward="chunked")
+    for block in ("isab", "star"):
+        with pytest.raises(ValueError, match=f"feed_forward must be dense where block is {block}, got 'chunked'"):
+            config(block=block, feed_forward="chunked")

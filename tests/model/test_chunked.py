@@ -3,16 +3,17 @@
 import pytest
 import torch
 
+from greenformers.feed_forward import FeedForward
 from greenformers.measure.memory import peak_memory
 from greenformers.model import GreenformerConfig
-from greenformers.model.block import FeedForward
+from greenformers.model.block import feed_forward_of
 
 SIZES = {"vocab_size": 31, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "num_hidden_layers": 1}
 
 
 def made(**given) -> FeedForward:
     torch.manual_seed(0)
-    return FeedForward(GreenformerConfig(**SIZES | given), 0)
+    return feed_forward_of(GreenformerConfig(**SIZES | given), 0)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 26, 100, None])
@@ -20,7 +21,10 @@ def made(**given) -> FeedForward:
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])
 def test_equal_to_the_whole(chunk, rank, activation):
     given = {"rank": rank, "hidden_act": activation}
-    whole, sliced = made(**given).double(), made(**given, feed_forward="chunked", feed_forward_chunk=chunk).double()
+    whole, sliced = (
+        made(**given).double(),
+        made(**given, feed_forward="chunked", feed_forward_options={"chunk": chunk}).double(),
+    )
     x = torch.randn(2, 13, 24, dtype=torch.float64, requires_grad=True)
     way = torch.randn(2, 13, 24, dtype=torch.float64)
     out, expected = sliced(x), whole(x)
@@ -32,7 +36,7 @@ def test_equal_to_the_whole(chunk, rank, activation):
 
 @pytest.mark.parametrize("chunk", [5, None])
 def test_under_autocast_too(chunk):
-    whole, sliced = made(), made(feed_forward="chunked", feed_forward_chunk=chunk)
+    whole, sliced = made(), made(feed_forward="chunked", feed_forward_options={"chunk": chunk})
     x = torch.randn(2, 13, 24, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         out, expected = sliced(x), whole(x)
@@ -47,7 +51,7 @@ def test_the_wide_activation_is_not_kept(autocast):
     wide = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 1024}
     kept = {}
     for name in ("dense", "chunked"):
-        block = made(**wide, feed_forward=name, feed_forward_chunk=32 if name == "chunked" else None)
+        block = made(**wide, feed_forward=name, feed_forward_options={"chunk": 32} if name == "chunked" else None)
         for parameter in block.parameters():
             parameter.requires_grad_(False)
         x = torch.randn(1, 1024, 32, requires_grad=True)
@@ -62,7 +66,7 @@ def test_the_wide_activation_is_not_kept(autocast):
 
 
 def test_frozen_maps_get_no_gradient():
-    block = made(feed_forward="chunked", feed_forward_chunk=4)
+    block = made(feed_forward="chunked", feed_forward_options={"chunk": 4})
     block.up.weight.requires_grad_(False)
     block(torch.randn(1, 9, 24)).sum().backward()
     assert block.up.weight.grad is None
@@ -71,6 +75,6 @@ def test_frozen_maps_get_no_gradient():
 
 def test_an_activation_that_learns_is_refused():
     with pytest.raises(
-        ValueError, match=r"^hidden_act must have no parameters where feed_forward is chunked, got 'prelu'$"
+        ValueError, match=r"^activation must have no parameters where feed_forward is chunked, got PReLU$"
     ):
         made(hidden_act="prelu", feed_forward="chunked")

@@ -40,7 +40,7 @@ def test_defaults_are_those_of_bert_base():
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"vocab_size": None, "input_features": 0}, "input_features must be at least 1, got 0"),
         ({"residual": "backwards"}, "residual must be one of post, pre, reversible; got 'backwards'"),
-        ({"feed_forward": "switch"}, "feed_forward must be one of dense, chunked; got 'switch'"),
+        ({"feed_forward": "switch"}, "feed_forward must be one of chunked, dense; got 'switch'"),
         ({"depth": "universal"}, "depth must be one of stacked, shared; got 'universal'"),
         ({"position": "rotary"}, "position must be one of learned, sinusoidal, none; got 'rotary'"),
         ({"block": "stars"}, "block must be one of standard, bp, isab, star; got 'stars'"),

@@ -37,7 +37,9 @@ def given() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("attention", ["full", "linformer", "performer", "longformer", "synthesizer_dense"])
-@pytest.mark.parametrize("more", [{}, {"rank": 3}, {"feed_forward": "chunked", "feed_forward_chunk": 4}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"rank": 3}, {"feed_forward": "chunked", "feed_forward_options": {"chunk": 4}}], ids=str
+)
 def test_equal_to_the_stack_that_keeps_everything(attention, more, given):
     torch.manual_seed(0)
     model = GreenformerModel(config(attention=attention, **more)).double().train()

@@ -119,20 +119,20 @@ def test_means_maxima_and_most_used():
     old = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[True, False, True, False, False, False], [True] * 6])
     made = {name: build("compressive", Shape(2, 5, 7, causal=True), ratio=3, function=name) for name in FUNCTIONS}
-    mean, kept = made["mean"].compress(old, mask, None)
+    mean, kept = made["mean"].shorten(old, mask, None)
     torch.testing.assert_close(mean[0, 0], old[0, [0, 2]].mean(0))
     torch.testing.assert_close(mean[1, 1], old[1, 3:].mean(0))
     assert kept.tolist() == [[True, False], [True, True]]
-    torch.testing.assert_close(made["max"].compress(old, mask, None)[0][0, 0], old[0, [0, 2]].amax(0))
+    torch.testing.assert_close(made["max"].shorten(old, mask, None)[0][0, 0], old[0, [0, 2]].amax(0))
     usage = torch.tensor([[0.1, 9.0, 0.3, 9.0, 9.0, 9.0], [0.1, 0.9, 0.2, 0.8, 0.0, 0.0]])
-    used, kept = made["most_used"].compress(old, mask, usage)
+    used, kept = made["most_used"].shorten(old, mask, usage)
     torch.testing.assert_close(used, torch.stack([old[0, [0, 2]], old[1, [1, 3]]]))
     assert kept.all()
     kernel = made["convolution"].kernel
     expected = sum(old[1, 3 + c] @ kernel[:, :, c].T for c in range(3))
-    torch.testing.assert_close(made["convolution"].compress(old, None, None)[0][1, 1], expected)
+    torch.testing.assert_close(made["convolution"].shorten(old, None, None)[0][1, 1], expected)
     with pytest.raises(ValueError, match="a multiple of ratio 3 positions can be compressed, got 5"):
-        made["mean"].compress(old[:, :5], None, None)
+        made["mean"].shorten(old[:, :5], None, None)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])

@@ -150,9 +150,9 @@ def test_a_variant_looks_alike_in_all_pictures():
 
 def test_the_same_records_give_the_same_bytes(pictures, tmp_path):
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9, "savefig.dpi": 20}):
-        for picture in plot.pictures(sample()):
+        for picture in plot.pictures(sample())[:3]:
             plot.save(picture.figure, tmp_path / f"{picture.name}.png")
-    for picture in pictures:
+    for picture in pictures[:3]:  # one of each kind
         data = (tmp_path / f"{picture.name}.png").read_bytes()
         assert data == plot.png(picture.figure)
         assert b"Software" not in data

@@ -265,3 +265,16 @@ def test_nothing_to_tabulate_is_an_error(build):
         build([])
     with pytest.raises(ValueError, match=r"metric must be one of .*, got 'beauty'"):
         build([replace(four()[0], metric="beauty")])
+
+
+def test_curves_alone_are_tabulated_by_their_ends():
+    points = [
+        figure(name, {**LONG, "step": step}, "train_loss", 3.0 - step) for name in ("a", "b") for step in (2, 0, 1)
+    ]
+    text = table.markdown(points)
+    assert "| Training loss (nats) | 1.00 | 1.00 |" in text
+    assert "Of curves alone: their last points." in text
+    # Where there are figures, they stand alone.
+    text = table.markdown([*points, figure("a", LONG, "latency", 1.0)])
+    assert "Training loss" not in text
+    assert "curves" not in text

@@ -29,7 +29,12 @@ FLAGS = {
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["greenformers.cli", "greenformers.train.run", "transformers.trainer", "accelerate"])
+SERVER.set_forkserver_preload(
+    [
+        "greenformers.cli", "greenformers.train.run", "greenformers.report.curves", "transformers.trainer",
+        "accelerate", "matplotlib.backends.backend_agg",
+    ]
+)  # fmt: skip
 
 
 class Forked:
@@ -81,7 +86,9 @@ class Forked:
 def _command(words: list[str], printed: str, environment: dict[str, object]) -> None:
     """`python -m greenformers` with these words, in a process that is there already."""
     from greenformers import cli
+    from greenformers.report import plot
 
+    plot.DPI = 20  # nobody looks at the curves of these runs
     os.environ |= {name: str(value) for name, value in environment.items()}
     with open(printed, "ab") as file:
         for stream in (1, 2):

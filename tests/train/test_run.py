@@ -16,7 +16,6 @@ from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassi
 from greenformers.train import run
 from greenformers.train.evaluate import evaluate
 from greenformers.train.settings import Settings
-from greenformers.train.task import prepare
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
         ({"batch": 9}, "batch must be at most 8, the training examples, got 9"),
         ({"variant": "foo"}, "variant must be one of .*; got 'foo'"),
         ({"variant": "linformer", "k": 0}, r"k must be in 1\.\.16 \(the longest sequence\), got 0"),
-        ({"k": 4}, "k is for linformer, the variant is 'transformer'; got 4"),
+        ({"k": 4}, "k is for an attention that keeps a part of full attention, the variant is 'transformer'; got 4"),
         ({"option": {"k": 4}}, "option is for an attention, the variant is 'transformer'; got k"),
         ({"objective": "masked_lm"}, "objective must be one of classification for sst2, got 'masked_lm'"),
         ({"length": 3}, "length must be at least 4, got 3"),
@@ -174,7 +173,7 @@ def test_a_missing_validation_split_is_found_before_the_work(tmp_path: Path) -> 
 
 
 def fresh(settings: Settings):
-    return prepare(replace(settings, init=None)).network()
+    return replace(settings, init=None).task().network()
 
 
 @pytest.mark.parametrize("source", ["masked_lm", "replaced_token_detection"])
@@ -182,7 +181,7 @@ def fresh(settings: Settings):
 def test_a_classifier_starts_with_the_encoder_and_a_new_head(runs, tmp_path: Path, source: str, data: str) -> None:
     folder = {"sst2": reviews, "stsb": alike}[data](tmp_path / "data")
     settings = Settings(**SMALL | {"data": data, "folder": folder, "init": str(runs[source])})
-    task = prepare(settings)
+    task = settings.task()
     assert task.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(runs[source] / "model").get_vocab()
     model = task.network()
     stored = load_file(runs[source] / "model" / "model.safetensors")
@@ -199,7 +198,7 @@ def test_a_classifier_starts_with_the_encoder_and_a_new_head(runs, tmp_path: Pat
 def test_more_of_the_same_starts_with_the_head_too(runs) -> None:
     for name in ("masked_lm", "causal_lm", "seq2seq"):
         settings = replace(run.settings_of(runs[name], Settings), init=str(runs[name]), seed=7)
-        found, wanted = prepare(settings).network().state_dict(), run.trained(runs[name]).state_dict()
+        found, wanted = settings.task().network().state_dict(), run.trained(runs[name]).state_dict()
         assert found.keys() == wanted.keys()
         assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.items())
 
@@ -222,10 +221,10 @@ def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
         ({"init": str(runs["causal_lm"])}, "init must be a network of the same slots as this one: it has no encoder"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
-            prepare(replace(settings, **changed)).network()
+            replace(settings, **changed).task().network()
     # Nothing is looked for elsewhere under that name.
     with pytest.raises(ValueError, match=r"^init must be the folder of a finished run on text, got 'nowhere'$"):
-        prepare(replace(settings, init="nowhere"))
+        replace(settings, init="nowhere").task()
 
 
 def test_the_seed_of_a_run_decides_its_weights(tmp_path: Path) -> None:

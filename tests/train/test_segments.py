@@ -19,7 +19,6 @@ from greenformers.train.fit import Schedule, fit
 from greenformers.train.generation import continuations
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Stream
-from greenformers.train.task import prepare
 from greenformers.train.text import in_rows, mean_loss
 
 MEMORY = 24
@@ -35,7 +34,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def test_each_row_of_the_batches_reads_a_stretch_in_order(tmp_path: Path) -> None:
-    task = prepare(settings(tmp_path))
+    task = settings(tmp_path).task()
     blocks = task.objective.blocks("train").long()
     stream = Stream(task.objective, 4, 3 * 25, seed=0)
     steps = stream.steps_an_epoch
@@ -48,7 +47,7 @@ def test_each_row_of_the_batches_reads_a_stretch_in_order(tmp_path: Path) -> Non
 def test_steps_are_on_top_of_what_the_steps_before_left(tmp_path: Path, attention: str) -> None:
     """Two trainings: ours, and a plain loop with the memory handed on by hand."""
     option = {"ratio": 3, "compressed": 4} if attention == "compressive" else None
-    task = prepare(settings(tmp_path, variant=attention, option=option))
+    task = settings(tmp_path, variant=attention, option=option).task()
     model, other = task.network(), task.network()
     schedule = Schedule(
         steps=9, batch_size=12, learning_rate=0.05, warmup=0.0, weight_decay=0.0, decay=1.0, log_every=1
@@ -101,7 +100,7 @@ def test_rows_of_an_evaluation_cover_a_split_once() -> None:
 
 
 def test_evaluation_remembers(tmp_path: Path) -> None:
-    task = prepare(settings(tmp_path))
+    task = settings(tmp_path).task()
     model = task.network().eval()
     assert isinstance(model, GreenformerForCausalLM)
     blocks = task.objective.blocks("valid").long()
@@ -133,7 +132,7 @@ def test_what_cannot_remember_is_refused(tmp_path: Path, more: dict[str, object]
 
 def test_a_long_prompt_is_read_in_segments(tmp_path: Path) -> None:
     """As the whole of it, where all is remembered, and however texts of different length are padded."""
-    task = prepare(settings(tmp_path, memory=1000))
+    task = settings(tmp_path, memory=1000).task()
     model = task.network()
     prompts = [VERSE, VERSE[5:40]]
     told = continuations(model, task.tokenizer, prompts, new_tokens=9)

@@ -3,6 +3,7 @@
 import pytest
 from rich.console import Console
 
+from greenformers.attention import attention_class, names
 from greenformers.measure.parameters import parameters
 from greenformers.train import run
 from greenformers.train.settings import Settings
@@ -16,7 +17,11 @@ def test_a_run_with_all_of_them(tmp_path):
     run.start(tmp_path / "run", given, QUIET)
     model = run.trained(tmp_path / "run")
     config = model.config
-    assert (config.residual, config.feed_forward, config.feed_forward_chunk) == ("reversible", "chunked", 7)
+    assert (config.residual, config.feed_forward, config.feed_forward_options) == (
+        "reversible",
+        "chunked",
+        {"chunk": 7},
+    )
     assert (config.depth, config.shared) == ("shared", "all")
     assert parameters(model) < parameters(Settings(**SMALL).task().network())
 
@@ -25,7 +30,7 @@ def test_a_run_with_all_of_them(tmp_path):
     ("given", "message"),
     [
         ({"residual": "reversible", "recompute": True}, "recompute cannot be with residual reversible, .*"),
-        ({"chunk": 0}, "feed_forward_chunk must be at least 1, got 0"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
         ({"share": "none"}, "shared must be one of all, attention, feed_forward; got 'none'"),
         ({"residual": "back"}, "residual must be one of post, pre, reversible; got 'back'"),
     ],
@@ -34,3 +39,18 @@ def test_what_cannot_be(tmp_path, given, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         run.start(tmp_path / "run", Settings(**SMALL | given), QUIET)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in names() if attention_class(name).rank_option is not None])
+def test_k_is_how_much_any_mechanism_keeps(name):
+    option = attention_class(name).rank_option
+    for given, kept in (({}, 16), ({"k": 5}, 5), ({"k": 5, "option": {option: 7}}, 7)):
+        model = Settings(**SMALL, variant=f"lrt+{name}", **given).task().network()
+        assert model.config.attention_options == {option: kept}
+
+
+@pytest.mark.parametrize("variant", ["transformer", "lrt", "star", "routing"])
+def test_k_is_refused_where_nothing_has_such_an_option(variant):
+    with pytest.raises(ValueError, match=f"^k is for an attention that keeps a part of .*'{variant}'; got 5$"):
+        Settings(**SMALL, variant=variant, k=5).task().network()
+    assert Settings(**SMALL, variant=variant).task().network().config.attention_options is None

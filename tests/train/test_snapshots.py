@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from greenformers import GreenformerForSequenceClassification
 from greenformers.train import run
 from greenformers.train.settings import Settings
-from greenformers.train.task import prepare
 
 STEPS = 6
 PLAIN = Settings(
@@ -127,7 +126,7 @@ def test_what_was_killed_is_made_again(top: Path, tmp_path: Path, monkeypatch: p
 def test_a_run_can_start_from_one(top: Path, tmp_path: Path) -> None:
     place = top / "kept" / run.SNAPSHOTS / "3"
     settings = replace(PLAIN, init=str(place), seed=7)
-    found, stored = prepare(settings).network().state_dict(), weights(place)
+    found, stored = settings.task().network().state_dict(), weights(place)
     assert found.keys() == stored.keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in found.items())
     assert any(not torch.equal(tensor, weights(top / "kept")[name]) for name, tensor in stored.items())
@@ -144,7 +143,7 @@ def test_of_text_the_tokenizer_is_kept_too(tmp_path: Path) -> None:
     assert own == last
     assert not same(place, tmp_path / "before")
     settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "reviews"), "init": str(place)})
-    task = prepare(settings)
+    task = settings.task()
     assert task.tokenizer.get_vocab() == own
     stored = weights(place)
     for name, tensor in task.network().encoder.state_dict().items():

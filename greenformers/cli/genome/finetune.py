@@ -8,15 +8,15 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._training import training
-from greenformers.genome.settings import Finetuning
+from greenformers.genome.settings import Finetuning, sequences_of
 
 ORDER = 50
 
 
 def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:
     from greenformers.genome import judge
+    from greenformers.genome.finetune import finetune
     from greenformers.genome.people import People
-    from greenformers.genome.risk import finetune, sequences_of
     from greenformers.measure.record import append, context
 
     if out.exists() and any(out.iterdir()) and not resume:

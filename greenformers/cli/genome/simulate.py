@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli.genome._flags import FASTA, Seed, Where
+from greenformers.cli.genome._flags import FASTA, Where
 
 ORDER = 30
 
@@ -23,7 +23,7 @@ def simulate(
     prevalence: Annotated[float, typer.Option(help="Share of people with the disease.")] = 0.5,
     sites: Annotated[Path | None, typer.Option(help="Genotypes drawn from the frequencies (AF) of a VCF.")] = None,
     people: Annotated[int | None, typer.Option(help="How many to draw; 1000 if not given.")] = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
 ) -> None:
     """Make up phenotypes for real genotypes, or genotypes from frequencies (without linkage), to try a pipeline."""
     from greenformers.genome import simulate as made

@@ -1,0 +1,41 @@
+"""Two linear layers and an activation: what `dense` and `chunked` compute alike."""
+
+from torch import Tensor
+
+from greenformers.feed_forward._contract import FeedForward, Size
+from greenformers.lowrank.linear import LED, LinearMap
+
+
+class UpDown(FeedForward):
+    """down(activation(up(x))), its linear layers dense or low-rank.
+
+    Args:
+        size: of the network around it.
+
+    Attributes:
+        activation_learns: whether the activation has parameters (prelu, xielu): a recomputation gives them no gradient.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self.up, self.activation, self.down = size.up(), size.activation(), size.down()
+        self.activation_learns = bool(list(self.activation.parameters()))
+
+    @property
+    def inner_width(self) -> int:
+        return int(self.up.out_features)
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether both linear layers are; they may have been replaced since they were made."""
+        return isinstance(self.up, LED) and isinstance(self.down, LED)
+
+    @property
+    def known(self) -> bool:
+        """Whether both linear layers are dense or low-rank, and not of another kind that has taken their place."""
+        return isinstance(self.up, LinearMap) and isinstance(self.down, LinearMap)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The definition."""
+        y: Tensor = self.down(self.activation(self.up(x)))
+        return y

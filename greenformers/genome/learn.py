@@ -1,0 +1,94 @@
+"""Learn tokens of a genome, or of encoded people. Thesis 5.3.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from greenformers.genome import corpus, tokenizer
+from greenformers.genome.diplotype import diplotype, text
+from greenformers.genome.reference import Reference
+from greenformers.genome.token_options import TokenOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MEASURED = 1000
+"""Sentences of encoded people that tell how long a token is."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Tokens that were learnt.
+
+    Attributes:
+        tokenizer: has them; `from_pretrained` loads it.
+        sentences: how many they were learnt from.
+        mean: characters of a token in the sequences, on average; None for k-mers.
+        vocabulary_mean: characters of a token in the vocabulary, on average; None for k-mers.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    sentences: int
+    mean: float | None = None
+    vocabulary_mean: float | None = None
+
+
+def learn(options: TokenOptions, out: Path) -> Learnt:
+    """Learn tokens, and write them into a folder.
+
+    Args:
+        options: of what, and which.
+        out: folder of the tokenizer, a new or an empty one.
+
+    Raises:
+        ValueError: out is there, or an option is out of range.
+        GenomeError: a file cannot be used.
+        ImportError: the genome extra is not installed.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is there already, and not an empty folder")
+    whole, sentences, alphabet = _read(options)
+    counted = _Counted(sentences)
+    if options.pattern is not None:
+        made = tokenizer.kmer_tokens(
+            counted, pattern=options.pattern, stride=options.stride, size=options.size, max_length=options.max_length
+        )
+        made.save_pretrained(out)
+        return Learnt(made, counted.count)
+    made = tokenizer.subwords(
+        counted, size=options.size, characters=tokenizer.base_tokens(alphabet), longest=options.longest,
+        max_length=options.max_length,
+    )  # fmt: skip
+    made.save_pretrained(out)
+    if options.sequences is not None:
+        whole = corpus.sentences_of(options.sequences, options.seed, count=MEASURED)
+    return Learnt(made, counted.count, tokenizer.mean_length(made, whole), tokenizer.mean_token(made))
+
+
+def _read(options: TokenOptions) -> tuple[Iterable[str], Iterator[str], str | None]:
+    """The sequences of a genome, the sentences, and the alphabet of pairs; None: bases."""
+    if options.sequences is not None:
+        mode, characters = corpus.kind_of(options.sequences)
+        sentences = corpus.sentences_of(options.sequences, options.seed, count=options.sentences)
+        return [], sentences, characters if mode == "diplotype" else None
+    assert options.reference is not None  # TokenOptions has one of them
+    genome = Reference(options.reference)
+    both = corpus.haplotypes(genome, genome.region(options.region), options.sites, least=options.least)
+    alphabet = options.alphabet if options.mode == "diplotype" else None
+    whole = [one.sequence() for one in both] if alphabet is None else [text(diplotype(*both), alphabet)]
+    return whole, corpus.sentences(whole, options.seed, starts=options.starts, count=options.sentences), alphabet
+
+
+class _Counted:
+    """Sentences that are counted as they are read."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        self._sentences, self.count = sentences, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for sentence in self._sentences:
+            self.count += 1
+            yield sentence

@@ -1,0 +1,195 @@
+"""The wall to transformers: whatever it does not promise to keep and this package calls stands here, and only here.
+
+Each function says what it gives, which name of transformers it stands on, and what would take its place if that name
+went; `tests/packaging/test_walls.py` asks for every name, so that an upgrade which drops one says what it breaks. What
+subclasses of ours define because a class of transformers calls it stays with them; the same test lists it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+)
+from transformers.pytorch_utils import Conv1D
+from transformers.trainer_pt_utils import get_parameter_names
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+TransposedLinear = Conv1D
+"""The linear layer of GPT-2, whose weight is (in, out); it stands on `transformers.pytorch_utils.Conv1D`."""
+
+sees_past = causal_mask_function
+"""How transformers names the pattern "no later key" to who makes a mask; `masking_utils.causal_mask_function`."""
+
+sees_all = bidirectional_mask_function
+"""How transformers names the pattern "every key" to who makes a mask; `masking_utils.bidirectional_mask_function`."""
+
+
+# Attention that is chosen by name.
+
+
+def can_choose_attention(model: PreTrainedModel) -> bool:
+    """Whether a model has its attention chosen by name, through the attention interface.
+
+    It stands on `PreTrainedModel._can_set_attn_implementation`. Setting a name, calling the model once and seeing
+    whether the function of that name was called would take its place.
+    """
+    return model._can_set_attn_implementation()
+
+
+def attention_of(config: PreTrainedConfig) -> str:
+    """The name of the attention that a configuration has chosen.
+
+    It stands on `PreTrainedConfig._attn_implementation`. There is no other way to ask; who sets it could remember it.
+    """
+    name: Any = config._attn_implementation
+    return name
+
+
+def put_attention_back(config: PreTrainedConfig, name: str) -> None:
+    """Choose the attention of a configuration as `attention_of` said it was, without the checks of a first choice.
+
+    It stands on `PreTrainedConfig._attn_implementation_internal`: the public `set_attn_implementation` of
+    models checks the name again, and sets the configurations of all parts.
+    """
+    config._attn_implementation_internal = name
+
+
+def plain_attention(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention by torch's `scaled_dot_product_attention`, as the interface calls it: (B, H, N, D) to (B, N, H, D).
+
+    It stands on `transformers.integrations.sdpa_attention.sdpa_attention_forward`, which is also what
+    `AttentionInterface` holds as "sdpa".
+    """
+    return sdpa_attention_forward(module, q, k, v, mask, **options)
+
+
+def for_every_head(x: Tensor, groups: int) -> Tensor:
+    """Keys or values (B, H', M, D) once for each of the `groups` query heads that share them: (B, H' groups, M, D).
+
+    It stands on `transformers.integrations.sdpa_attention.repeat_kv`; `repeat_interleave` gives the same.
+    """
+    return repeat_kv(x, groups)
+
+
+def whole_mask(*arguments: Any, **options: Any) -> Tensor | None:
+    """A model's mask (B, 1, N, M) in full, True where a query sees a key, with the arguments of the mask interface.
+
+    It stands on `transformers.masking_utils.sdpa_mask`, which otherwise leaves out a mask that a flag can stand for.
+    """
+    return sdpa_mask(*arguments, **options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+
+def kept_keys(attention_mask: Tensor | None, length: int, offset: int) -> Tensor | None:
+    """Which of `length` keys from `offset` on are kept (B, length), those that are yet to come in a cache not.
+
+    It stands on `transformers.masking_utils.prepare_padding_mask`; `torch.nn.functional.pad` gives the same.
+    """
+    mask = prepare_padding_mask(attention_mask, length, offset)
+    return None if mask is None else mask[:, offset : offset + length]
+
+
+# Weights with several names.
+
+
+def tied_weights(model: PreTrainedModel) -> dict[str, str]:
+    """What is tied to what in a model, or in one of the models within it: name to the name that is saved.
+
+    It stands on `PreTrainedModel._tied_weights_keys`. The names under which one tensor is found would take its place.
+    """
+    ties: Any = model._tied_weights_keys
+    return dict(ties or {})
+
+
+def set_tied_weights(model: PreTrainedModel, ties: Mapping[str, str]) -> None:
+    """Say of one model, and not of its class, what is tied to what; `refresh_ties` of the whole is due afterwards.
+
+    It stands on `PreTrainedModel._tied_weights_keys`, which `save_pretrained` and `from_pretrained` go by. A method
+    `get_expanded_tied_weights_keys` of its own, as our models have, would take its place.
+    """
+    model._tied_weights_keys = dict(ties)
+
+
+def reset_tied_weights(model: PreTrainedModel) -> None:
+    """Undo `set_tied_weights`: what the class of the model says holds again; `refresh_ties` is due afterwards."""
+    vars(model).pop("_tied_weights_keys", None)
+
+
+def all_ties(model: PreTrainedModel) -> dict[str, str]:
+    """What is tied to what in a model and all models within it, with patterns spelled out.
+
+    It stands on `PreTrainedModel.get_expanded_tied_weights_keys`, public by spelling and not documented.
+    """
+    return model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def refresh_ties(model: PreTrainedModel) -> None:
+    """Have a model save, load and tie its weights by what `tied_weights` of it and of the models within it says now.
+
+    It stands on `PreTrainedModel.all_tied_weights_keys`, which transformers fills once, as a model is made.
+    """
+    model.all_tied_weights_keys = all_ties(model)
+
+
+# Loading and spreading.
+
+
+def model_from_config(model_class: type[Model], config: PreTrainedConfig) -> Model:
+    """A model of a class with the weights that a configuration starts from.
+
+    It stands on `PreTrainedModel._from_config`, which chooses attention and number format as `from_pretrained` does.
+    The class itself, called with the configuration, would take its place.
+    """
+    return model_class._from_config(config)
+
+
+def allow_training(model: PreTrainedModel) -> None:
+    """Take from a model the mark of a quantised one, which would forbid `.half()`, moving and training.
+
+    It stands on `PreTrainedModel.is_quantized` and `PreTrainedConfig._is_quantized`, which `from_pretrained` sets where
+    a configuration has a `quantization_config`.
+    """
+    marks: Any = model
+    marks.is_quantized = False
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_is_quantized"):
+            config._is_quantized = False
+
+
+def whole_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules that a model wants on one device each: its layers.
+
+    It stands on `PreTrainedModel._no_split_modules`. The members of its module lists would take its place.
+    """
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def mark_as_sharded(model: PreTrainedModel) -> None:
+    """Tell the Trainer that a model is spread over processes already, and is not to be wrapped again.
+
+    It stands on `_is_distributed_loading_by_transformers` and `_is_fsdp_managed_module` of models. Sharding by
+    accelerate, on GPUs alone, would take its place.
+    """
+    marks: Any = model
+    marks._is_distributed_loading_by_transformers = True
+    marks._is_fsdp_managed_module = True
+
+
+def parameters_outside(model: nn.Module, layers: Sequence[type[nn.Module]], patterns: Sequence[str]) -> list[str]:
+    """Names of parameters that are in no layer of these types and match none of these patterns.
+
+    It stands on `transformers.trainer_pt_utils.get_parameter_names`, by which the Trainer finds what weight decay is
+    for. A walk over `named_modules` would take its place.
+    """
+    return get_parameter_names(model, list(layers), list(patterns))

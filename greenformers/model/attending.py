@@ -1,0 +1,142 @@
+"""How self-attention calls its mechanism: chosen once, when the block is built, by what the mechanism can do.
+
+Of the sequence alone, with c the codes of x and W the last factors of its projections, q = c_q W_q and so on:
+
+    plain        out = mechanism(q, k, v)
+    reduced      out = attend(q, reduce(c_k) W_k, reduce(c_v) W_v), so that W meets fewer positions
+
+On top of a cache of the positions before:
+
+    stepping     out, state = step(q, k, v, state), a state of fixed size in place of keys and values
+    remembering  out = mechanism(q, [kept k; k], [kept v; v]), of which the last are kept
+    cached       out = mechanism(q, [earlier k; k], [earlier v; v]), of which all are kept
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, get_args
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from greenformers.attention import Attention, Role
+from greenformers.model.beams import BeamLayer
+from greenformers.model.cache import RecentLayer, StateLayer
+from greenformers.model.projected import Projected
+
+Codes = dict[str, Tensor]
+KeyMask = Bool[Tensor, "B M"] | None
+Mixed = tuple[Float[Tensor, "B H N D"], Float[Tensor, ""] | None]
+"""Mixtures of values, and in training the loss of a mechanism that has one."""
+
+
+class Extras(NamedTuple):
+    """What some mechanisms take besides queries, keys, values and their mask.
+
+    Attributes:
+        global_mask: True = a position that all see and that sees all (B, N), for mechanisms that take it.
+        choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
+            sequence; filled where it is empty.
+    """
+
+    global_mask: Bool[Tensor, "B N"] | None = None
+    choice: dict[str, Tensor] | None = None
+
+
+WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
+WithCache = Callable[[Projected, Codes, KeyMask, Extras, Cache], Mixed]
+
+
+def without_cache(mechanism: Attention) -> WithoutCache:
+    """How a mechanism is called on a sequence alone."""
+    return reduced if mechanism.can_reduce else plain
+
+
+def with_cache(mechanism: Attention, memory_length: int) -> WithCache:
+    """How a mechanism is called on top of a cache.
+
+    Args:
+        mechanism: what mixes the positions.
+        memory_length: positions of a memory that are kept besides its compressed ones; 0: all are.
+    """
+    if mechanism.can_step:
+        return stepping
+    if memory_length:
+        return partial(remembering, limit=memory_length + mechanism.compressed)
+    return cached
+
+
+def plain(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras) -> Mixed:
+    """Attention of a sequence to itself."""
+    return _call(block, _inputs(block, codes), key_mask, extras)
+
+
+def reduced(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras) -> Mixed:
+    """Attention to keys and values that are shortened while they are still codes."""
+    k, v = (block.reduce(role, codes[role], key_mask) for role in get_args(Role))
+    return block.mechanism.attend(block.project("q", codes["q"]), k, v), None
+
+
+def stepping(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras, cache: Cache) -> Mixed:
+    """Attention on top of the state that the cache holds of the earlier positions."""
+    given = _inputs(block, codes)
+    held, count = StateLayer.of(cache, block.mechanism.shape.layer), given["v"].shape[2]
+    mask = None if key_mask is None else key_mask[:, -count:]
+    out, state = block.mechanism.step(**given, state=held.state, key_mask=mask)
+    held.advance(state, count)
+    return out, None
+
+
+def remembering(
+    block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache, *, limit: int
+) -> Mixed:
+    """Attention to the keys and values that the cache keeps and to those given, a memory's before the sequence's.
+
+    Args:
+        block: the mechanism and its projections.
+        codes: of the sequence's queries, and of the keys and values of a memory and the sequence.
+        key_mask: True = keep; its end is of these keys.
+        extras: see `Extras`.
+        cache: keeps keys, values and mask.
+        limit: how many positions it keeps.
+    """
+    given = _inputs(block, codes)
+    held = RecentLayer.of(cache, block.mechanism.shape.layer, limit)
+    mask = None if key_mask is None else key_mask[:, -given["k"].shape[2] :]
+    given["k"], given["v"], mask = held.add(given["k"], given["v"], mask, given["q"].shape[2])
+    return _call(block, given, mask, extras)
+
+
+def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
+    """Attention to all earlier keys and values, which the cache keeps, and to those given."""
+    given, layer = _inputs(block, codes), block.mechanism.shape.layer
+    held = cache.layers[layer] if layer < len(cache.layers) else None
+    if isinstance(held, BeamLayer):
+        return held.attend(**given), None
+    # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
+    has_keys = "k" in codes or block.mechanism.shares_qk
+    k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
+    return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)
+
+
+def _inputs(block: Projected, codes: Codes) -> dict[str, Tensor]:
+    """Queries, keys, values and what else the mechanism has projections of."""
+    projected = {name: block.project(name, code) for name, code in codes.items()}
+    if block.mechanism.shares_qk:
+        projected["k"] = projected["q"]
+    # What a mechanism has no projection for it does not read, except for its length.
+    return {"q": projected["v"], "k": projected["v"]} | projected
+
+
+def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras: Extras) -> Mixed:
+    """The mechanism itself, with what it takes of the extras."""
+    mechanism = block.mechanism
+    further = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
+    if extras.choice is not None and mechanism.chooses:
+        if not extras.choice:
+            extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)
+        further |= extras.choice
+    if block.training and mechanism.has_loss:
+        return mechanism.forward_with_loss(**given, key_mask=key_mask, **further)
+    return mechanism(**given, key_mask=key_mask, **further), None

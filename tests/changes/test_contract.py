@@ -1,0 +1,327 @@
+"""The contract of a change, held by every row on every network of the zoo, alone and two by two."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fresh import read_again
+from models import sentences, tokenizer
+from rows import ROWS, Row
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from zoo import ZOO, difference, inputs, network, outputs
+
+import greenformers
+from greenformers.changes import Change, build, kind, kinds, names
+from greenformers.changes._options import as_dict, as_flags, parse, typed
+from greenformers.changes._recipe import read_recipe, recipe_text
+from greenformers.checkpoint.description import Description
+from greenformers.checkpoint.place import place
+from greenformers.checkpoint.structure import structure
+from greenformers.cli.compress import compress as command
+from greenformers.cli.compress import recipe_of
+
+BY_NAME = {row.name: row for row in ROWS}
+DEPTH = {"bert": "num_hidden_layers", "gpt2": "n_layer"}
+PAIRS = [(a.name, b.name) for a in ROWS for b in ROWS]
+
+
+def made(name: str, changes: Sequence[Change]) -> PreTrainedModel:
+    model = network(name, **({DEPTH[name]: 4} if name in DEPTH else {}))
+    apply(model, changes, name)
+    return model
+
+
+def apply(model: nn.Module, changes: Sequence[Change], name: str) -> Any:
+    learns = any("training" in change.needs for change in changes)
+    texts = {"texts": sentences(40), "tokenizer": tokenizer(name), "length": 9} if learns else {}
+    return greenformers.compress(model, changes, example=inputs(name), **texts)
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """All that a change could change."""
+    config = getattr(model, "config", None)
+    return {
+        "weights": {name: x.clone() for name, x in model.state_dict().items()},
+        "modules": [(path, type(module)) for path, module in model.named_modules(remove_duplicate=False)],
+        "objects": {path: id(x) for path, x in model.named_parameters(remove_duplicate=False)},
+        "trainable": {path: x.requires_grad for path, x in model.named_parameters()},
+        "training": [module.training for module in model.modules()],
+        "config": None if config is None else json.dumps(config.to_dict(), sort_keys=True, default=str),
+        "described": structure(model).as_dict(),
+    }
+
+
+def check_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for part in before.keys() - {"weights"}:
+        assert before[part] == after[part], part
+    torch.testing.assert_close(before["weights"], after["weights"], rtol=0, atol=0)
+
+
+def test_every_change_has_a_row() -> None:
+    assert sorted(BY_NAME) == names()
+    for name in names():
+        assert kind(name).name() == name
+        assert (kind(name).__doc__ or "").splitlines()[0].endswith(".")
+
+
+def applies(row: Row, name: str) -> bool:
+    return row.only is None or name in row.only
+
+
+@pytest.fixture(scope="module")
+def reloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every row on every network that it can be made of, and what a fresh process reads."""
+
+    def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
+        for row in ROWS:
+            for name in ZOO:
+                if applies(row, name):
+                    yield f"{row.name}-{name}", name, made(name, [row.change])
+
+    return read_again(tmp_path_factory.mktemp("alone"), models())
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_alone(reloaded: dict[str, dict[str, Any]], row: Row, name: str) -> None:
+    if not applies(row, name):
+        model = network(name)
+        before = snapshot(model)
+        with pytest.raises(ValueError, match=r"\w+ .*\w"):
+            apply(model, [row.change], name)
+        check_same(before, snapshot(model))
+        return
+    read = reloaded[f"{row.name}-{name}"]
+    assert read["after"]["difference"] == 0
+    assert read["after"]["keys"] == {}
+    described = structure(read["model"])
+    assert list(described.changes) == [row.name] * row.shows
+    if row.shows:
+        check_inverse(described, read["model"])
+
+
+def check_inverse(described: Description, model: PreTrainedModel) -> None:
+    """What is placed by a description describes itself so, and has the parameters that the network has."""
+    with torch.device("meta"):
+        skeleton = type(model)(copy.deepcopy(model.config))
+    assert place(skeleton, described) == []
+    assert structure(skeleton).as_dict() == described.as_dict()
+    shapes = {key: (x.shape, x.dtype) for key, x in model.state_dict().items()}
+    assert {key: (x.shape, x.dtype) for key, x in skeleton.state_dict().items()} == shapes
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Two changes in a row, every two of them, on an encoder and a language model."""
+
+    def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
+        for name in DEPTH:
+            for first, second in PAIRS:
+                if not refused(first, second):
+                    yield (
+                        f"{name}-{first}-{second}",
+                        name,
+                        made(name, [*fitting(first), *fitting(second, again=first == second)]),
+                    )
+
+    return read_again(tmp_path_factory.mktemp("pairs"), models())
+
+
+def fitting(name: str, again: bool = False) -> list[Change]:
+    change = BY_NAME[name].change
+    if name == "layers":
+        return [change.but(keep=1 if again else 2)]
+    if name == "low_rank":
+        return [change.but(select=("embedding",) if again else ("linear",))]
+    return [change]
+
+
+def refused(first: str, second: str) -> bool:
+    return kind(first).freezes and kind(second).reads_weights
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize("name", DEPTH)
+def test_two_by_two(composed: dict[str, dict[str, Any]], name: str, first: str, second: str) -> None:
+    if refused(first, second):
+        model = network(name)
+        before = snapshot(model)
+        with pytest.raises(ValueError, match=f"{second} cannot follow {first}"):
+            apply(model, [*fitting(first), *fitting(second)], name)
+        check_same(before, snapshot(model))
+        return
+    read = composed[f"{name}-{first}-{second}"]
+    assert read["after"]["difference"] == 0
+    assert read["after"]["keys"] == {}
+    shown = [change for change in dict.fromkeys((first, second)) if BY_NAME[change].shows]
+    described = structure(read["model"])
+    assert described.order == shown
+    if shown:
+        check_inverse(described, read["model"])
+    if "cached" in read["after"] and not {"attention"} & {first, second}:
+        assert read["after"]["cached"] == read["after"]["uncached"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_copies_types_and_state_dicts(row: Row, name: str) -> None:
+    model, batch = made(name, [row.change]), inputs(name)
+    expected = outputs(model, batch)
+    copied = copy.deepcopy(model)
+    assert structure(copied).as_dict() == structure(model).as_dict()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.zero_()
+    assert difference(outputs(copied, batch), expected) == 0
+    assert difference(outputs(model, batch), expected) > 0
+    model.load_state_dict(copied.state_dict())
+    assert difference(outputs(model, batch), expected) == 0
+    half = copied.to(torch.bfloat16)
+    assert structure(half).as_dict() == structure(model).as_dict()
+    scale = max(part.abs().max().item() for part in expected)
+    assert 0 < difference(outputs(half, batch), expected) < 0.2 * scale
+
+
+@pytest.mark.parametrize(("name", "description"), [(row.name, hostile) for row in ROWS for hostile in row.hostile])
+def test_hostile_descriptions_are_refused(name: str, description: Any) -> None:
+    with pytest.raises(ValueError, match=r"\w+ .*\w"):
+        place(network("bert"), Description({name: description}))
+
+
+@pytest.mark.parametrize("described", [{"changes": {"os": {}}}, {"changes": []}, {"changes": {"int8": {}}, "order": []},
+                                       {"changes": {"int8": {}}, "order": 3}, {"changes": {"_int8": {}}}])  # fmt: skip
+def test_descriptions_of_no_change_are_refused(described: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\w+ .*\w"):
+        Description.read(described)
+
+
+# Plain networks: torch's own encoder, convolutions, recurrent layers beside linear ones.
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(8, 24, 3, padding=1), nn.Conv2d(1, 16, 5, padding=2)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x.mT).relu() + self.second(x[:, None]).mean((1, 3))[:, None]
+        return self.head(y.mean(-1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Linear(8, 24), nn.LSTM(24, 16, batch_first=True)
+        self.head, self.tied = nn.Linear(16, 20), nn.Linear(16, 20, bias=False)
+        self.tied.weight = self.head.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lstm(self.embedding(x))[0]
+        return self.head(y) + self.tied(y)
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 24, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+PLAIN = {"Convolutions": Convolutions, "Recurrent": Recurrent, "encoder": encoder}
+RECIPES = [["low_rank"], ["int8"], ["low_rank", "int8"]]
+READ = """
+import sys, torch, greenformers
+from pathlib import Path
+from safetensors.torch import load_file
+sys.path.insert(0, sys.argv[2])
+torch.set_num_threads(1)
+from test_contract import PLAIN
+from greenformers.checkpoint.structure import structure
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    torch.manual_seed(7)
+    model = greenformers.load(folder, into=PLAIN[folder.name.partition("-")[0]]())
+    given = load_file(folder / "expected.safetensors")
+    with torch.no_grad():
+        assert torch.equal(model(given["x"]), given["y"]), folder.name
+    assert structure(model).order == folder.name.split("-")[1:], folder.name
+print("all read")
+"""
+
+
+def plain(which: str, changes: Sequence[str]) -> nn.Module:
+    torch.manual_seed(0)
+    model = PLAIN[which]().eval()
+    rows = [BY_NAME[name] for name in changes]
+    greenformers.compress(
+        model, [row.change.but(select=None, multiple=1) if row.name == "low_rank" else row.change for row in rows]
+    )
+    return model
+
+
+def test_plain_networks_are_read_in_a_fresh_process(tmp_path: Path) -> None:
+    """Of a network that is not of transformers nothing was saved but ranks: int8 was lost without a word."""
+    x = torch.randn(3, 8, 8)
+    for which in PLAIN:
+        for recipe in RECIPES:
+            model = plain(which, recipe)
+            folder = greenformers.save(model, tmp_path / "-".join([which, *recipe]))
+            with torch.no_grad():
+                save_file({"x": x, "y": model(x).contiguous()}, folder / "expected.safetensors")
+    here = str(Path(__file__).parent)
+    shown = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path), here], capture_output=True, text=True, timeout=200,
+        env={**__import__("os").environ, "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert shown.stdout.strip().endswith("all read"), shown.stderr
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.plain], ids=lambda row: row.name)
+def test_what_needs_a_model_of_transformers_says_so(row: Row) -> None:
+    torch.manual_seed(0)
+    model = Recurrent()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="Recurrent is no model of transformers"):
+        greenformers.compress(model, [row.change], texts=sentences(9), tokenizer=tokenizer("bert"))
+    check_same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_python_flags_and_files_say_the_same(row: Row, tmp_path: Path) -> None:
+    change = row.change
+    assert parse(typed(change)) == change
+    (tmp_path / "recipe.toml").write_text(recipe_text([change]))
+    assert read_recipe(tmp_path / "recipe.toml") == [change]
+    options = as_dict(change)
+    assert build(options.pop("name"), **json.loads(json.dumps(options))) == change
+    assert as_flags([change]) == list(row.flags)
+    assert recipe_of(None, None, given(row.flags)) == [change]
+
+
+def given(words: Sequence[str]) -> dict[str, Any]:
+    """What the command is called with for some words."""
+    import typer
+    from typer.testing import CliRunner
+
+    seen: dict[str, Any] = {}
+
+    def watched(**values: Any) -> None:
+        seen.update(values)
+
+    watched.__signature__ = command.__signature__  # type: ignore[attr-defined]
+    app = typer.Typer()
+    app.command()(watched)
+    done = CliRunner().invoke(app, ["model", "--out", "out", *words])
+    assert done.exit_code == 0, done.output
+    return seen
+
+
+def test_defaults_work() -> None:
+    for change in kinds():
+        assert as_dict(change()) == {"name": change.name()}
+        assert parse(change.name()) == change()

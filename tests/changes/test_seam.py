@@ -1,0 +1,150 @@
+"""The seam: a change is one class in one file, and all else follows from it. No other file names a change."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from models import folder, pairs
+
+import greenformers
+from greenformers.changes import names
+
+PACKAGE = Path(greenformers.__file__).parent
+ROOT = PACKAGE.parent
+
+TOY = '''"""Toy: numbers of linear layers after the point, cut off."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from greenformers.changes._contract import Change, Given, Report, UnitReport, option
+
+
+class Cut(nn.Linear):
+    digits = 3
+
+    def forward(self, x):
+        return super().forward(x).mul(10**self.digits).round().div(10**self.digits)
+
+
+@dataclass(frozen=True)
+class Toy(Change):
+    """Outputs of linear layers with so many digits."""
+
+    digits: int = option(3, "Digits after the point.", "--toy-digits")
+    order: ClassVar[int] = 60
+
+    def apply(self, model, given):
+        found = [(path, part) for path, part in model.named_modules() if type(part) is nn.Linear]
+        for path, part in found:
+            part.__class__, part.digits = Cut, self.digits
+        units = [UnitReport(path, f"{self.digits} digits", 1, 1) for path, _ in found]
+        return Report({"name": "toy", "digits": self.digits}, f"{len(found)} layers", units)
+
+    @classmethod
+    def describe(cls, model):
+        return {path: part.digits for path, part in model.named_modules() if type(part) is Cut} or None
+
+    @classmethod
+    def place(cls, model, description):
+        for path, digits in description.items():
+            model.get_submodule(path).__class__, model.get_submodule(path).digits = Cut, digits
+        return []
+'''
+
+STRANGER = """
+import json, sys, greenformers, greenformers.changes
+greenformers.changes.__path__.append(sys.argv[1])
+import torch
+from transformers import AutoModel
+torch.set_num_threads(1)
+model = AutoModel.from_pretrained(sys.argv[2])
+cut = sum(type(part).__name__ == "Cut" for part in model.modules())
+ids = torch.arange(3, 12)[None]
+with torch.no_grad():
+    print(json.dumps([cut, model(ids).last_hidden_state.sum().item(), greenformers.load(sys.argv[2])(ids)[0].sum().item()]))
+"""
+
+
+def run(*words: str | Path, toy: Path) -> str:
+    """The command line where the toy's folder is one of those that hold changes."""
+    code = (
+        "import sys, greenformers.changes\n"
+        "greenformers.changes.__path__.append(sys.argv.pop(1))\n"
+        "from greenformers.cli import main\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(toy), *map(str, words)], capture_output=True, text=True, timeout=250,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_change_is_one_file(tmp_path: Path) -> None:
+    toy = tmp_path / "changes"
+    toy.mkdir()
+    (toy / "toy.py").write_text(TOY)
+    model = folder(tmp_path, "bert", "BertModel")
+    texts = pairs(tmp_path / "pairs.tsv")
+    assert "--toy-digits" in run("compress", "--help", toy=toy)
+    assert "Digits after the point." in run("changes", toy=toy)
+    shown = run("compress", model, "--toy-digits", "2", "--int8", "--evaluate", texts, "--lengths", "9", "--out",
+                tmp_path / "small", toy=toy)  # fmt: skip
+    assert "toy: 13 layers" in shown
+    assert (tmp_path / "small" / "recipe.toml").read_text().startswith('[[change]]\nname = "toy"\ndigits = 2\n')
+    card = (tmp_path / "small" / "README.md").read_text()
+    assert "toy + int8" in card
+    run("compress", model, "--recipe", tmp_path / "small" / "recipe.toml", "--lengths", "", "--out", tmp_path / "again",
+        toy=toy)  # fmt: skip
+    run("compress", model, "--change", "toy 2", "--lengths", "", "--out", tmp_path / "toy", toy=toy)
+    assert "`toy`: Outputs of linear layers with so many digits." in (tmp_path / "toy" / "README.md").read_text()
+    read = subprocess.run([sys.executable, "-c", STRANGER, toy, tmp_path / "toy"], capture_output=True, text=True)
+    cut, plain, loaded = json.loads(read.stdout.splitlines()[-1])
+    assert cut == 13
+    assert plain == loaded
+    advice = run("recommend", "--model", model, "--texts", texts, "--length", "9", toy=toy)
+    assert re.search(r"\btoy\b", advice)
+    # Where the change is not known, the result is refused and not read without it.
+    with pytest.raises(ValueError, match="'toy' is no change that is known here"):
+        greenformers.load(tmp_path / "toy")
+
+
+def strings_and_imports(source: str) -> set[str]:
+    """What a file could name a change by: words in quotes that are one name, and modules and classes it imports."""
+    said = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            said.add(node.value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("greenformers.changes"):
+            said |= {f"changes.{alias.name}" for alias in node.names}
+            said |= {f"changes.{part}" for part in (node.module or "").split(".")[2:]}
+    return said
+
+
+ORDINARY = {"attention", "layers"}
+"""Names of changes that are words of other meaning too: in quotes, a slot of a configuration and a number of layers."""
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_other_file_names_a_change(path: Path) -> None:
+    if path.is_relative_to(PACKAGE / "changes"):
+        return
+    said = strings_and_imports(path.read_text())
+    classes = {name.title().replace("_", "") for name in names()}
+    assert not said & (set(names()) - ORDINARY)
+    assert not said & {f"changes.{name}" for name in {*names(), *classes, *(f"_{name}" for name in names())}}
+
+
+def test_the_finder_finds() -> None:
+    assert strings_and_imports('x = "int8"') == {"int8"}
+    assert "changes.LowRank" in strings_and_imports("from greenformers.changes import LowRank")
+    assert "changes.low_rank" in strings_and_imports("from greenformers.changes.low_rank import LowRank")

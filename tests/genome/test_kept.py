@@ -1,0 +1,32 @@
+"""How much of full attention networks of genomes keep: the same for every mechanism with an option for it."""
+
+import pytest
+import torch
+
+from greenformers.attention import attention_class, names
+from greenformers.genome.longest import Setting, Size, _Classifier
+from greenformers.genome.masked import projected
+from greenformers.genome.settings import Network
+
+RANKED = [name for name in names() if attention_class(name).rank_option is not None]
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_by_default_256_or_the_length(name):
+    assert projected(Network(variant=name, length=4096)).k == 256
+    assert projected(Network(variant=f"lrt+{name}", length=60)).k == 60
+    assert projected(Network(variant=name, k=9)).k == 9
+
+
+@pytest.mark.parametrize("variant", ["transformer", "lrt", "bp", "routing"])
+def test_what_has_no_such_option_is_given_none(variant):
+    assert projected(Network(variant=variant)).k is None
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_the_longest_sequence_is_of_as_much(name):
+    size = Size(hidden=8, layers=1, heads=2, feed_forward=8, k=6, batch=1)
+    with torch.device("meta"):
+        found = [_Classifier(Setting(name, "inference", False, 9), size, length) for length in (4, 20)]
+    option = attention_class(name).rank_option
+    assert [one.model.config.attention_options for one in found] == [{option: 4}, {option: 6}]

@@ -1,0 +1,170 @@
+"""Every script of benchmarks/ has the arguments of the harness, and no parser of its own."""
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+COMMAND = r"python\s+benchmarks/(\w+)\.py((?:\s+\[?--[\w-]+(?:(?: |\n(?!\n) *)[\w./-]+)?\]?)*)"
+TEXTS = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *FOLDER.glob("[!_]*.py"))
+# The command lines that README, docs, the scripts themselves and the records of results/ name.
+CALLS = {call for path in TEXTS for call in re.findall(COMMAND, path.read_text())}
+CALLS |= {
+    call
+    for path in (ROOT / "results").glob("*.jsonl")
+    for call in re.findall(r'"command": "(?:python )?benchmarks/(\w+)\.py([^"]*)"', path.read_text())
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts() -> Iterator[None]:
+    """The scripts can be imported, as they import each other, and are forgotten afterwards."""
+    sys.path.insert(0, str(FOLDER))
+    yield
+    sys.path.remove(str(FOLDER))
+    for name in ("_harness", *SCRIPTS):
+        sys.modules.pop(name, None)
+
+
+def script(name: str) -> Any:
+    module: ModuleType = importlib.import_module(name)
+    return module
+
+
+def test_there_are_scripts() -> None:
+    assert len(SCRIPTS) >= 36
+    assert {name for name, _ in CALLS} == {*SCRIPTS}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_offers_quick_and_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = script(name)
+    with pytest.raises(SystemExit) as exit_:
+        module.BENCHMARK.run(module.main, ["--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert {"--quick", "--json", "--threads"} <= {word.strip("[],") for word in shown.split()}
+    assert module.__doc__.splitlines()[0] in shown
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_unknown_option_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = script(name)
+    with pytest.raises(SystemExit) as exit_:
+        module.BENCHMARK.run(module.main, ["--no-such-option"])
+    assert exit_.value.code == 2
+    assert "--no-such-option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_has_no_parser_of_its_own(name: str) -> None:
+    source = (FOLDER / f"{name}.py").read_text()
+    tree = ast.parse(source)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not names & {"ArgumentParser", "argv", "argparse", "getopt"}
+    assert source.endswith('if __name__ == "__main__":\n    BENCHMARK.run(main)\n')
+    assert script(name).BENCHMARK.name == name
+
+
+@pytest.mark.parametrize(("name", "options"), sorted(CALLS), ids=lambda text: "".join(text.split()) or "plain")
+def test_the_command_lines_of_the_documentation_are_understood(name: str, options: str) -> None:
+    words = options.replace("[", " ").replace("]", " ").split()
+    script(name).BENCHMARK.parser().parse_args(["1" if word == "N" else word for word in words])
+
+
+def test_a_command_names_what_was_asked_and_no_path() -> None:
+    module = script("learned_speed")
+    given = module.BENCHMARK.parser().parse_args(["--quick", "--peers", "/a", "--json", "/b", "--only", "a b"])
+    assert module.BENCHMARK.command(given) == "python benchmarks/learned_speed.py --peers PEERS --only 'a b' --quick"
+    assert (
+        script("pattern_speed").BENCHMARK.command(
+            script("pattern_speed").BENCHMARK.parser().parse_args(["--threads", "2"])
+        )
+        == "python benchmarks/pattern_speed.py"
+    )
+
+
+def run_of(tmp_path: Path, main: Any, *words: str) -> Any:
+    """How a benchmark ends that does this; the file of its records is `records.jsonl`."""
+    harness = script("_harness")
+    benchmark = harness.Benchmark(
+        str(tmp_path / "toy.py"), "A toy.", quick="hardly anything", options=(harness.SEED, harness.PEERS)
+    )
+    with pytest.raises(SystemExit) as exit_:
+        benchmark.run(main, ["--json", str(tmp_path / "records.jsonl"), *words])
+    return exit_.value.code
+
+
+@pytest.mark.parametrize(("met", "status"), [(None, 0), (True, 0), (False, 1)])
+def test_a_missed_bar_is_exit_status_1(met: bool | None, status: int, tmp_path: Path) -> None:
+    assert run_of(tmp_path, lambda _: met) == status
+
+
+def test_records_have_the_unit_of_the_table_and_the_command(tmp_path: Path) -> None:
+    from greenformers.measure.latency import Timing
+    from greenformers.measure.record import read
+
+    def main(run: Any) -> None:
+        times = run.times({"a": lambda: None}, repeats=9, quick=2)
+        assert len(times["a"].samples) == 2
+        run.write([run.record("latency", Timing(0.002, 0.001, 0.004, ()), "a", {"length": 3}, seed=7)])
+
+    assert run_of(tmp_path, main, "--quick", "--seed", "5") == 0
+    (record,) = read(tmp_path / "records.jsonl")
+    assert (record.benchmark, record.value, record.spread, record.unit) == ("toy", 2.0, 3.0, "ms")
+    assert record.context["command"] == "python benchmarks/toy.py --seed 5 --quick"
+    assert record.context["seed"] == 7
+
+
+def test_known_trainings_are_not_repeated_and_stopped_ones_go_on(tmp_path: Path) -> None:
+    trained = []
+
+    def main(run: Any) -> None:
+        def train(training: tuple[str, int]) -> list[Any]:
+            if len(trained) == 3:
+                raise KeyboardInterrupt
+            trained.append(training)
+            return [run.record("accuracy", 50.0, training[0], {"seed": training[1], "steps": 4, "batch": 8})]
+
+        wanted = [(name, seed) for seed in run.seeds for name in ("a", "b")]
+        records = run.trainings(wanted, lambda one: (one[0], {"seed": one[1], "steps": 4}), train, str)
+        assert len(records) == 4
+
+    assert run_of(tmp_path, main) == 1
+    assert trained == [("a", 0), ("b", 0), ("a", 1)]
+    trained.clear()
+    assert run_of(tmp_path, main) == 0
+    assert trained == [("b", 1)]
+
+
+def test_what_is_missing_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    harness = script("_harness")
+    benchmark = harness.Benchmark("toy.py", "A toy.", quick="", options=(harness.data("--data", ".", "x", "part"),))
+
+    def ended(*words: str) -> Any:
+        with pytest.raises(SystemExit) as exit_:
+            benchmark.run(lambda _: pytest.fail("it must not run"), [*words])
+        return exit_.value.code, capsys.readouterr().err
+
+    assert ended("--data", str(tmp_path)) == (
+        0, f"skipped: {tmp_path / 'part'} is not there; name its folder with --data\n"
+    )  # fmt: skip
+    (tmp_path / "file").touch()
+    status, message = ended("--data", str(tmp_path), "--json", str(tmp_path / "file" / "records.jsonl"))
+    assert status == 2
+    assert "cannot be written" in message
+
+
+def test_growth_is_the_exponent() -> None:
+    assert script("_harness").growth({8: 64.0, 2: 4.0, 4: 1.0}) == pytest.approx(2)
+    assert script("_harness").growth({8: 64.0}) == 0

@@ -1,0 +1,52 @@
+"""No part of the library asks whether a mechanism or a block is a certain one: capabilities and registries answer."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import greenformers
+
+PACKAGE = Path(greenformers.__file__).parent
+NAMES = {"linformer", "bp", "isab", "star", "pma", "chunked", "performer", "compressive", "transformer_xl", "reformer"}
+
+
+def compared(source: str) -> set[str]:
+    """Names that a file compares a value with, or looks a value up among: == != in, `match` and `case`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        sides: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        for side in sides:
+            parts = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+            if isinstance(side, ast.Dict):
+                parts = [key for key in side.keys if key is not None]
+            found |= {part.value for part in parts if isinstance(part, ast.Constant) and part.value in NAMES}
+    return found
+
+
+@pytest.mark.parametrize("folder", ["model", "measure", "train", "genome", "advise", "report", "speech", "blocks"])
+def test_no_mechanism_is_asked_for_by_name(folder: str) -> None:
+    files = sorted((PACKAGE / folder).glob("*.py"))
+    assert files
+    assert {path.name: found for path in files if (found := compared(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('if attention == "linformer": pass', {"linformer"}),
+        ('x = variant.split("+")[-1] != "linformer"', {"linformer"}),
+        ('x = "bp" == self.block', {"bp"}),
+        ('x = name in ("standard", "bp", "isab")', {"bp", "isab"}),
+        ('x = name in {"bp": 1}', {"bp"}),
+        ('match x:\n    case "bp": pass', {"bp"}),
+        ('x = times["lrt"] <= times["linformer"]', set()),
+        ('x = {"linformer": {"k": 3}}', set()),
+    ],
+)
+def test_the_test_finds_them(source: str, found: set[str]) -> None:
+    assert compared(source) == found
