@@ -5,12 +5,14 @@ import json
 import pytest
 import torch
 import transformers
+from command_line import refused, run
 from models import folder
 from safetensors import safe_open
 from zoo import difference, inputs, outputs
 
 import greenformers
 from greenformers.changes import Int8, LowRank
+from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.save import REPORT
 from greenformers.compress import from_disk
 from greenformers.compress.from_disk import compress_from_disk
@@ -102,6 +104,23 @@ def test_never_more_than_one_weight_is_read_at_a_time(models, tmp_path, monkeypa
     compress_from_disk(models["bert"], tmp_path / "out", [HALF])
     assert held
     assert set(held) == {1}
+
+
+def test_the_command(models, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    words = ["compress", str(models["bert"]), "--keep", "0.5", "--solver", "svd", "--from-disk", "--out"]
+    assert run(monkeypatch, *words, str(out)) == 0
+    shown = capsys.readouterr().out
+    assert "low_rank: " in shown
+    assert f"model:  {out}" in shown
+    assert read_recipe(out / RECIPE) == [HALF]
+    compress_from_disk(models["bert"], tmp_path / "other", [HALF])
+    one, other = (greenformers.load(folder) for folder in (out, tmp_path / "other"))
+    assert difference(outputs(one, inputs("bert")), outputs(other, inputs("bert"))) == 0.0
+    assert "--from-disk goes without --texts, --length" in refused(
+        monkeypatch, capsys, *words, str(tmp_path / "new"), "--texts", "t.txt", "--length", "9"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
 @pytest.mark.parametrize(
