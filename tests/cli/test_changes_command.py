@@ -13,7 +13,8 @@ def test_every_option_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert run(monkeypatch, "changes") == 0
     shown = capsys.readouterr().out
     for kind in kinds():
-        assert f"{kind.name()}: {(kind.__doc__ or '').splitlines()[0]}" in shown
+        about = " ".join((kind.__doc__ or "").split()[:2])
+        assert f"{kind.name()}: {about}" in shown
         part = shown.partition(f"{kind.name()}: ")[2]
         for entry in fields(kind):
             (line,) = [line for line in part.splitlines() if line.startswith(f"│ {entry.name} ")][:1]
