@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -133,7 +133,7 @@ class Benchmark:
         words = []
         for option in (*self.options, *self._shared()):
             value = getattr(given, option.key)
-            if value in (None, False, option.default) or option.type is Path:
+            if value is None or value is False or value == option.default or option.type is Path:
                 words += ["--peers", "PEERS"] if option is PEERS and value else []
             else:
                 words += [option.name] if option.type is bool else [option.name, shlex.quote(str(value))]
@@ -231,7 +231,8 @@ class Run:
         from greenformers.measure.latency import Timing
 
         if isinstance(value, Timing):
-            value, spread = 1e3 * value.median, 1e3 * (value.q3 - value.q1)
+            spread = 1e3 * (value.q3 - value.q1)
+            value = 1e3 * value.median
         return Record.of(
             metric, value, benchmark=self.benchmark.name, variant=variant, setting=setting, spread=spread,
             ratio=ratio, to=to, interval=interval, source=source,
@@ -332,8 +333,9 @@ def fitted(model: Any, objective: Any, schedule: Any, label: str) -> History:
     return history
 
 
+@cache
 def installed(*packages: str) -> bool:
-    """Whether all of these can be imported; what cannot be is said, and its side left out."""
+    """Whether all of these can be imported; what cannot be is said, once, and its side left out."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         print(f"left out: {', '.join(missing)} cannot be imported", file=sys.stderr, flush=True)

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from _harness import Benchmark, Option, Run, data
-from compress_minilm import model_folder
+from compress_minilm import minilm
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 from rich.table import Table
 from torch import Tensor, nn
-from transformers import AutoTokenizer, BertModel
+from transformers import BertModel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from greenformers.attention import Shape, build
@@ -53,10 +53,7 @@ BENCHMARK = Benchmark(
 
 
 def main(run: Run) -> None:
-    folder = model_folder()
-    if folder is None:
-        run.skip("it needs the extra minilm")
-    model, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = minilm(run)
     every = blocks(read_lines(need(run.given.texts, "wiki.valid.tokens")), tokenizer, LENGTH)
     count = 2 if run.quick else TEXTS
     approximations = points(FEATURES[:6] if run.quick else FEATURES)

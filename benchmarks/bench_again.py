@@ -22,11 +22,7 @@ from greenformers.measure.record import Record
 RUNS = ("first", "second", "loaded")
 Key = tuple[str, int, str]
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="one length and 5 repeats in place of two and 15",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="one length and 5 repeats in place of two and 15")
 
 
 def main(run: Run) -> None:

@@ -37,9 +37,7 @@ BENCHMARK = Benchmark(
 
 
 def main(run: Run) -> bool:
-    given, folder = run.given, model_folder()
-    if folder is None:
-        run.skip("it needs the extra minilm")
+    given, folder = run.given, model_folder() or run.skip("it needs the extra minilm")
     taught = sentences(given.data / "wikitext2", 500 if run.quick else 20_000)
     with tempfile.TemporaryDirectory() as made:
         here = Path(made)

@@ -60,11 +60,8 @@ BENCHMARK = Benchmark(
 
 
 def main(run: Run) -> None:
-    given, folder = run.given, model_folder()
-    if folder is None:
-        run.skip("it needs the extra minilm")
-    torch.manual_seed(0)
-    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    given = run.given
+    dense, tokenizer = minilm(run)
     calibration = batches(sentences(given.texts, 50 if run.quick else SENTENCES), tokenizer, "encoder", LENGTH, 64)
     records: list[Record] = []
     if given.grid:
@@ -89,6 +86,13 @@ def model_folder() -> Path | None:
     if not (digest.startswith(SHA256[0]) and digest.endswith(SHA256[1])):
         raise ValueError(f"the weights of MiniLM are not those known: sha256 {digest}")
     return folder
+
+
+def minilm(run: Run) -> tuple[BertModel, PreTrainedTokenizerBase]:
+    """The model and its tokenizer. Where the extra is not installed the benchmark is skipped."""
+    folder = model_folder() or run.skip("it needs the extra minilm")
+    torch.manual_seed(0)
+    return BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def sentences(folder: Path, count: int) -> list[str]:

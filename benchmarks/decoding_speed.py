@@ -18,11 +18,7 @@ from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 KERNELS, SOFTMAX = ("linear_transformer", "performer"), "full"
 CONTEXTS, NEW, BAR = (1024, 4096, 16384, 65536), 32, 0.9
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="up to 4K, 5 turns in place of 15",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="up to 4K, 5 turns in place of 15")
 
 
 def main(run: Run) -> bool:

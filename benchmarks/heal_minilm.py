@@ -13,9 +13,8 @@ import time
 
 import torch
 from _harness import Benchmark, Option, Run, data, told
-from compress_minilm import LENGTH, model_folder, pairs, sentences
+from compress_minilm import LENGTH, minilm, pairs, sentences
 from rich.table import Table
-from transformers import AutoTokenizer, BertModel
 
 from greenformers.changes.heal import Healing, heal
 from greenformers.compress.quality import judge
@@ -41,10 +40,8 @@ BENCHMARK = Benchmark(
 
 
 def main(run: Run) -> bool:
-    given, folder = run.given, model_folder()
-    if folder is None:
-        run.skip("it needs the extra minilm")
-    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    given = run.given
+    dense, tokenizer = minilm(run)
     calibration = batches(sentences(given.texts, 50 if run.quick else 1000), tokenizer, "encoder", LENGTH, 64)
     texts = [*sentences(given.texts, 500 if run.quick else 20_000), *pairs(given.pairs, "train").lines]
     judged = pairs(given.pairs, "train" if run.quick else "valid")

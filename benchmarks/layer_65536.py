@@ -21,11 +21,7 @@ from greenformers.model.variant import slots
 FAST, RANK, K = "lrt+linformer", 64, 128
 SPEED_UP, EXPONENT = 60, 1.1
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="shorter sequences",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="shorter sequences")
 
 
 def main(run: Run) -> bool:

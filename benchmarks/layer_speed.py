@@ -34,11 +34,7 @@ BARS = {
     ("training", 128, "lrt"): 2.5,
 }
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="fewer repeats; under two minutes on two cores",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="fewer repeats; under two minutes on two cores")
 
 
 def main(run: Run) -> bool:

@@ -26,11 +26,7 @@ from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 
 HEADS, DIM, SYMBOLS, BACK, RAMP = 4, 32, 64, 3, 32
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="sequences of 256, timed at 2,048, 3 repeats",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="sequences of 256, timed at 2,048, 3 repeats")
 
 
 def main(run: Run) -> bool:

@@ -101,11 +101,12 @@ def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, An
         )
     lines += ["", "The first sentences of the test set:", ""]
     for place in range(min(SHOWN, len(texts[BASELINE]))):
-        source, target, _ = texts[BASELINE][place].splitlines()
+        source, target, _ = texts[BASELINE][place].split("\n", 2)
         lines += [f"- {source}", f"  - {target}"]
-        lines += [
-            f"  - {variant}: {texts[variant][place].splitlines()[2].split(':', 1)[1].strip()}" for variant in VARIANTS
-        ]
+        for variant in VARIANTS:
+            # What a network that has hardly learnt writes may itself hold line breaks.
+            written = texts[variant][place].split("\n", 2)[2].split(":", 1)[1]
+            lines.append(f"  - {variant}: {' '.join(written.split())}")
     return "\n".join(lines) + "\n"
 
 

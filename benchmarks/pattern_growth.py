@@ -19,12 +19,7 @@ from rich.table import Table
 from greenformers.attention import Attention, Shape, build
 from greenformers.measure.record import Record
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="three lengths and 3 turns",
-    threads=THREADS,
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="three lengths and 3 turns", threads=THREADS)
 
 
 def main(run: Run) -> bool:

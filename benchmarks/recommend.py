@@ -21,12 +21,7 @@ from greenformers.measure.record import Record
 ERROR, WITHIN, SHARE = 0.15, 1.10, 0.85
 BESIDE = 8
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="6 settings in place of 60",
-    seed=1,
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="6 settings in place of 60", seed=1)
 
 
 def main(run: Run) -> bool:

@@ -45,11 +45,7 @@ TURN, REPEATS = 4096, 3
 TIMES = {"inference": "latency", "training": "train_step"}
 ALLOWED = 0.1
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick=f"N {QUICK[0]} and {QUICK[1]:,}",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick=f"N {QUICK[0]} and {QUICK[1]:,}")
 
 
 def main(run: Run) -> bool:

@@ -30,11 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 MIB = 2**20
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="6 layers, N 256",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="6 layers, N 256")
 
 
 def main(run: Run) -> None:

@@ -29,11 +29,7 @@ LENGTHS, QUICK, TEXT, SYMBOLS = (128, 512, 1024), (64,), 8192, 256
 WINDOWS, AT_ONCE, BAR = 12, 16, 50.0
 BASE, SAME, FULL = "memory", "window", "window, full attention"
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick=f"L {QUICK[0]} alone",
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick=f"L {QUICK[0]} alone")
 
 
 def main(run: Run) -> bool:

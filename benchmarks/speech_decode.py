@@ -41,12 +41,7 @@ NETWORKS: dict[str, tuple[float | None, dict[str, Any]]] = {
 UNCACHED = "without cache"
 FASTER, CACHED_FASTER = 1.15, 5.0
 
-BENCHMARK = Benchmark(
-    __file__,
-    __doc__,
-    quick="8 characters, 2 rounds in place of 7",
-    threads=2,
-)
+BENCHMARK = Benchmark(__file__, __doc__, quick="8 characters, 2 rounds in place of 7", threads=2)
 
 
 def main(run: Run) -> bool:

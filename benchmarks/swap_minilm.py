@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 from _harness import DATA, Benchmark, Option, Run, told
-from compress_minilm import CHOICE, LENGTH, model_folder, pairs, sentences
+from compress_minilm import CHOICE, LENGTH, minilm, pairs, sentences
 from matplotlib.figure import Figure
-from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.changes.attention import swap_attention
 from greenformers.changes.heal import Healing, heal
@@ -50,17 +50,14 @@ BENCHMARK = Benchmark(
 
 
 def main(run: Run) -> None:
-    given, folder = run.given, model_folder()
+    given = run.given
     if given.picture:
         if not given.json:
             run.refuse("--picture draws the records of --json, which is not given")
         save(picture(with_ratios(run.known(), to="dense")), given.picture)
         return
     run.need("--data", given.data)
-    if folder is None:
-        run.skip("it needs the extra minilm")
-    torch.manual_seed(0)
-    dense, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    dense, tokenizer = minilm(run)
     words = sentences(given.data / "wikitext2", 50 if run.quick else SHORT_TEXTS)
     models = variants(dense, batches(words[:1000], tokenizer, "encoder", LENGTH, 64))
     records = speed(run, models) if given.speed else quality(run, models, tokenizer, words)

@@ -1,8 +1,9 @@
 """Base of the mechanisms that are a pattern: who sees whom is data, and attention over it exact.
 
-A pattern declares `visible`, from which come its picture, the oracle of its tests and the masks within tiles, and how
-it is laid out in tiles. On the CPU the tiles of `greenformers.attention._tiled` compute it, forward and backward; on
-an accelerator FlexAttention does. Time and memory O(visible pairs), no matrix of N x N.
+A pattern declares `visible`, from which come its picture, the dense attention of its tests and the masks within tiles,
+and how it is laid out in tiles. Above it stands its `formula`, in plain numbers from its paper, which `visible` and the
+attention itself are compared with. On the CPU the tiles of `greenformers.attention._tiled` compute it, forward and
+backward; on an accelerator FlexAttention does. Time and memory O(visible pairs), no matrix of N x N.
 
 Global positions, which see all and are seen by all, are keys beside every tile and queries of a dense attention.
 """

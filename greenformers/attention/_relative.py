@@ -1,10 +1,11 @@
 """Engine of attention with relative positions. Dai 2019, arXiv:1901.02860, section 3.3.
 
-score_ij = D^-1/2 ((q_i + u) k_j + (q_i + v) W_R R_{i-j}), R_t the sinusoids of distance t. Terms of positions are
-computed for all distances at once and shifted row by row.
+score_ij = D^-1/2 ((q_i + u) k_j + (q_i + v) W_R R_{i-j}), R_t the sinusoids of distance t. In the fast form
+the terms of positions are computed for all distances at once, and shifted row by row.
 Time O(N M (D + d)), memory O(N M).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,9 +14,30 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit
+from greenformers.attention._reference import seen_keys, weighted_mean
 
 HIDDEN = -1e30
 """A score of what is not seen; finite, so that a row that sees nothing has a softmax."""
+
+
+def reference(
+    mechanism: "Relative",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """Softmax attention by the sum of the four terms of A_rel / sqrt(D): q k, q W_R R_{i-j}, u k and v W_R R_{i-j}."""
+    N, M, d = q.shape[2], k.shape[2], mechanism.W_R.shape[2]
+    distance = torch.arange(M - N, M)[:, None] - torch.arange(M)
+    rates = torch.tensor([10000 ** (-2 * n / d) for n in range((d + 1) // 2)], dtype=q.dtype)
+    angles = distance[..., None] * rates
+    R = torch.cat([angles.sin(), angles.cos()], 2)[..., :d]  # (N, M, d)
+    keys = torch.einsum("hed,nmd->hnme", mechanism.W_R, R)  # (H, N, M, D)
+    u, v_ = mechanism.u[:, None], mechanism.v[:, None]  # (H, 1, D)
+    A = q @ k.mT + torch.einsum("bhne,hnme->bhnm", q, keys)
+    A = A + u @ k.mT + torch.einsum("hoe,hnme->hnm", v_, keys)
+    return weighted_mean((A / math.sqrt(q.shape[3])).exp(), v, seen_keys(mechanism, q, k, key_mask))
 
 
 class Relative(Attention):

@@ -6,15 +6,42 @@ Scores belong to positions. In the causal form these are counted over the kept k
 padding on the left changes nothing; otherwise position j is the j-th key.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._contract import Attention, Shape
 from greenformers.attention._dense import dense_attention, visible_keys
+from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
+
+Score = Callable[[Tensor, Tensor], Float[Tensor, "H b N M"]]
+"""The score of position i for position j, of places (b, N, 1) and (b, 1, M)."""
+
+
+def synthesized(
+    mechanism: "Synthesizer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None,
+    score: Score,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(S) v over the keys seen, or mixed: softmax(alpha_1 q k^T / sqrt(D) + alpha_2 S) v (section 3.5)."""
+    N, M = q.shape[2], k.shape[2]
+    rows, columns = torch.arange(N)[None], torch.arange(M)[None]
+    if mechanism.shape.causal:  # counted over the kept ones, the queries being the last
+        keep = torch.ones(1, M, dtype=torch.long) if key_mask is None else key_mask.long()
+        columns = (keep.cumsum(1) - 1).clamp(min=0)
+        rows = columns[:, M - N :]
+    S = score(rows[:, :, None], columns[:, None]).transpose(0, 1)
+    if mechanism.mixed:
+        dot, synthetic = mechanism.mix.exp() / mechanism.mix.exp().sum()
+        S = dot * dot_products(q, k) + synthetic * S
+    return weighted_mean(S.exp(), v, seen_keys(mechanism, q, k, key_mask))
 
 
 class Synthesizer(Attention):

@@ -1,8 +1,9 @@
 """Adaptive span. Sukhbaatar 2019, arXiv:1905.07799, eq. 4-5 and 3.2: each head learns how far back it looks.
 
 A weight at distance x is multiplied by m(x) = clamp((z S + R - x) / R, 0, 1) after the softmax, and the row divided by
-its sum: the same as softmax of the scores plus log m. z is a number of the head, or of each of its queries. Nothing is
-computed beyond the farthest key with m > 0. Time O(N r D), memory O(N r), with r = min(z S + R, S) of the widest head.
+its sum: the same as softmax of the scores plus log m. z is a number of the head, or of each of its queries. The fast
+form takes queries in blocks, and computes nothing beyond the farthest key with m > 0.
+Time O(N r D), memory O(N r), with r = min(z S + R, S) of the widest head.
 """
 
 import math
@@ -14,9 +15,28 @@ from torch import Tensor, nn
 
 from greenformers._torch import is_fake
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 
 BLOCK = 128
 """Queries that share a stretch of keys."""
+
+
+def reference(
+    mechanism: "AdaptiveSpan",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """sum_j w_ij v_j / sum_j w_ij with w_ij = m(abs(i - j)) exp(q_i k_j / sqrt(D)), eq. 5."""
+    N, M, S, R = q.shape[2], k.shape[2], mechanism.span, mechanism.ramp
+    distance = (torch.arange(M - N, M)[:, None] - torch.arange(M)).abs()
+    if mechanism.dynamic:
+        z = torch.sigmoid((q * mechanism.v[:, None]).sum(-1, keepdim=True) + mechanism.b[:, None, None])  # (B, H, N, 1)
+    else:
+        z = mechanism.z.clamp(0, 1)[:, None, None]
+    m = ((z * S + R - distance) / R).clamp(0, 1) * (distance < S)
+    return weighted_mean(m * dot_products(q, k).exp(), v, seen_keys(mechanism, q, k, key_mask))
 
 
 class AdaptiveSpan(Attention):

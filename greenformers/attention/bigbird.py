@@ -1,14 +1,33 @@
 """BigBird. Zaheer 2020, arXiv:2007.14062, 2 and appendix D: a window, global and random blocks.
 
 Time O(N b (3 + r) D), memory O(N D). Bidirectional only.
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import Tiling
+
+
+def formula(mechanism: "Bigbird", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j: blocks side by side, global ones, and the random ones that the mechanism has drawn."""
+    b = mechanism.block
+    front = b if mechanism.extra_globals is None else mechanism.extra_globals
+    back = 0 if mechanism.extra_globals is not None or length <= b else (length - 1) % b + 1
+    own, other = (i - front) // b, (j - front) // b
+    if min(i, j) < front or max(i, j) >= length - back or abs(own - other) <= 1:
+        return True
+    table = mechanism.table(math.ceil((length - front - back) / b), torch.device("cpu"))
+    return table is not None and other in table[head, own].tolist()
+
+
+reference = over_pairs(formula)
 
 
 class Bigbird(BlockSparse):

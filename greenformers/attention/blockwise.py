@@ -1,8 +1,9 @@
 """Blockwise attention, BlockBERT. Qiu 2019, arXiv:1911.02972, 3; survey (16): each head sees one block a block.
 
-Time O(N^2 D / n_b), memory O(N D). Bidirectional only.
+Time O(N^2 D / n_b), memory O(N D). Bidirectional only. The fast form is dense attention block by block.
 """
 
+import math
 from itertools import pairwise
 
 import torch
@@ -11,7 +12,19 @@ from torch import Tensor
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
 from greenformers.attention._dense import dense_attention
+from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiled_op import Columns
+
+
+def formula(mechanism: "Blockwise", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j. Survey (16), where positions, blocks and permutations count from 1."""
+    n = mechanism.blocks
+    block, other = (math.floor((at + 1 - 1) * n / length + 1) for at in (i, j))
+    permutation = [(each + head) % n + 1 for each in range(n)]
+    return permutation[block - 1] == other
+
+
+reference = over_pairs(formula)
 
 
 class Blockwise(BlockSparse):

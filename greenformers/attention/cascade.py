@@ -1,13 +1,23 @@
 """Cascade Transformer. Wang 2020, arXiv:2003.02245; survey IV-A: windows that grow with the layer.
 
 Layer l, from 0, sees abs(i - j) < b m^l: time O(N b m^l D), memory O(N D).
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
 
 from torch import Tensor
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import Tiling, band
+
+
+def formula(mechanism: "Cascade", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j, the future apart: abs(i - j) < b m^l."""
+    return abs(i - j) < mechanism.base * mechanism.cardinal**mechanism.shape.layer
+
+
+reference = over_pairs(formula)
 
 
 class Cascade(BlockSparse):

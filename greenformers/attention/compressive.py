@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from greenformers.attention._contract import Project, Shape
 from greenformers.attention._relative import Relative
+from greenformers.attention._relative import reference as reference
 
 Function = Literal["convolution", "mean", "max", "most_used"]
 

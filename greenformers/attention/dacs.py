@@ -2,8 +2,11 @@
 
 a_ij = sigmoid(s q_i k_j), s = 1 / sqrt(D); n_i is the first n with a_i1 + ... + a_in >= 1, or the last key;
 out_i = a_i1 v_1 + ... + a_in v_n. What comes after n_i is not needed: a decoder can start before its input ends.
+The fast form finds all n_i at once, by sums over all keys and a running minimum of the limits.
 Time O(N M D), memory O(N M).
 """
+
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,32 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._contract import Attention, Shape, accurate, check_lengths
+from greenformers.attention._reference import dot_products, seen_keys
+
+
+def reference(
+    mechanism: "Dacs",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    query_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """a_i1 v_1 + ... + a_in v_n of one query after the other, each reading no farther than its limit n."""
+    N, M, L = q.shape[2], k.shape[2], mechanism.look_ahead
+    if query_mask is None and N == M and not mechanism.shape.cross:
+        query_mask = key_mask
+    a = torch.where(seen_keys(mechanism, q, k, key_mask), torch.sigmoid(dot_products(q, k)), 0.0)
+    rows = []
+    for b, h in product(range(q.shape[0]), range(q.shape[1])):
+        last = 0  # where the query before stopped
+        for i in range(N):
+            limit = M if L is None else min(M, last + L)
+            enough = int((a[b, h, i].cumsum(0) < 1).sum()) + 1
+            stop = min(enough, limit)
+            rows.append(a[b, h, i, :stop] @ v[b, h, :stop])
+            last = stop if query_mask is None or query_mask[b, i] else limit  # a masked one stops nowhere
+    return torch.stack(rows).view(q.shape)
 
 
 class Dacs(Attention):

@@ -2,14 +2,46 @@
 
 Four pieces: global to global, global to long and long to global see all, long to long a window of radius r. Time
 O(N (r + g) D), memory O(N D) and O(g N). Bidirectional only.
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
 
+import math
+
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._reference import dot_products, pairs, seen_keys, weighted_mean
 from greenformers.attention._tiles import Tiling, band
+
+
+def formula(mechanism: "Etc", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j: within r positions, or one of them is global."""
+    return abs(i - j) <= mechanism.radius or i < mechanism.globals or j < mechanism.globals
+
+
+def reference(
+    mechanism: "Etc",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H N D"],
+    v: Float[Tensor, "B H N D"],
+    key_mask: Bool[Tensor, "B N"] | None = None,
+    visible: Bool[Tensor, "... H N N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(q_i (k_j + a_ij) / sqrt(D)) v, a_ij the label of the two, over the pairs for which the formula holds."""
+    N, scores = q.shape[2], dot_products(q, k)
+    visible = pairs(formula, mechanism, N, N) if visible is None else visible
+    if mechanism.clip is not None:
+        at, c = torch.arange(N), mechanism.clip
+        label = (at - at[:, None]).clamp(-c, c) + c
+        wide, other = (at < mechanism.globals)[:, None, None], (at < mechanism.globals)[:, None]
+        between = torch.where(wide, mechanism.between[:, None, None, 1], mechanism.between[:, None, None, 0])
+        a = torch.where(wide, mechanism.wide[:, label], mechanism.long[:, label])
+        a = torch.where(wide == other, a, between)  # (H, N, N, D)
+        scores = scores + torch.einsum("bhid,hijd->bhij", q, a) / math.sqrt(q.shape[3])
+    return weighted_mean(scores.exp(), v, visible & seen_keys(mechanism, q, k, key_mask))
 
 
 class Etc(BlockSparse):

@@ -1,6 +1,7 @@
 """Dense attention. Vaswani 2017, arXiv:1706.03762, eq. 1: softmax(Q K^T / sqrt(D)) V.
 
-Time O(N M D). Memory O(N), but O(N M) for the mask where `causal` meets a key mask or M > N.
+The fast form is torch's kernel, which never holds the N x M matrix. Time O(N M D). Memory O(N), but O(N M) for the mask
+where `causal` meets a key mask or M > N.
 """
 
 from jaxtyping import Bool, Float
@@ -8,6 +9,19 @@ from torch import Tensor
 
 from greenformers.attention._contract import Attention, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
+from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
+
+
+def reference(
+    mechanism: "Full",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(q k^T / sqrt(D)) v, over the keys a query sees."""
+    keys = q if mechanism.shares_qk and q.shape == k.shape else k
+    return weighted_mean(dot_products(q, keys).exp(), v, seen_keys(mechanism, q, k, key_mask))
 
 
 class Full(Attention):

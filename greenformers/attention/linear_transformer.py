@@ -1,18 +1,36 @@
 """Linear Transformer. Katharopoulos 2020, arXiv:2006.16236, eq. 7: attention with phi(x) = elu(x) + 1 in place of exp.
 
+The fast form sums phi(k_j) v_j^T first, chunk by chunk (`_kernelized.py`).
 Time and memory O(N D^2) and O(N D); causal with a state of D (D + 1) numbers a head for decoding.
 """
 
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._contract import Shape
 from greenformers.attention._feature_map import Exponential, FeatureMap
 from greenformers.attention._kernelized import Kernelized
+from greenformers.attention._reference import seen_keys, weighted_mean
 
 Map = Literal["elu", "exp"]
+
+
+def reference(
+    mechanism: "LinearTransformer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """sum_j phi(q_i) phi(k_j) v_j / sum_j phi(q_i) phi(k_j), eq. 4."""
+
+    def phi(x: Tensor) -> Tensor:
+        return x.exp() if mechanism.feature_map == "exp" else torch.where(x > 0, x + 1, x.exp())
+
+    return weighted_mean(phi(q) @ phi(k).mT, v, seen_keys(mechanism, q, k, key_mask))
 
 
 class LinearTransformer(Kernelized):

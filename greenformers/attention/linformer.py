@@ -1,8 +1,10 @@
 """Linformer. Wang 2020, arXiv:2006.04768, eq. 7: softmax(Q (E K)^T / sqrt(D)) F V, with E, F (k x M).
 
+The fast form projects all heads at once, those with a smaller k masked, and has windows as one more dimension.
 Time O(N k D), memory O(N k). Bidirectional only. Shorter inputs use the first columns of E and F.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
@@ -13,9 +15,47 @@ from torch import Tensor, nn
 
 from greenformers.attention._contract import Attention, Role, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
+from greenformers.attention._reference import dot_products, weighted_mean
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear", "mean", "max", "convolution"]
+
+
+def reference(
+    mechanism: "Linformer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(q (E k)^T / sqrt(D)) F v of each head, a projected key being of the kept positions alone."""
+    keep = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+    heads = []
+    for head, rows in enumerate(mechanism.k_per_head):
+        keys, seen = _projected(mechanism, k[:, head], keep, "E", head, rows)
+        values, _ = _projected(mechanism, v[:, head], keep, "F", head, rows)
+        heads.append(weighted_mean(dot_products(q[:, head], keys).exp(), values, seen[:, None]))
+    return torch.stack(heads, 1)
+
+
+def _projected(
+    mechanism: "Linformer", x: Float[Tensor, "B M D"], keep: Bool[Tensor, "B M"], name: str, head: int, rows: int
+) -> tuple[Float[Tensor, "B k D"], Bool[Tensor, "B k"]]:
+    """E x or F x of a head, and which of its rows are of any position; or each row the mean of a window, and so on."""
+    if mechanism.projection in ("linear", "convolution"):
+        matrices = getattr(mechanism, "E" if mechanism.sharing in ("key_value", "layerwise") else name)
+        matrix = matrices[head if mechanism.sharing == "none" else 0]
+    if mechanism.projection == "linear":
+        return matrix[:rows, : x.shape[1]] * keep[:, None] @ x, torch.ones(len(x), rows, dtype=torch.bool)
+    width, at = math.ceil(mechanism.shape.max_len / rows), torch.arange(x.shape[1])
+    window = (torch.arange(rows)[:, None] == at // width) & keep[:, None]  # (B, k, M)
+    seen, member = window.any(2), window.to(x.dtype)
+    if mechanism.projection == "max":
+        largest = torch.where(window[..., None], x[:, None], -torch.inf).amax(2)
+        return torch.where(seen[..., None], largest, 0.0), seen
+    if mechanism.projection == "mean":
+        return member @ x / member.sum(2, keepdim=True).clamp(min=1), seen
+    return torch.einsum("bkm,dm,bmd->bkd", member, matrix[:, at % width], x), seen
 
 
 class Linformer(Attention):

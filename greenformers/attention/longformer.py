@@ -1,6 +1,7 @@
 """Longformer. Beltagy 2020, arXiv:2004.05150, 3.1: a sliding window, and global tokens with projections of their own.
 
 Time O(N (w + g) D), memory O(N D). Bidirectional only: `sliding_window` is its causal form.
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,44 @@ from torch import Tensor
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
 from greenformers.attention._dense import dense_attention
+from greenformers.attention._reference import dot_products, pairs, weighted_mean
 from greenformers.attention._tiled_op import Columns
 from greenformers.attention._tiles import Tiling, bands, bias_of, check_bands, within
+
+
+def formula(mechanism: "Longformer", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j where the first positions are global: in the window, or one of them is global."""
+    return _near(mechanism, i, j, head, length) or i < mechanism.globals or j < mechanism.globals
+
+
+def _near(mechanism: "Longformer", i: int, j: int, head: int, length: int) -> bool:
+    d = mechanism.dilation[head]
+    return j in range(i - mechanism.window * d, i + mechanism.window * d + 1, d)
+
+
+def reference(
+    mechanism: "Longformer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H N D"],
+    v: Float[Tensor, "B H N D"],
+    key_mask: Bool[Tensor, "B N"] | None = None,
+    visible: Bool[Tensor, "... H N N"] | None = None,
+    *,
+    q_global: Float[Tensor, "B H N D"] | None = None,
+    k_global: Float[Tensor, "B H N D"] | None = None,
+    v_global: Float[Tensor, "B H N D"] | None = None,
+    global_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(q k^T / sqrt(D)) v over window and global keys; of a global query, its own projections over all."""
+    N = q.shape[2]
+    keep = torch.ones(len(q), N, dtype=torch.bool) if key_mask is None else key_mask
+    first = torch.arange(N).expand(len(q), -1) < mechanism.globals
+    row = (first if global_mask is None else global_mask)[:, None, :, None]  # (B, 1, N, 1)
+    visible = pairs(_near, mechanism, N, N) if visible is None else visible
+    seen = (visible | row.mT) & keep[:, None, None]
+    out = weighted_mean(dot_products(q, k).exp(), v, seen)
+    q, k, v = (x if own is None else own for x, own in ((q, q_global), (k, k_global), (v, v_global)))
+    return torch.where(row, weighted_mean(dot_products(q, k).exp(), v, keep[:, None, None]), out)
 
 
 class Longformer(BlockSparse):

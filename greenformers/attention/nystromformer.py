@@ -1,8 +1,11 @@
 """Nystromformer. Xiong 2021, arXiv:2102.03902, eq. 13-15: F A^+ (B V), softmax attention through m landmarks.
 
 F = softmax(Q K~^T / sqrt(D)), A = softmax(Q~ K~^T / sqrt(D)), B = softmax(Q~ K^T / sqrt(D)), where Q~ and K~ (m x D)
-are means over m consecutive segments. Time O(N m D), memory O(N D). Bidirectional only.
+are means over m consecutive segments. In the fast form F and B V are attention
+kernels, whose matrices are never kept. Time O(N m D), memory O(N D). Bidirectional only.
 """
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,52 @@ from torch import Tensor, nn
 
 from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, full_precision
 from greenformers.attention._dense import dense_attention
+from greenformers.attention._reference import dot_products
+
+
+def reference(
+    mechanism: "Nystromformer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    query_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v, of the positions and landmarks that are kept."""
+    keys = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+    if query_mask is None:  # of the queries where they are the keys' own sequence
+        query_mask = keys if q.shape[2] == k.shape[2] else torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
+    examples = []
+    for b in range(len(q)):
+        q_short = _landmarks(q[b], query_mask[b], mechanism.landmarks)
+        k_short = _landmarks(k[b], keys[b], mechanism.landmarks)
+        out = torch.zeros_like(q[b])
+        if q_short.shape[1] and k_short.shape[1]:
+            F, A = dot_products(q[b], k_short).softmax(2), dot_products(q_short, k_short).softmax(2)
+            B = dot_products(q_short, k[b, :, keys[b]]).softmax(2)
+            out = F @ torch.stack([_inverse(each, mechanism.iterations) for each in A]) @ B @ v[b, :, keys[b]]
+        if mechanism.convolution is not None:
+            offset = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] + mechanism.convolution // 2
+            inside = (offset >= 0) & (offset < mechanism.convolution) & keys[b]
+            out = out + torch.where(inside, mechanism.kernel[:, offset.clamp(0, mechanism.convolution - 1)], 0.0) @ v[b]
+        examples.append(out)
+    return torch.stack(examples)
+
+
+def _landmarks(x: Float[Tensor, "H N D"], keep: Bool[Tensor, " N"], m: int) -> Float[Tensor, "H m D"]:
+    """The mean of each of m segments that keeps anything; the last N mod m are longer by one."""
+    N, m = x.shape[1], min(m, x.shape[1])
+    cuts = [segment * (N // m) + max(0, segment - (m - N % m)) for segment in range(m + 1)]
+    means = [x[:, a:b][:, keep[a:b]].mean(1) for a, b in pairwise(cuts) if keep[a:b].any()]
+    return torch.stack(means, 1) if means else x[:, :0]
+
+
+def _inverse(A: Float[Tensor, "m n"], iterations: int) -> Float[Tensor, "n m"]:
+    """A^+ by eq. 14, from A^T over the product of its norms."""
+    Z, eye = A.T / (A.sum(0).max() * A.sum(1).max()), torch.eye(len(A), dtype=A.dtype)
+    for _ in range(iterations):
+        Z = Z @ (13 * eye - A @ Z @ (15 * eye - A @ Z @ (7 * eye - A @ Z))) / 4
+    return Z
 
 
 class Nystromformer(Attention):

@@ -1,6 +1,7 @@
 """Performer. Choromanski 2020, arXiv:2009.14794: softmax attention by p positive orthogonal random features (FAVOR+).
 
 phi(x) = exp(w x / D^1/4 - |x|^2 / (2 sqrt(D))) for p random rows w: E phi(q) phi(k) = exp(q k / sqrt(D)) (lemma 1).
+The fast form sums phi(k_j) v_j^T first (`_kernelized.py`), and each key's features are divided by their largest.
 Time O(N p D), memory O(N D); causal with a state of p (D + 1) numbers a head for decoding.
 """
 
@@ -8,16 +9,40 @@ import math
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._contract import Shape, accurate
 from greenformers.attention._feature_map import Exponential, FeatureMap
 from greenformers.attention._kernelized import Kernelized
+from greenformers.attention._reference import seen_keys, weighted_mean
 
 RELU_LEAST = 1e-3
 """What is added to each ReLU feature, so that no sum of weights is 0."""
 
 Kernel = Literal["softmax", "hyperbolic", "relu"]
+
+
+def reference(
+    mechanism: "Performer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """sum_j phi(q_i) phi(k_j) v_j / sum_j phi(q_i) phi(k_j), eq. 5."""
+    weights = features(mechanism, q) @ features(mechanism, k).mT
+    return weighted_mean(weights, v, seen_keys(mechanism, q, k, key_mask))
+
+
+def features(mechanism: "Performer", x: Float[Tensor, "... D"]) -> Float[Tensor, "... p"]:
+    """phi(x), with the rows w that were drawn; "hyperbolic": those and their negatives."""
+    w, x = mechanism.rows, x / x.shape[-1] ** 0.25
+    if mechanism.kernel == "relu":
+        return (x @ w.mT).clamp(min=0) + RELU_LEAST
+    if mechanism.kernel == "hyperbolic":
+        w = torch.cat([w, -w])
+    return torch.exp(x @ w.mT - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w))
 
 
 class Performer(Kernelized):

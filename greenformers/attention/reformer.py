@@ -2,12 +2,13 @@
 
 h(x) = argmax([x R; -x R]), R (D x n_buckets / 2) normal. Positions sorted by N h + position are cut into chunks of c;
 each attends its own chunk and the one before with weights softmax(s q_i k_j), k_j = q_j / |q_j|; so in each of several
-rounds, with R of its own.
+rounds, with R of its own. The fast form takes the chunks as tiles, some at a time, and computes weights again backward.
 Time O(N (c + n_buckets) D rounds), memory O(N (D + n_buckets)). Bidirectional only.
 """
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -31,6 +32,43 @@ HIDDEN = 1e18
 
 SLICE = 2**17
 """Scores at a time, which fit a cache."""
+
+
+def reference(
+    mechanism: "Reformer",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    query_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(s q_i k_j - log(rounds in which i and j meet)) v of each round, in shares of their sums (appendix A)."""
+    del k  # which is q / |q|
+    keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
+    for mask in (key_mask, query_mask):
+        keep = keep if mask is None else keep & mask
+    rows = []
+    for b, h in product(range(q.shape[0]), range(q.shape[1])):
+        at = keep[b].nonzero().flatten()
+        x, out = q[b, h, at], torch.zeros_like(v[b, h])
+        meet = torch.stack([_meeting(mechanism, round_, h, x.detach()) for round_ in range(mechanism.rounds)])
+        scores = mechanism.scale * x @ (x / x.norm(dim=-1, keepdim=True)).T
+        scores = scores.masked_fill(torch.eye(len(at), dtype=torch.bool), OWN) - meet.sum(0).clamp(min=1).to(x).log()
+        scores = scores.masked_fill(~meet, -torch.inf)  # (R, n, n)
+        of_rounds = scores.logsumexp(2).softmax(0)[..., None] * (scores.softmax(2) @ v[b, h, at])
+        rows.append(out.index_add(0, at, of_rounds.sum(0)))
+    return torch.stack(rows).view(q.shape)
+
+
+def _meeting(mechanism: "Reformer", round_: int, head: int, x: Float[Tensor, "n D"]) -> Bool[Tensor, "n n"]:
+    """Whom each sees in a round: its chunk of the sorted ones and that before it, the last one for the first."""
+    n, chunk = len(x), mechanism.chunk
+    projected = x @ mechanism.rotations[round_, head]
+    hashes = torch.cat([projected, -projected], 1).argmax(1).tolist() if mechanism.n_buckets > 1 else [0] * n
+    order = sorted(range(n), key=lambda i: n * hashes[i] + i)
+    of = torch.tensor([order.index(i) // chunk for i in range(n)], dtype=torch.long)  # the chunk of each
+    before = (of - 1) % max(1, math.ceil(n / chunk))
+    return (of == of[:, None]) | (of == before[:, None])
 
 
 class Reformer(Attention):

@@ -3,11 +3,13 @@
 q and k by layer norm without scale and bias; of each cluster the w queries and the w keys with the largest product with
 its centroid; softmax attention of these; where clusters overlap the mean; positions that no cluster took get 0.
 Time O(N c D + c w^2 D), memory O(N c + c w (w + D)), with c clusters; O(N^1.5 D) with c = w = sqrt(N).
+The fast form gathers the rows of all clusters, attends once, and adds up where they came from.
 
 No causal form: whether a position is among the w of its cluster depends on all positions, later ones too.
 """
 
 import math
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,39 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._reference import dot_products
+
+
+def reference(
+    mechanism: "Routing",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    query_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """Cluster by cluster, softmax attention of the w nearest queries to the w nearest keys; the mean over clusters."""
+    N, window = q.shape[2], mechanism.window or math.ceil(q.shape[2] / mechanism.clusters)
+    q, k = (F.layer_norm(x, x.shape[-1:]) for x in (q, k))
+    query_mask = key_mask if query_mask is None else query_mask
+    rows = []
+    for b, h in product(range(q.shape[0]), range(q.shape[1])):
+        total, times = torch.zeros_like(q[b, h]), torch.zeros(N, 1)
+        for centroid in mechanism.centroids[h]:
+            queries, keys = (
+                sorted(
+                    range(N) if mask is None else mask[b].nonzero().flatten().tolist(),
+                    key=(x[b, h] @ centroid).tolist().__getitem__,
+                    reverse=True,
+                )[:window]
+                for x, mask in ((q, query_mask), (k, key_mask))
+            )
+            if keys:
+                mixed = dot_products(q[b, h, queries], k[b, h, keys]).softmax(-1) @ v[b, h, keys]
+                total = total.index_add(0, torch.tensor(queries, dtype=torch.long), mixed)
+            times[queries] += 1
+        rows.append(total / times.clamp(min=1))
+    return torch.stack(rows).view(q.shape)
 
 
 class Routing(Attention):

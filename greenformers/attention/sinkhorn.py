@@ -7,7 +7,11 @@ Time O(N b D + N^2 D / b), memory O(N (b + D)), with blocks of b.
 
 Causal: what block i is matched by are the keys before it, and with blocks before it alone; rows are normalised and
 columns are not, as a column is read by later blocks.
+
+The fast form takes logarithms of P, and mixes the blocks of a few heads at a time (`_sorted_blocks.py`).
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +19,82 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._reference import dot_products, weighted_mean
 from greenformers.attention._sorted_blocks import attend_sorted
 
 LEAST = 1e-9
 """A place of a mixture that is padding but for this share is padding: its square is still a number in float32."""
+
+
+def reference(
+    mechanism: "Sinkhorn",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    query_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """Softmax attention to the own keys and to those of the match, sum_j P_ij k_j place by place.
+
+    Of a place of the match only the kept part counts: the mixture is divided by its share, its weight multiplied by it.
+    """
+    N, M, size = q.shape[2], k.shape[2], mechanism.block
+    keep = torch.ones(q.shape[0], M, dtype=torch.bool) if key_mask is None else key_mask
+    asks = keep if query_mask is None else query_mask
+    blocks, end = math.ceil(M / size), -M % size
+
+    def cut(x: Tensor) -> Tensor:  # (..., M, D) to (..., n, b, D)
+        return F.pad(x, (0, 0, M - x.shape[-2], end)).unflatten(-2, (blocks, size))
+
+    there = cut(keep[:, None, :, None].to(q.dtype))  # (B, 1, n, b, 1), as `asking`
+    queries, keys, values = cut(q), cut(k) * there, cut(v) * there
+    if mechanism.shape.causal:
+        P = _earlier(mechanism, keys, there)
+    else:
+        asking = cut(asks[:, None, :, None].to(q.dtype))
+        P = _doubly(mechanism, queries * asking, asking, keys, there)
+    total = P.sum(-1)[..., None, None]  # (B, H, n, 1, 1)
+    share = torch.einsum("bhij,bhjpd->bhipd", P, there.expand(-1, q.shape[1], -1, -1, -1))
+    read = share > 0
+    part = torch.where(read, share / torch.where(total > 0, total, 1.0), 1.0)
+    keys_, values_ = (torch.einsum("bhij,bhjpd->bhipd", P, x) / part for x in (keys, values))
+    if mechanism.cut is not None:
+        some = [x[:, :, : mechanism.cut].flatten(2, 3) for x in (keys_, values_, part, read)]
+        weights = dot_products(q, some[0]).exp() * some[2].mT
+        return weighted_mean(weights, some[1], some[3].mT)
+    seen = there[..., 0][..., None, :] > 0
+    if mechanism.shape.causal:
+        seen = seen & torch.ones(size, size, dtype=torch.bool).tril()
+    weights = torch.cat([dot_products(queries, keys).exp(), dot_products(queries, keys_).exp() * part.mT], -1)
+    seen = torch.cat(torch.broadcast_tensors(seen, read.mT), -1)
+    return weighted_mean(weights, torch.cat([values, values_], -2), seen).flatten(2, 3)[:, :, M - N : M]
+
+
+def _doubly(mechanism: "Sinkhorn", q: Tensor, asking: Tensor, k: Tensor, there: Tensor) -> Float[Tensor, "B H n n"]:
+    """P: exp(R / T) of the blocks that hold anything, rows and columns divided by their sums in turn."""
+    gone = asking.sum((3, 4))[..., None] * there.sum((3, 4))[..., None, :] == 0  # (B, 1, n, n)
+    P = _exponentials(mechanism, q.sum(3), asking.sum(3), k.sum(3), there.sum(3)).masked_fill(gone, 0.0)
+    for _ in range(mechanism.iterations):
+        for dim in (3, 2):
+            total = P.sum(dim, keepdim=True)
+            P = P / torch.where(total > 0, total, 1.0)
+    return P
+
+
+def _earlier(mechanism: "Sinkhorn", k: Tensor, there: Tensor) -> Float[Tensor, "B H n n"]:
+    """P: exp(R / T) of the keys before block i and of the blocks j < i, rows divided by their sums."""
+    blocks = k.shape[2]
+    earlier = torch.ones(blocks, blocks, dtype=k.dtype).tril(-1)
+    sums, counts = k.sum(3), there.sum(3)  # (B, H, n, D), (B, 1, n, 1)
+    P = _exponentials(mechanism, earlier @ sums, earlier @ counts, sums, counts) * earlier * (counts.mT > 0)
+    total = P.sum(3, keepdim=True)
+    return P / torch.where(total > 0, total, 1.0)
+
+
+def _exponentials(mechanism: "Sinkhorn", q: Tensor, asked: Tensor, k: Tensor, held: Tensor) -> Tensor:
+    """exp(R / T), R the product of sums over blocks, over the root of how many products it adds up."""
+    R = q @ k.mT / (asked * held.mT * q.shape[3]).clamp(min=1).sqrt()
+    return torch.exp(R / mechanism.temperature)
 
 
 class Sinkhorn(Attention):

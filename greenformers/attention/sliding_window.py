@@ -1,6 +1,7 @@
 """Sliding window. Beltagy 2020, arXiv:2004.05150, 3.1: each position sees its w neighbours on either side.
 
 Time O(N w D), memory O(N D). Dilated, it sees every d-th position up to w d away.
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,17 @@ from torch import Tensor
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import Tiling, bands, check_bands, within
+
+
+def formula(mechanism: "SlidingWindow", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j, the future apart: it is one of the w every d positions on either side."""
+    d = mechanism.dilation[head]
+    return j in range(i - mechanism.window * d, i + mechanism.window * d + 1, d)
+
+
+reference = over_pairs(formula)
 
 
 class SlidingWindow(BlockSparse):

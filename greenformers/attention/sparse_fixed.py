@@ -1,6 +1,7 @@
 """Sparse Transformer, fixed. Child 2019, arXiv:1904.10509; survey (15): the own block, and summary columns of all.
 
 Time O(N (s + c N / s) D), N^1.5 for s = sqrt(N); memory O(N D).
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
 
 import math
@@ -10,7 +11,18 @@ from torch import Tensor
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import Tiling, blocks_of
+
+
+def formula(mechanism: "SparseFixed", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j, the future apart. Survey (15) for head 0; for the next the c columns before."""
+    s, c = mechanism.stride, mechanism.summary
+    turn = head % (s // c)
+    return math.floor(j / s) == math.floor(i / s) or s - c <= j % s + turn * c < s
+
+
+reference = over_pairs(formula)
 
 
 class SparseFixed(BlockSparse):

@@ -1,6 +1,7 @@
 """Sparse Transformer, strided. Child 2019, arXiv:1904.10509; survey (14): the neighbours, and every s-th position.
 
 Time O(N (s + N / s) D), N^1.5 for s = sqrt(N); memory O(N D).
+The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
 
 import math
@@ -9,7 +10,17 @@ from torch import Tensor
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import ROWS, Tiling, band
+
+
+def formula(mechanism: "SparseStrided", i: int, j: int, head: int, length: int) -> bool:
+    """Whether i sees j, the future apart. Survey (14)."""
+    s = mechanism.stride
+    return i + s > j > i - s or (i - j) % s == 0
+
+
+reference = over_pairs(formula)
 
 
 class SparseStrided(BlockSparse):

@@ -1,6 +1,7 @@
 """Dense Synthesizer. Tay 2020, arXiv:2005.00743, eq. 2-3: softmax(W2 relu(W1 x_i + b1) + b2) V, without keys.
 
-W1 and b1 are the query projection, whose heads each have a W2 (D x max_len). Time O(N M D), memory O(N).
+W1 and b1 are the query projection, whose heads each have a W2 (D x max_len). In the fast form relu(W1 x + b1) and W2
+are queries and keys of dot product attention. Time O(N M D), memory O(N).
 """
 
 import torch
@@ -8,7 +9,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._contract import Shape, check_lengths
-from greenformers.attention._synthesizer import Synthesizer, rows_at
+from greenformers.attention._synthesizer import Synthesizer, rows_at, synthesized
+
+
+def reference(
+    mechanism: "SynthesizerDense",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    hidden: Float[Tensor, "B H N D"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(S) v with S_ij = W2_j relu(x_i) + b2_j, x = W1 X + b1 being `hidden`, or q where there is none."""
+    x = (q if hidden is None else hidden).clamp(min=0).transpose(0, 1)[:, :, :, None]  # (H, B, N, 1, D)
+    W2, b2 = mechanism.W2, mechanism.b2
+    return synthesized(mechanism, q, k, v, key_mask, lambda _, j: (x * W2[:, j]).sum(-1) + b2[:, j])
 
 
 class SynthesizerDense(Synthesizer):

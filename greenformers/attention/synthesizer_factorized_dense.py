@@ -1,7 +1,7 @@
 """Factorized Dense Synthesizer. Tay 2020, arXiv:2005.00743, eq. 5-6: scores A_i[j mod a] B_i[j // a], without keys.
 
 A_i (a) and B_i (b) are two linear maps of relu(W1 x_i + b1), W1 and b1 the query projection; a b >= max_len.
-Time and memory O(N M).
+The fast form computes the scores of all a b positions and takes those there are. Time and memory O(N M).
 """
 
 import math
@@ -11,7 +11,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._contract import Shape, check_lengths
-from greenformers.attention._synthesizer import Synthesizer
+from greenformers.attention._synthesizer import Synthesizer, synthesized
+
+
+def reference(
+    mechanism: "SynthesizerFactorizedDense",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    hidden: Float[Tensor, "B H N D"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(S) v with S_ij = A_i[j mod a] B_i[floor(j / a)], A = W_A relu(x) + b_A, B likewise, x `hidden` or q."""
+    x, a = (q if hidden is None else hidden).clamp(min=0), math.ceil(math.sqrt(mechanism.shape.max_len))
+    A, B = ((x @ W + b).transpose(0, 1) for W, b in ((mechanism.W_A, mechanism.b_A), (mechanism.W_B, mechanism.b_B)))
+
+    def score(_: Tensor, j: Tensor) -> Tensor:
+        j = j.expand(*A.shape[:3], -1)
+        return A.gather(3, j % a) * B.gather(3, j // a)
+
+    return synthesized(mechanism, q, k, v, key_mask, score)
 
 
 class SynthesizerFactorizedDense(Synthesizer):

@@ -1,6 +1,6 @@
 """Factorized Random Synthesizer. Tay 2020, arXiv:2005.00743, eq. 7: softmax(R1 R2^T) V, the same for every input.
 
-Time O(N M (r + D)), memory O(N).
+In the fast form R1 and R2 are queries and keys of dot product attention. Time O(N M (r + D)), memory O(N).
 """
 
 import torch
@@ -8,7 +8,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._contract import Shape, check_lengths
-from greenformers.attention._synthesizer import Synthesizer, rows_at
+from greenformers.attention._synthesizer import Synthesizer, rows_at, synthesized
+
+
+def reference(
+    mechanism: "SynthesizerFactorizedRandom",
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(R1 R2^T) v: the score of position i for position j is R1_i R2_j."""
+    R1, R2 = mechanism.R1, mechanism.R2
+    return synthesized(mechanism, q, k, v, key_mask, lambda i, j: (R1[:, i] * R2[:, j]).sum(-1))
 
 
 class SynthesizerFactorizedRandom(Synthesizer):

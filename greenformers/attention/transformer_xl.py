@@ -1,11 +1,13 @@
 """Transformer-XL. Dai 2019, arXiv:1901.02860: softmax attention by content and distance, to earlier segments too.
 
-The formula is in `_relative.py`; here is nothing else. What it attends besides its segment is given to it as keys and
-values in front of those of the segment: the model keeps the detached inputs of its layers (section 3.2).
+The formula, `reference`, is in `_relative.py` beside its fast form; here is nothing else. What it attends besides its
+segment is given to it as keys and values in front of those of the segment: the model keeps the detached inputs of its
+layers (section 3.2).
 Time O(N M (D + d)), memory O(N M).
 """
 
 from greenformers.attention._relative import Relative
+from greenformers.attention._relative import reference as reference
 
 
 class TransformerXl(Relative):

@@ -1,6 +1,5 @@
 """Patterns pair by pair: whom `sees` shows, and dense attention over that; and drawn ones, with tiles of any size."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from rows import reference
 from torch import Tensor
 
 from greenformers.attention import Attention, Shape, _tiled, _tiles, build, sparse_strided
@@ -16,39 +16,17 @@ from greenformers.attention import Attention, Shape, _tiled, _tiles, build, spar
 CPU = torch.device("cpu")
 
 
-def seen(module: Any, queries: int, keys: int, global_mask: Tensor | None = None) -> Tensor:
-    """Who sees whom (1, H, N, M) by `sees`; for global positions of each example (B, H, N, M)."""
-    i, j = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
-    examples = module.is_global(keys, CPU)[None] if global_mask is None else global_mask
+def seen(module: Any, queries: int, keys: int) -> Tensor:
+    """Who sees whom (1, H, N, M) by `sees`."""
+    i, j, at = torch.arange(keys - queries, keys)[:, None], torch.arange(keys), module.is_global(keys, CPU)
     heads = range(module.shape.heads)
-    return torch.stack(
-        [torch.stack([module.sees(i, j, head, at, keys) for head in heads]).expand(-1, queries, -1) for at in examples]
-    )
+    return torch.stack([module.sees(i, j, head, at, keys) for head in heads]).expand(1, -1, queries, -1)
 
 
-def dense(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, global_mask: Tensor | None = None
-) -> Tensor:
-    """softmax(D^-1/2 q k^T) v over what is seen, 0 where that is nothing; in float64."""
-    q, k, v = (x.double() for x in (q, k, v))
-    visible = seen(module, q.shape[2], k.shape[2], global_mask)
-    if key_mask is not None:
-        visible = visible & key_mask[:, None, None]
-    scores = q @ k.mT
-    if getattr(module, "clip", None) is not None:
-        scores = scores + labelled(module, q)
-    weights = torch.where(visible, scores / math.sqrt(q.shape[3]), -1e30).softmax(-1)
-    return torch.where(visible, weights, 0.0) @ v
-
-
-def labelled(module: Any, q: Tensor) -> Tensor:
-    """q_i a of every pair (B, H, N, N), for the label a of ETC."""
-    at, c = torch.arange(q.shape[2]), module.clip
-    distance = (at - at[:, None]).clamp(-c, c) + c
-    row, column = (at < module.globals)[:, None, None], (at < module.globals)[:, None]
-    near = torch.where(row, module.wide[:, distance], module.long[:, distance])
-    between = torch.where(row, module.between[:, None, None, 1], module.between[:, None, None, 0])
-    return torch.einsum("bhid,hijd->bhij", q, torch.where(row == column, near, between).double())
+def dense(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """Attention as the reference computes it, over whom `sees` shows; in float64."""
+    visible = seen(module, q.shape[2], k.shape[2])
+    return reference(module.name)(module, *(x.double() for x in (q, k, v)), key_mask, visible)
 
 
 def met(module: Attention, queries: int, keys: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import dense, runs, tiles
+from pairs import runs, tiles
 from transformers import LongformerConfig, LongformerModel
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from greenformers.attention import Shape, build
+from greenformers.attention.longformer import reference
 
 HEADS, DIM, N = 3, 5, 24
 SHAPE = Shape(heads=HEADS, head_dim=DIM, max_len=40)
@@ -24,19 +25,11 @@ def drawn(number, length=N):
     return [x.requires_grad_() for x in torch.randn(sizes, generator=generator, dtype=torch.float64)]
 
 
-def oracle(module, tensors, key_mask, global_mask):
-    """Global queries by their own projections and the others apart."""
-    q, k, v, *rows = tensors
-    everywhere = torch.ones_like(global_mask)
-    globally = dense(module, *rows, key_mask, everywhere) if rows else dense(module, q, k, v, key_mask, everywhere)
-    return torch.where(global_mask[:, None, :, None], globally, dense(module, q, k, v, key_mask, global_mask))
-
-
 def compare(module, tensors, key_mask, global_mask, *, given=True):
-    """Outputs and all gradients with those of the oracle; the mask as an argument, or as the default."""
+    """Outputs and all gradients with those of the formula; the mask as an argument, or as the default."""
     rows = dict(zip(module.projections[3:], tensors[3:], strict=False))
     out = module(*tensors[:3], key_mask, **rows, global_mask=global_mask if given else None)
-    expected = oracle(module, tensors, key_mask, global_mask)
+    expected = reference(module, *tensors[:3], key_mask, **rows, global_mask=global_mask)
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
     results = [[x, *torch.autograd.grad((weights * x).sum(), tensors, materialize_grads=True)] for x in (out, expected)]
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)

@@ -214,7 +214,7 @@ def test_inputs_that_do_not_fit_are_refused():
         make()(*draw(11, 11), choice=torch.zeros(2, 3, 1, 11, dtype=torch.long))
 
 
-# What the formula's oracle does not reach.
+# What the formula does not reach.
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])

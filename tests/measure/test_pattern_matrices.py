@@ -1,16 +1,12 @@
-"""Matrices of who sees whom, against the oracles' formulas in plain numbers."""
+"""Matrices of who sees whom, against the formulas in plain numbers."""
 
-import sys
-from pathlib import Path
+from importlib import import_module
 
 import pytest
 import torch
 
 from greenformers.attention import Shape, build
 from greenformers.measure.connectivity import CELLS, connectivity, patterns
-
-sys.path.append(str(Path(__file__).parents[1] / "attention"))
-import oracles_pattern
 
 OPTIONS = {
     "sliding_window": {"window": 3, "dilation": [1, 2]},
@@ -33,12 +29,12 @@ def test_each_cell_is_filled_where_the_formula_says(name, causal):
     length = 29
     found = connectivity(name, length, OPTIONS[name], heads=2, layers=2, causal=causal)
     assert [(one.layer, one.head) for one in found.heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    sees = getattr(oracles_pattern, name)
+    formula = import_module(f"greenformers.attention.{name}").formula
     for one in found.heads:
         module = build(name, Shape(2, 64, length, causal=causal, layer=one.layer, layers=2), **OPTIONS[name])
         expected = torch.tensor(
             [
-                [sees(module, i, j, one.head, length) and not (causal and j > i) for j in range(length)]
+                [formula(module, i, j, one.head, length) and not (causal and j > i) for j in range(length)]
                 for i in range(length)
             ]
         )

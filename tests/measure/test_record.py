@@ -1,5 +1,6 @@
 """Records: written whole or not at all, read back equal, and rated against the right baseline."""
 
+import ast
 import errno
 import json
 import math
@@ -161,3 +162,12 @@ def test_a_ratio_against_the_direction_of_its_metric_is_not_written(metric: str,
     # Medians and the ratios of rounds may differ that little, and another setting is another comparison.
     append(tmp_path / "near.jsonl", [base, replace(base, variant="lrt", ratio=1.3, to="transformer")])
     append(tmp_path / "other.jsonl", [replace(base, setting={"rank": 4}), replace(twice, ratio=0.5, to="transformer")])
+
+
+def test_records_are_made_by_of_alone() -> None:
+    root = Path(__file__).parents[2]
+    for path in (*(root / "greenformers").rglob("*.py"), *(root / "benchmarks").glob("*.py")):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        direct = [call for call in calls if isinstance(call, ast.Name) and call.id == "Record"]
+        # The exception is `read`, which checks what it has read.
+        assert len(direct) == (path.parts[-2:] == ("measure", "record.py")), path

@@ -86,12 +86,14 @@ def test_a_command_names_what_was_asked_and_no_path() -> None:
     module = script("learned_speed")
     given = module.BENCHMARK.parser().parse_args(["--quick", "--peers", "/a", "--json", "/b", "--only", "a b"])
     assert module.BENCHMARK.command(given) == "python benchmarks/learned_speed.py --peers PEERS --only 'a b' --quick"
-    assert (
-        script("pattern_speed").BENCHMARK.command(
-            script("pattern_speed").BENCHMARK.parser().parse_args(["--threads", "2"])
-        )
-        == "python benchmarks/pattern_speed.py"
-    )
+
+    def command(name: str, *words: str) -> str:
+        benchmark = script(name).BENCHMARK
+        return benchmark.command(benchmark.parser().parse_args([*words])).removeprefix("python benchmarks/")
+
+    assert command("pattern_speed", "--threads", "2") == "pattern_speed.py"  # which it has by itself
+    assert command("pattern_speed", "--threads", "1") == "pattern_speed.py --threads 1"
+    assert command("sst2_blocks", "--seed", "0") == "sst2_blocks.py --seed 0"
 
 
 def run_of(tmp_path: Path, main: Any, *words: str) -> Any:
