@@ -1,5 +1,6 @@
 """Fixtures of all tests of trained networks: small ones, always the same, on one thread."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where the shell that started the tests has it switched off, as `nohup` and `&` do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,14 +2,16 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from greenformers.changes.heal import WEIGHTS, Distillation, Healing, Pupil, heal, hidden
+from greenformers.changes import Given, Heal
+from greenformers.changes._distillation import WEIGHTS, Distillation, Student, hidden
 from greenformers.data._texts import task_of
-from greenformers.solve.factorise import compress
+from greenformers.solve.factorise import factorise
 
 TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
 
@@ -35,22 +37,27 @@ def network(cls=BertModel, **sizes):
 def pair(cls=BertModel):
     original = network(cls)
     small = copy.deepcopy(original)
-    compress(small, 0.4, multiple=1)
+    factorise(small, 0.4, multiple=1)
     return small, original
 
 
-HEALING = Healing(steps=60, batch_size=16, learning_rate=3e-3)
+HEALING = Heal(steps=60, batch_size=16, learning_rate=3e-3)
+
+
+def given(teacher, folder=None):
+    return Given(training=TEXTS, tokenizer=Letters(), teacher=teacher, length=12, folder=folder)
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
 def test_it_comes_nearer_to_the_original_which_stays(cls):
     small, original = pair(cls)
     before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
-    given = Distillation(TEXTS, Letters(), 12)
-    start = given.evaluate(Pupil(small, original, WEIGHTS[task_of(original)], 2.0), "valid", 4)["distance"]
-    history = heal(small, original, TEXTS, Letters(), HEALING, length=12)
-    distances = [value for _, value in history.curve("eval_distance")]
+    student = Student(small, original, WEIGHTS[task_of(original)], 2.0)
+    start = Distillation(TEXTS, Letters(), 12).evaluate(student, "valid", 4)["distance"]
+    report = HEALING.apply(small, given(original))
+    distances = [entry["eval_distance"] for entry in report.log if "eval_distance" in entry]
     assert distances[-1] < 0.6 * start
+    assert report.summary == f"60 steps of 16 texts, distance {distances[0]:.4g} -> {distances[-1]:.4g}"
     assert all(torch.equal(tensor, before[name]) for name, tensor in original.state_dict().items())
     assert not small.training
 
@@ -60,10 +67,10 @@ def test_the_parts_of_the_loss():
     small.train()
     batch = Distillation(TEXTS, Letters(), 12).collate([{"input_ids": torch.arange(1, n)} for n in (5, 9)])
     parts = {
-        name: Pupil(small, original, {name: 1.0}, 2.0) for name in ("logits", "hidden", "embeddings", "similarities")
+        name: Student(small, original, {name: 1.0}, 2.0) for name in ("logits", "hidden", "embeddings", "similarities")
     }
     small.eval()
-    found = {name: pupil.eval()(**batch)["loss"].item() for name, pupil in parts.items()}
+    found = {name: student.eval()(**batch)["loss"].item() for name, student in parts.items()}
     mask = batch["attention_mask"].bool()
     one, other = (model(**batch, output_hidden_states=True) for model in (small, original))
     p, q = ((out.logits / 2).softmax(-1) for out in (other, one))
@@ -94,38 +101,58 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
     whole, original = pair()
     parts = copy.deepcopy(whole)
     again = copy.deepcopy(whole)
-    heal(whole, original, TEXTS, Letters(), HEALING, length=12)
-    heal(parts, original, TEXTS, Letters(), HEALING, length=12, folder=tmp_path)
+    healing = HEALING.but(steps=20)
+    healing.apply(whole, given(original))
+    healing.apply(parts, given(original, tmp_path))
     newest = max(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
     newest.rename(tmp_path / "gone")  # as if it had been killed before
-    heal(again, original, TEXTS, Letters(), HEALING, length=12, folder=tmp_path, resume=True)
+    healing.apply(again, given(original, tmp_path))
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_one_text_in_twenty_is_not_learnt_from():
-    given = Distillation(TEXTS, Letters(), 12)
-    assert (given.size("train"), given.size("valid")) == (76, 4)
+    texts = Distillation(TEXTS, Letters(), 12)
+    assert (texts.size("train"), texts.size("valid")) == (76, 4)
     with pytest.raises(ValueError, match="healing needs at least 2 texts, got 1"):
         Distillation(["one"], Letters(), 12)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"weights": {"hiden": 1.0}}, "weights must be of logits, hidden, embeddings, similarities; got 'hiden'"),
         ({"weights": {"hidden": -1.0}}, "weights must be at least 0, got hidden -1.0"),
         ({"weights": {"hidden": math.nan}}, "weights must be at least 0, got hidden nan"),
     ],
 )
-def test_options_out_of_range(given, message):
+def test_options_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
-        Healing(**{"steps": 5} | given)
+        Heal(**options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"training": None}, r"healed 60 needs texts to learn from \(--texts or --heal-texts\)"),
+        ({"training": []}, "healed 60 needs texts to learn from"),
+        ({"tokenizer": None}, "healed 60 needs texts to learn from"),
+        ({"teacher": None}, "healed 60 needs a teacher"),
+        ({"training": TEXTS[:10]}, "batch must be at most 9, the training examples, got 16"),
+    ],
+)
+def test_what_it_needs_is_asked_for_before_any_work(change, message):
+    small, original = pair()
+    with pytest.raises(ValueError, match=message):
+        HEALING.check(small, [], replace(given(original), **change))
 
 
 def test_logits_of_a_network_without():
     small, original = pair()
     with pytest.raises(ValueError, match="BertModel has no logits to learn from"):
-        heal(small, original, TEXTS, Letters(), Healing(2, batch_size=4, weights={"logits": 1.0}), length=12)
+        Heal(2, batch_size=4, weights={"logits": 1.0}).apply(small, given(original))

@@ -5,8 +5,8 @@ import torch
 from zoo import inputs, network, outputs
 
 import greenformers
-from greenformers.changes.attention import swap_attention
-from greenformers.changes.layers import drop_layers, spread, stack
+from greenformers.changes import Attention, Layers, LowRank
+from greenformers.changes.layers import _stack, spread
 from greenformers.checkpoint.structure import structure
 
 STACKS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
@@ -21,23 +21,26 @@ def test_spread(count: int, keep: int, kept: list[int]) -> None:
     assert spread(count, keep) == kept
 
 
-@pytest.mark.parametrize("count", range(1, 49))
-def test_spread_keeps_the_ends_and_none_twice(count: int) -> None:
-    for keep in range(1, count):
-        found = spread(count, keep)
-        assert found == sorted(set(found))
-        assert len(found) == keep
-        assert found[0] == 0
-        assert keep == 1 or found[-1] == count - 1
+def test_spread_keeps_the_ends_and_none_twice() -> None:
+    for count in range(1, 49):
+        for keep in range(1, count):
+            places = spread(count, keep)
+            assert places == sorted(set(places))
+            assert len(places) == keep
+            assert places[0] == 0
+            assert keep == 1 or places[-1] == count - 1
 
 
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("name", STACKS)
 def test_the_kept_layers_are_the_right_ones(name: str, keep: int) -> None:
     model, original = (network(name, **{STACKS[name]: 5}) for _ in range(2))
-    kept = drop_layers(model, keep)
+    report = greenformers.compress(model, Layers(keep))
+    kept = structure(model).changes["layers"]
     assert kept == ([0] if keep == 1 else [0, 2, 4])
-    assert len(stack(model)) == model.config.num_hidden_layers == keep
+    forms = {unit.path.rpartition(".")[2]: (unit.form, unit.before > unit.after) for unit in report.units}
+    assert forms == {str(n): ("kept", False) if n in kept else ("dropped", True) for n in range(5)}
+    assert len(_stack(model)) == model.config.num_hidden_layers == keep
     by_hand = network(name, **{STACKS[name]: keep})
     weights = original.state_dict()
     stem = INSIDE[name]
@@ -47,7 +50,7 @@ def test_the_kept_layers_are_the_right_ones(name: str, keep: int) -> None:
         renamed |= {key.replace(old, new): value for key, value in weights.items() if key.startswith(old)}
     by_hand.load_state_dict(renamed)
     assert outputs(model, inputs(name))[0].equal(outputs(by_hand, inputs(name))[0])
-    found = [part.layer_idx for part in stack(model).modules() if getattr(part, "layer_idx", None) is not None]
+    found = [part.layer_idx for part in _stack(model).modules() if getattr(part, "layer_idx", None) is not None]
     assert set(found) <= set(range(keep))
     assert getattr(original.config, "quantization_config", None) is None
     assert original.config.num_hidden_layers == 5
@@ -60,29 +63,41 @@ def test_the_kept_layers_are_the_right_ones(name: str, keep: int) -> None:
 
 def test_layers_are_counted_from_the_first_model_on() -> None:
     model = network("bert", num_hidden_layers=6)
-    assert drop_layers(model, 4) == [0, 2, 3, 5]
-    assert drop_layers(model, 2) == [0, 3]
-    assert structure(model).layers == [0, 5]
-    assert model.config.quantization_config.layers == [0, 5]
+    for keep, left in ((4, [0, 2, 3, 5]), (2, [0, 5])):
+        greenformers.compress(model, Layers(keep))
+        assert structure(model).changes == {"layers": left}
+        assert model.config.quantization_config.changes == {"layers": left}
+
+
+def test_half_of_them_by_default() -> None:
+    model = network("bert", num_hidden_layers=5)
+    greenformers.compress(model, Layers())
+    assert structure(model).changes == {"layers": [0, 4]}
 
 
 def test_what_was_changed_before_goes_along() -> None:
     model = network("bert", num_hidden_layers=4)
-    greenformers.compress(model, 0.5)
-    swap_attention(model, "linformer", options={"k": 4})
-    drop_layers(model, 2)
-    found = structure(model)
-    assert found.layers == [0, 3]
-    assert {path.split(".")[3] for path in found.attention} == {"0", "1"}
-    assert {path.split(".")[3] for path in found.ranks if ".layer." in path} == {"0", "1"}
+    greenformers.compress(model, [LowRank(keep=0.5), Attention("linformer", options={"k": 4}), Layers(2)])
+    described = structure(model)
+    assert described.order == ["low_rank", "attention", "layers"]
+    assert described.changes["layers"] == [0, 3]
+    ranks = described.changes["low_rank"]["ranks"]
+    for paths in (described.changes["attention"], ranks):
+        assert {path.split(".")[3] for path in paths if ".layer." in path} == {"0", "1"}
 
 
-@pytest.mark.parametrize("keep", [0, -1, 2, 3])
+def test_fewer_than_one_cannot_be_kept() -> None:
+    for keep in (0, -1):
+        with pytest.raises(ValueError, match=f"layers to keep must be at least 1, got {keep}"):
+            Layers(keep)
+
+
+@pytest.mark.parametrize("keep", [2, 3])
 def test_so_many_cannot_be_kept(keep: int) -> None:
     model = network("bert")
     before = model.state_dict().keys()
     with pytest.raises(ValueError, match=rf"layers to keep must be in 1\.\.1, of 2; got {keep}"):
-        drop_layers(model, keep)
+        greenformers.compress(model, Layers(keep))
     assert model.state_dict().keys() == before
     assert getattr(model.config, "quantization_config", None) is None
 
@@ -92,5 +107,5 @@ def test_models_without_one_stack_are_refused(name: str) -> None:
     model = network(name)
     expected = outputs(model, inputs(name))[0]
     with pytest.raises(ValueError, match="has no one stack of layers"):
-        drop_layers(model, 1)
+        greenformers.compress(model, Layers(1))
     assert outputs(model, inputs(name))[0].equal(expected)

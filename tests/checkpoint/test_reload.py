@@ -227,6 +227,28 @@ def test_merged_it_is_an_ordinary_network(name: str, tmp_path: Path) -> None:
         greenformers.load(tmp_path / "dense")
 
 
+@pytest.mark.parametrize("recipe", [[LOW, INT8], [INT8, LINEAR]], ids=["low, int8", "int8, attention"])
+def test_what_is_int8_cannot_be_merged_and_stays(recipe: list[Change]) -> None:
+    model = network("bert")
+    greenformers.compress(model, recipe)
+    expected, described = outputs(model, inputs("bert")), structure(model).as_dict()
+    with pytest.raises(ValueError, match="int8 weights do not become dense again: merge before they are quantised"):
+        greenformers.merge(model)
+    assert structure(model).as_dict() == described
+    assert difference(outputs(model, inputs("bert")), expected) == 0.0
+
+
+def test_merged_what_cannot_be_undone_stays(tmp_path: Path) -> None:
+    model = network("bert", num_hidden_layers=4)
+    greenformers.compress(model, [LOW, LINEAR, FEWER])
+    expected, count = outputs(model, inputs("bert")), len(ranks_of(model))
+    assert greenformers.merge(model) == count > 0
+    assert structure(model).order == ["attention", "layers"]
+    again = greenformers.load(greenformers.save(model, tmp_path / "merged"))
+    assert difference(outputs(again, inputs("bert")), outputs(model, inputs("bert"))) == 0.0
+    assert difference(outputs(model, inputs("bert")), expected) < 1e-5
+
+
 def test_two_networks_of_one_configuration() -> None:
     first = network("bert")
     second = type(first)(first.config)

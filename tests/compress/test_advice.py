@@ -18,34 +18,41 @@ from zoo import network
 import greenformers
 from greenformers.advise.checkpoint import (
     Advice,
-    Change,
     Measured,
+    Recipe,
     Setting,
     advise,
-    changes,
-    eight_bits,
+    command,
     halves,
+    healed,
     made,
+    name_of,
+    recipes,
     usual,
 )
+from greenformers.changes import Attention, Given, Int8, LowRank
 from greenformers.changes._attention_interface import swapped
-from greenformers.changes.int8 import is_quantised
-from greenformers.checkpoint.structure import ranks_of, structure
+from greenformers.changes._int8 import int8_of
+from greenformers.changes._units import ranks_of
+from greenformers.checkpoint.structure import structure
+from greenformers.compress import quality
 from greenformers.data._texts import Texts, batches, read_texts
 from greenformers.measure.record import METRICS, Record, read, with_ratios
 from greenformers.solve.budget import Budget
-from greenformers.solve.factorise import compress
+from greenformers.solve.factorise import factorise
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 PLAIN = Texts("plain.txt", [(line,) for line in sentences(60)])
-DENSE, INT8, HALF = Change(), Change(int8=True), Change(keep=0.5)
-WINDOW = Change("sliding_window", {"window": 8})
-ALL = Change("sliding_window", {"window": 8}, 0.5, True)
-SHORT = ["as it is", "int8", "low rank 0.75", "low rank 0.5", "low rank 0.5 + int8"]
+DENSE: Recipe = ()
+INT8: Recipe = (Int8(),)
+HALF: Recipe = (LowRank(keep=0.5),)
+WINDOW: Recipe = (Attention("sliding_window", options={"window": 8}),)
+ALL: Recipe = (*WINDOW, *HALF, *INT8)
+DENSE_NAME = "as it is"
+SHORT = [DENSE_NAME, "int8", "low rank 0.75", "low rank 0.5", "low rank 0.5 + int8"]
 SETTING, LONG = Setting(16, 2), "--length 16 --lengths 16"
-LOW = "--keep 0.5 --solver activation --calibrate 'a b.tsv'"
 MODEL, TEXTS = "--model BertModel", "--texts pairs.tsv"
 BOTH = f"{MODEL} {TEXTS}"
 
@@ -55,19 +62,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models and texts, that no command changes."""
     root = tmp_path_factory.mktemp("home")
     folder(root, "bert", "BertModel")
-    for part in (eight_bits(network("bert", "BertModel")), tokenizer("bert")):
-        part.save_pretrained(root / "eight")
+    eight = network("bert", "BertModel")
+    greenformers.compress(eight, Int8())
+    greenformers.save(eight, root / "eight", tokenizer=tokenizer("bert"))
     network("bert", "BertModel").save_pretrained(root / "bare")
     pairs(root / "pairs.tsv", 40)
     labelled(root / "labelled.tsv")
     (root / "few.txt").write_text("bar dor\n" * 7)
     return root
-
-
-@pytest.fixture(autouse=True)
-def swift(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
-    monkeypatch.setattr("greenformers.compress.quality.RESAMPLES", 50)
 
 
 def strong(name: str, cls: str, **more: Any) -> PreTrainedModel:
@@ -85,11 +87,11 @@ def advised(model: PreTrainedModel, texts: Texts = PLAIN, name: str = "bert", **
 
 def check(advice: Advice, metric: str, names: Sequence[str], impossible: Sequence[str] = ()) -> dict[str, Measured]:
     """What holds of all advice. Its rows, by name."""
-    rows, possible = {row.change.name: row for row in advice.rows}, advice.rows[: len(names)]
+    rows, possible = {name_of(row.recipe): row for row in advice.rows}, advice.rows[: len(names)]
     assert advice.metric == metric
-    assert {row.change.name for row in possible if row.refused is None} == set(names)
+    assert {name_of(row.recipe) for row in possible if row.refused is None} == set(names)
     assert possible == sorted(possible, key=lambda row: row.milliseconds)
-    assert [row.change.name for row in advice.rows[len(names) :]] == list(impossible)
+    assert [name_of(row.recipe) for row in advice.rows[len(names) :]] == list(impossible)
     dense = rows["as it is"]
     assert (dense.kept, dense.speed, dense.smaller, dense.interval) == (1.0, 1.0, 1.0, None)
     for row in possible:
@@ -104,60 +106,70 @@ def check(advice: Advice, metric: str, names: Sequence[str], impossible: Sequenc
 
 @pytest.mark.parametrize(("causal", "other"), [(False, "linformer"), (True, "linear_transformer")])
 def test_of_long_texts_a_quarter_is_seen(causal: bool, other: str) -> None:
-    short = changes(255, causal)
-    assert [change.name for change in short] == SHORT
+    assert [name_of(recipe) for recipe in recipes(255, causal)] == SHORT
     for length in (256, 1000):
-        found = changes(length, causal)
-        window, another, both = found[len(SHORT) :]
-        assert found[: len(SHORT)] == short
-        assert (window.name, another.name) == ("sliding_window", other)
-        assert both == Change("sliding_window", window.options, 0.5, True)
+        tried = {name_of(recipe): recipe for recipe in recipes(length, causal)}
+        assert len(tried) == len(recipes(length, causal))
+        assert list(tried) == [DENSE_NAME, other, "sliding_window", *SHORT[1:], f"sliding_window + {SHORT[-1]}"]
+        ((window,), (another,)) = tried["sliding_window"], tried[other]
+        assert tried[f"sliding_window + {SHORT[-1]}"] == (window, *HALF, *INT8)
         assert window.options["window"] * (1 if causal else 2) == length // 4  # to the left, or on both sides
         assert another.options == ({} if causal else {"k": length // 4})
-        assert len({change.name for change in found}) == len(found)
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "lines"),
+    ("recipe", "name", "plain", "taught"),
     [
-        (DENSE, "as it is", []),
-        (INT8, "int8", [f"compress 'my model' --int8 {LONG}@% --out small"]),
-        (HALF, "low rank 0.5", [f"compress 'my model' {LOW} {LONG}@ --out small"]),
-        (Change("bigbird", {"window": 3, "chosen": 2}), "bigbird",
-         ["swap 'my model' --attention bigbird --option window=3 --option chosen=2# --lengths 16@ --out small"]),
+        (INT8, "int8", f"--int8 {LONG}", f"--heal 300 --heal-aware --int8 {LONG} --texts 'a b.tsv'"),
+        (HALF, "low rank 0.5", f"--keep 0.5 {LONG} --texts 'a b.tsv'",
+         f"--keep 0.5 --heal 300 {LONG} --texts 'a b.tsv'"),
+        ((Attention("bigbird", options={"window": 3, "chosen": 2}),), "bigbird",
+         f"--attention bigbird --attention-option window=3 --attention-option chosen=2 {LONG}",
+         "--attention bigbird --attention-option window=3 --attention-option chosen=2 --heal 300 "
+         f"{LONG} --texts 'a b.tsv'"),
         (ALL, "sliding_window + low rank 0.5 + int8",
-         ["swap 'my model' --attention sliding_window --option window=8# --lengths 16 --out swapped",
-          f"compress swapped --teacher 'my model' {LOW} --int8 {LONG}@% --out small"]),
+         f"--attention sliding_window --attention-option window=8 --keep 0.5 --int8 {LONG} --texts 'a b.tsv'",
+         "--attention sliding_window --attention-option window=8 --keep 0.5 --heal 300 --heal-aware --int8 "
+         f"{LONG} --texts 'a b.tsv'"),
     ],
 )  # fmt: skip
-def test_names_and_command_lines(change: Change, name: str, lines: list[str]) -> None:
-    """@ stands where healing does, in the last command, % where it knows of 8 bits, # where positions go on."""
-    assert change.name == name
-    learnt = " --heal 300 --heal-texts 'a b.tsv'"
-    for at, heal, longer in (
-        (SETTING, "", ""), (SETTING, learnt, ""), (Setting(16, 2, longer=True), "", " --length 16"),
-        (Setting(16, 2, rows=19), f"{learnt} --heal-batch 19", ""),
+def test_names_and_command_lines(recipe: Recipe, name: str, plain: str, taught: str) -> None:
+    assert name_of(recipe) == name
+    few = Setting(16, 2, rows=19)
+    for at, tried, line in (
+        (SETTING, recipe, plain), (SETTING, healed(recipe, SETTING), taught),
+        (few, healed(recipe, few), taught.replace("--heal 300", "--heal 300 --heal-batch 19")),
     ):  # fmt: skip
-        aware = " --int8-aware" if heal else ""
-        filled = [line.replace("@", heal).replace("#", longer).replace("%", aware) for line in lines]
-        expected = [f"greenformers {line}" for line in filled]
-        assert change.commands("my model", "a b.tsv", at, bool(heal)) == expected
+        assert command(tried, "my model", "a b.tsv", at) == f"greenformers compress 'my model' {line} --out small"
+
+
+def test_the_model_as_it_is_needs_no_command() -> None:
+    assert name_of(DENSE) == DENSE_NAME
+    with pytest.raises(ValueError, match="the model as it is needs no command"):
+        command(DENSE, "my model", "a b.tsv", SETTING)
+
+
+def test_positions_that_go_on_are_typed_too() -> None:
+    (longer,) = (change.fitted(network("bert", "BertModel"), 60) for change in WINDOW)
+    assert longer == WINDOW[0].but(length=60)
+    assert "--attention-length 60" in command((longer,), "m", "t.txt", SETTING)
+    assert WINDOW[0].fitted(network("bert", "BertModel"), 40) == WINDOW[0]
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: Patch) -> None:
     for part in (strong("bert", "BertModel"), tokenizer("bert")):
         part.save_pretrained(tmp_path / "my model")
-    pairs(tmp_path / "my texts.tsv", 40)
-    for change, healed in ((ALL, False), (ALL, True), (WINDOW, True), (INT8, True), (HALF, False)):
-        (work := tmp_path / f"{change.name}, {healed}").mkdir()
+    pairs(tmp_path / "my texts.tsv", 60)
+    at = Setting(16, 2, rows=19)
+    for recipe in (healed(ALL, at), HALF):
+        (work := tmp_path / name_of(recipe)).mkdir()
         monkeypatch.chdir(work)
-        for line in change.commands("../my model", "../my texts.tsv", Setting(16, 2, rows=19), healed):
-            typed = shlex.split(line.replace("--heal 300", "--heal 2"))
-            assert run(monkeypatch, *typed[1:]) == 0
-        found = structure(small := greenformers.load("small"))
-        assert (bool(found.ranks), bool(found.int8)) == (change.keep is not None, change.int8)
-        there = [(made.name, made.options) for _, made, _ in swapped(small)]
-        assert there == [("sliding_window", {"window": 8})] * (2 if change.attention else 0)
+        line = command(recipe, "../my model", "../my texts.tsv", at)
+        assert run(monkeypatch, *shlex.split(line.replace("--heal 300", "--heal 2"))[1:]) == 0
+        small = greenformers.load("small")
+        assert structure(small).order == [change.name() for change in recipe if change.name() != "heal"]
+        there = [(mechanism.name, mechanism.options) for _, mechanism, _ in swapped(small)]
+        assert there == [("sliding_window", {"window": 8})] * (0 if recipe == HALF else 2)
 
 
 @pytest.mark.parametrize(("count", "limit"), [(8, 200), (31, 200), (1000, 10), (801, 200), (799, 200), (20, 1)])
@@ -192,20 +204,22 @@ def test_a_model_is_changed_in_a_copy() -> None:
     model = strong("bert", "BertModel")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     calibration = batches(PLAIN.lines, tokenizer("bert"), "encoder", 11)
-    small = made(model, ALL, calibration, 11)
-    assert is_quantised(small)
-    assert ranks_of(small)
-    assert [found.name for _, found, _ in swapped(small)] == ["sliding_window"] * 2
-    low = made(model, HALF, calibration, 11)
-    assert not is_quantised(low)
-    assert is_quantised(eight_bits(low))
-    assert not is_quantised(low)
-    assert is_quantised(made(model, INT8, [], 11))
-    for change in (HALF, Change(keep=0.75, int8=True)):
-        with pytest.raises(ValueError, match=r"^its maps are low rank already$"):
-            made(low, change, calibration, 11)
+    given = Given(calibration=calibration, tokenizer=tokenizer("bert"), length=11)
+    small = made(model, ALL, {}, given)
+    assert structure(small).order == ["attention", "low_rank", "int8"]
+    low = made(model, HALF, {}, given)
+    assert structure(low).order == ["low_rank"]
+    # What was made before is not made again.
+    known = {name_of(HALF): low}
+    both = made(model, (*HALF, *INT8), known, Given())
+    assert structure(both).order == ["low_rank", "int8"]
+    assert ranks_of(both) == ranks_of(low)
+    assert not int8_of(low)
+    for recipe in (HALF, (LowRank(keep=0.75), *INT8)):
+        with pytest.raises(ValueError, match="none fits"):
+            made(low, recipe, {}, given)
     with pytest.raises(ValueError, match="linformer has no causal form"):
-        made(network("gpt2"), Change("linformer", {"k": 4}), [], 11)
+        made(network("gpt2"), (Attention("linformer", options={"k": 4}),), {}, Given())
     assert structure(model).empty
     assert [name for name, tensor in model.state_dict().items() if not tensor.equal(before.pop(name))] == []
     assert before == {}
@@ -220,7 +234,7 @@ def test_an_encoder_and_pairs(home: Path) -> None:
     assert rows["low rank 0.5 + int8"].mib == min(row.mib for row in advice.rows)
     for row in advice.rows:
         assert row.kept == pytest.approx(row.quality / rows["as it is"].quality)
-        assert (row.interval is None) == (row.change == DENSE)
+        assert (row.interval is None) == (row.recipe == DENSE)
     assert advice.setting.length == usual(texts, tokenizer("bert"), model)
     assert [r.setting for r in advice.records if r.metric == "latency"] == [
         {"length": advice.setting.length, "batch": 2}
@@ -234,7 +248,7 @@ def test_an_encoder_whose_attention_is_its_own() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 44}
     config = transformers.MPNetConfig(vocab_size=53, max_position_embeddings=260, **sizes)
     advice = advised(transformers.MPNetModel(config).eval(), length=256)
-    check(advice, "cosine", SHORT, ["sliding_window", "linformer", ALL.name])
+    check(advice, "cosine", SHORT, ["linformer", "sliding_window", name_of(ALL)])
     assert all("attention of its own" in str(row.refused) for row in advice.rows[len(SHORT) :])
     assert advice.setting.length == 256
 
@@ -242,7 +256,7 @@ def test_an_encoder_whose_attention_is_its_own() -> None:
 def test_a_language_model_of_long_texts() -> None:
     texts = Texts("long.txt", [(line,) for line in sentences(200)])
     advice = advised(strong("gpt2", "GPT2LMHeadModel", n_positions=256), texts, "gpt2")
-    rows = check(advice, "perplexity", [change.name for change in changes(256, True)])
+    rows = check(advice, "perplexity", [name_of(recipe) for recipe in recipes(256, True)])
     assert advice.setting.length == 256
     for row in advice.rows:
         assert row.kept == pytest.approx(rows["as it is"].quality / row.quality)  # less is better
@@ -251,10 +265,10 @@ def test_a_language_model_of_long_texts() -> None:
 
 def test_a_classifier_that_is_low_rank_already(home: Path) -> None:
     model = strong("bert", "BertForSequenceClassification")
-    compress(model, Budget(0.5))
+    factorise(model, Budget(0.5, "uniform"), multiple=1)
     advice = advised(model, read_texts(home / "labelled.tsv"))
     rows = check(advice, "accuracy", SHORT[:2], SHORT[2:])
-    assert {row.refused for row in advice.rows[2:]} == {"its maps are low rank already"}
+    assert all(re.search("none fits|became low rank|the budget must be", str(row.refused)) for row in advice.rows[2:])
     assert rows["int8"].interval is not None
 
 
@@ -275,9 +289,9 @@ def test_rows_are_worked_out_of_records(monkeypatch: Patch) -> None:
     wanted = {"length": 9, "lengths": [9], "batch": 5, "country": "FRA", "benchmark": "advice"}
     assert {name: asked[name] for name in wanted} == wanted
     assert asked["texts"] == halves(PLAIN, 12)[1]
-    assert [name for name, model in asked["models"].items() if is_quantised(model)] == ["int8", "low rank 0.5 + int8"]
+    assert [name for name, model in asked["models"].items() if int8_of(model)] == ["int8", "low rank 0.5 + int8"]
     assert [name for name, model in asked["models"].items() if ranks_of(model)] == SHORT[2:]
-    assert [row.change.name for row in advice.rows] == sorted(times, key=lambda name: times[name])
+    assert [name_of(row.recipe) for row in advice.rows] == sorted(times, key=lambda name: times[name])
     # 0.5 mWh a millisecond, 5 texts: 0.4 kWh a million texts, of 60 g each.
     assert advice.rows[2] == Measured(INT8, 4.0, 2.0, 2.0, 0.5, 0.25, None, 12.0, pytest.approx(0.024))
 
@@ -286,13 +300,15 @@ def test_beyond_the_positions_of_a_rotary_model() -> None:
     advice = advised(
         strong("llama", "LlamaForCausalLM"), Texts("t", [(line,) for line in sentences(200)]), "gpt2", length=256
     )
-    check(advice, "perplexity", [change.name for change in changes(256, True)])
-    assert advice.setting == Setting(256, 2, longer=True, rows=advice.setting.rows)
+    check(advice, "perplexity", [name_of(recipe) for recipe in recipes(256, True)])
+    attentions = [change for row in advice.rows for change in row.recipe if isinstance(change, Attention)]
+    assert len(attentions) == 3
+    assert {change.length for change in attentions} == {256}
     assert advice.setting.rows < 64
 
 
 def test_a_model_that_does_no_good_has_no_quality_to_keep(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("greenformers.compress.quality._spearman", lambda *_: -0.2)
+    monkeypatch.setattr(quality, "_spearman", lambda *_: -0.2)
     texts = Texts("t.tsv", [(line, line) for line in sentences(8)], [float(place) for place in range(8)])
     with pytest.raises(
         ValueError, match=r"^t.tsv cannot judge changes: the model as it is has a spearman of -20 on it$"
@@ -351,7 +367,8 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
         (f"{MODEL} --texts nowhere.txt", "nowhere.txt"), (f"{MODEL} --texts few.txt", "few.txt has 7 examples"),
         (f"{MODEL} --texts labelled.tsv", "labelled.tsv: an encoder is judged by plain text or by pairs"),
         (f"--model ./nowhere {TEXTS}", "nowhere is not a folder with a model"),
-        (f"--model bare {TEXTS}", "bare has no tokenizer"), (f"--model eight {TEXTS}", "is of 8 bits already"),
+        (f"--model bare {TEXTS}", "bare has no tokenizer"),
+        (f"--model eight {TEXTS}", "the model went through int8 already: give the one it was made from"),
     ],
 )  # fmt: skip
 def test_refused_in_one_line(

@@ -18,10 +18,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
-from zoo import difference, everything, inputs, network, outputs
+from zoo import EVERYTHING, difference, inputs, network, outputs
 
 import greenformers
 from greenformers import LED, auto_fact
+from greenformers.changes import LowRank
 from greenformers.changes._units import ranks_of
 from greenformers.compress.auto_fact import read_greenformer
 from greenformers.lowrank.convolution import LowRankConv
@@ -142,7 +143,7 @@ def test_a_copy_leaves_the_network_alone() -> None:
     assert repr(model) == before
     assert all(value.equal(state[key]) for key, value in model.state_dict().items())
     assert getattr(model.config, "quantization_config", None) is None
-    assert made.config.quantization_config.ranks == ranks_of(made)
+    assert made.config.quantization_config.changes["low_rank"]["ranks"] == ranks_of(made)
 
 
 @pytest.mark.parametrize("dense", [nn.Linear(20, 30), nn.Conv2d(20, 30, 3), nn.MultiheadAttention(20, 2)])
@@ -174,7 +175,7 @@ def test_units_are_factorised_again_where_that_lowers_their_rank() -> None:
 
 def test_units_that_share_their_factors_go_on_sharing_them() -> None:
     model = network("gpt2")
-    greenformers.compress(model, 0.5, select=everything)
+    greenformers.compress(model, LowRank(keep=0.5, select=EVERYTHING))
     auto_fact(model, 3, solver="svd", fact_led_unit=True)
     table, head = model.transformer.wte, model.lm_head
     assert isinstance(table, LowRankEmbedding)

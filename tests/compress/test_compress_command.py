@@ -6,31 +6,20 @@ from pathlib import Path
 
 import pytest
 from command_line import listing, refused, refused_unchanged, run
-from models import folder, labelled, pairs, sentences, tokenizer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
-from zoo import difference, inputs, network, outputs
+from zoo import difference, inputs, outputs
 
 import greenformers
+from greenformers.changes import LowRank
+from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.changes._units import ranks_of
+from greenformers.compress import run as running
+from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.measure.record import read
 
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models and texts, that no command changes."""
-    root = tmp_path_factory.mktemp("home")
-    for name, cls in [
-        ("bert", "BertModel"), ("bert", "BertForSequenceClassification"), ("bert", "BertForMaskedLM"),
-        ("gpt2", "GPT2LMHeadModel"),
-    ]:  # fmt: skip
-        folder(root, name, cls)
-    network("vit").save_pretrained(root / "vit")
-    network("t5").save_pretrained(root / "t5")
-    (root / "texts.txt").write_text("\n".join(sentences(40)) + "\n\n")
-    pairs(root / "pairs.tsv")
-    labelled(root / "labelled.tsv")
-    return root
+Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 class Meter:
@@ -48,29 +37,16 @@ class Meter:
         pass
 
 
-def test_an_encoder_with_texts_and_pairs(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
-    monkeypatch.setattr("greenformers.compress.quality.RESAMPLES", 100)
+def test_an_encoder_with_texts_and_pairs(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     before, out, results = listing(home), tmp_path / "deep" / "small", tmp_path / "results.jsonl"
     words = ["compress", str(home / "BertModel"), "--out", str(out), "--keep", "0.5", "--solver", "activation"]
     words += ["--calibrate", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv"), "--lengths", "8"]
     words += ["--length", "16", "--country", "HKG", "--results", str(results), "--seed", "3"]
     assert run(monkeypatch, *words) == 0
     shown = capsys.readouterr().out
-    for text in (
-        "weights in 13 maps",
-        "kept (",
-        "dense",
-        "low rank",
-        "Spearman",
-        "Cosine to dense",
-        "Inference latency",
-    ):
+    said = ["weights in 13 layers", "kept (", "original", "low rank 0.5", "Spearman", "Cosine", "Inference latency"]
+    for text in [*said, f"model:  {out}", f"report: {out / 'report' / 'index.html'}"]:
         assert text in shown, text
-    assert f"model:  {out}" in shown
-    assert f"report: {out / 'report' / 'index.html'}" in shown
     assert listing(home) == before
     assert sorted(path.name for path in out.parent.iterdir()) == ["small"]
 
@@ -78,73 +54,77 @@ def test_an_encoder_with_texts_and_pairs(
     assert names >= {"README.md", "compression.json", "config.json", "model.safetensors", "tokenizer.json", "report"}
     card, page = (out / "README.md").read_text(), (out / "report" / "index.html").read_text()
     for text in (
-        "library_name: greenformers",
-        "## Before and after",
-        "| Parameters |",
-        "greenformers.load",
-        "`activation`",
-    ):
+        "library_name: greenformers", "## Before and after", "| Parameters |", "greenformers.load", "solver activation",
+        "Made from `BertModel`", "60 to calibrate with (`texts.txt`), 30 to judge by (`pairs.tsv`)",
+        "| | setting | original | low rank 0.5 |",
+    ):  # fmt: skip
         assert text in card, text
-    assert "Made from `BertModel`" in card
     assert str(home) not in card + page
     assert "BertModel, compressed" in page
+    assert read_recipe(out / RECIPE) == [LowRank(keep=0.5, solver="activation")]
     done = json.loads((out / "compression.json").read_text())
-    assert done["kept"] <= 0.5
-    assert all(layer["predicted"] == pytest.approx(layer["achieved"], abs=1e-4) for layer in done["layers"])
+    (step,) = done["steps"]
+    units = step["report"]["units"]
+    assert len(units) == 13
+    assert sum(unit["after"] for unit in units) <= 0.5 * sum(unit["before"] for unit in units)
+    assert all(unit["predicted"] == pytest.approx(unit["lost"], abs=1e-4) for unit in units)
 
     model = greenformers.load(out)
-    assert len(ranks_of(model)) == sum(layer["rank"] is not None for layer in done["layers"])
-    assert sum(parameter.numel() for parameter in model.parameters()) == done["model_after"]
+    assert ranks_of(model) == {
+        unit["path"]: int(unit["form"].removeprefix("rank ")) for unit in units if unit["form"] != "dense"
+    }
+    assert (step["parameters"], step["size"]) == (parameters(model), bytes_of(model))
     assert AutoTokenizer.from_pretrained(out)("bar dolo")["input_ids"][0] == 2
 
-    found = read(results)
-    assert {record.variant for record in found} == {"dense", "low rank"}
-    assert {record.metric for record in found} == {
+    records = read(results)
+    assert {record.variant for record in records} == {"original", "low rank 0.5"}
+    assert {record.metric for record in records} == {
         "parameters", "size", "latency", "peak_memory_inference", "flops", "energy_inference", "cosine", "spearman",
     }  # fmt: skip
-    (spearman,) = (record for record in found if record.metric == "spearman" and record.variant == "low rank")
+    (spearman,) = (record for record in records if (record.metric, record.variant) == ("spearman", "low rank 0.5"))
     assert spearman.interval is not None
     assert spearman.interval[0] <= spearman.interval[1]
-    sizes = {record.variant: record.value for record in found if record.metric == "size"}
-    assert sizes["low rank"] < sizes["dense"]
-    assert sizes["low rank"] * 2**20 == pytest.approx((out / "model.safetensors").stat().st_size, rel=0.2)
-    assert found[0].context["command"].startswith("greenformers compress BertModel --out small --keep 0.5")
+    sizes = {record.variant: record.value for record in records if record.metric == "size"}
+    assert sizes["low rank 0.5"] < sizes["original"]
+    assert sizes["low rank 0.5"] * 2**20 == pytest.approx((out / "model.safetensors").stat().st_size, rel=0.2)
+    assert records[0].context["command"].startswith("greenformers compress BertModel --out small --keep 0.5")
 
-    # The same again takes the place of what it wrote; a model that is low rank already is refused.
+    # The same again takes the place of what it wrote, and so does its recipe; what is low rank already is refused.
     again = [*words, "--lengths", ""]
-    assert run(monkeypatch, *again) == 0
-    second = greenformers.load(out)
-    assert difference(outputs(second, inputs("bert")), outputs(model, inputs("bert"))) == 0.0
+    given = [again[:4] + again[8:], ["--recipe", str(tmp_path / RECIPE)]]
+    (tmp_path / RECIPE).write_bytes((out / RECIPE).read_bytes())
+    for line in (again, given[0] + given[1]):
+        assert run(monkeypatch, *line) == 0
+        second = greenformers.load(out)
+        assert difference(outputs(second, inputs("bert")), outputs(model, inputs("bert"))) == 0.0
     capsys.readouterr()
-    assert "is compressed already" in refused(monkeypatch, capsys, "compress", str(out), "--out", str(tmp_path / "new"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "results.jsonl"]
+    assert "none fits" in refused(
+        monkeypatch, capsys, "compress", str(out), "--out", str(tmp_path / "new"), "--lengths", ""
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", RECIPE, "results.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("model", "words", "shown"),
     [
         (
-            "BertForSequenceClassification",
-            "--evaluate labelled.tsv --solver loss --calibrate labelled.tsv",
+            "BertForSequenceClassification", "--evaluate labelled.tsv --solver loss --calibrate labelled.tsv",
             "Accuracy (%)",
         ),
-        ("GPT2LMHeadModel", "--evaluate texts.txt --solver sequential --calibrate texts.txt", "Perplexity"),
-        ("GPT2LMHeadModel", "--evaluate texts.txt --solver loss --calibrate texts.txt", "Perplexity"),
-        ("BertForMaskedLM", "--evaluate texts.txt --select *.query --select *.key --rank 4", "Perplexity"),
-        ("BertModel", "--evaluate texts.txt --energy 0.6 --multiple 2", "Cosine to dense"),
-        ("vit", "--keep 0.7 --of parameters --select linear --select conv", "Size on disk"),
+        ("GPT2LMHeadModel", "--texts texts.txt --solver sequential_loss", "Perplexity"),
+        ("BertForMaskedLM", "--evaluate texts.txt --select *.query,*.key --rank 4", "Perplexity"),
+        ("BertModel", "--evaluate texts.txt --energy 0.6 --multiple 2", "Cosine"),
+        ("vit", "--keep 0.7 --of parameters --select linear,conv", "Size on disk"),
         ("t5", "--solver random --uniform", "Parameters"),
         ("BertModel", "--stable-rank 1.5 --only-if-faster", "Parameters"),
     ],
-)
+)  # fmt: skip
 def test_other_models(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str,
-    words: str, shown: str,
-) -> None:  # fmt: skip
+    home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured, model: str, words: str, shown: str
+) -> None:
     monkeypatch.chdir(home)
     monkeypatch.setattr("greenformers.solve.factorise.measure", lambda _, ranks, __: {None: 2.0, ranks[0]: 1.0})
     lengths = "12" if "faster" in words else ""
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr("greenformers.measure.energy_of.EnergyMeter", Meter)
     out = tmp_path / "small"
     words = f"compress {model} --length 12 {words} --out {out} --lengths {lengths}"
@@ -160,11 +140,11 @@ def test_other_models(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("BertModel --keep 0.5 --rank 8", "--keep and --rank exclude each other"),
-        ("BertModel --energy 0.5 --stable-rank 2", "--energy and --stable-rank exclude each other"),
-        ("BertModel --rank 8 --uniform", "--uniform goes with --keep, not with --rank"),
-        ("BertModel --energy 0.5 --of flops", "--of goes with --keep, not with --energy"),
-        ("BertModel --from-disk --calibrate texts.txt", "--from-disk goes without --calibrate, --evaluate"),
+        ("BertModel --keep 0.5 --rank 8", "keep and rank of low_rank exclude each other"),
+        ("BertModel --energy 0.5 --stable-rank 2", "energy and stable_rank of low_rank exclude each other"),
+        ("BertModel --rank 8 --uniform", "uniform of low_rank goes with keep, not with rank"),
+        ("BertModel --energy 0.5 --of flops", "of of low_rank goes with keep, not with energy"),
+        ("BertModel --from-disk --calibrate texts.txt", "--from-disk goes without --calibrate"),
         ("BertModel --keep 0", "the share to keep must be in (0, 1], got 0"),
         ("BertModel --keep nan", "the share to keep must be in (0, 1], got nan"),
         ("BertModel --keep 0.05", "the budget must be at least 0."),
@@ -174,16 +154,19 @@ def test_other_models(
         ("BertModel --multiple 0", "multiple must be at least 1, got 0"),
         ("BertModel --of memory", "a budget is spent of parameters, flops, latency; got 'memory'"),
         ("BertModel --uniform --of flops", "a budget of flops is a share of all maps together"),
-        ("BertModel --lengths 8,x", "lengths must be whole numbers from 1 on, with commas between; got '8,x'"),
-        ("BertModel --lengths 0", "lengths must be whole numbers from 1 on"),
-        ("BertModel --lengths 41", "the model cannot be run on 41 tokens, see --length and --lengths"),
-        ("BertModel --calibrate texts.txt --length 41 --solver loss", "the model cannot be run on 41 tokens"),
-        ("BertModel --calibrate texts.txt --limit 0", "limit must be at least 1, got 0"),
-        ("BertModel --calibrate texts.txt --length -1", "length must be at least 1, got -1"),
+        ("BertModel --lengths 8,x", "lengths must be whole numbers with commas between; got '8,x'"),
+        ("BertModel --lengths 0", "lengths must be at least 1, got 0"),
+        ("BertModel --lengths 41", "length and lengths must be at most 40, the longest input; got 41"),
+        (
+            "BertModel --calibrate texts.txt --length 41 --solver loss",
+            "length and lengths must be at most 40, the longest input; got 41",
+        ),
+        ("BertModel --limit 0", "limit must be at least 1, got 0"),
+        ("BertModel --length -1", "length must be at least 1, got -1"),
         ("BertModel --lengths 8 --country ZZZ", "country must be a 3-letter ISO code"),
         ("BertModel --solver actvation", "solver must be one of svd, randomized"),
-        ("BertModel --solver loss", "solver 'loss' needs texts: name a file with --calibrate"),
-        ("BertModel --solver nmf", "solver 'nmf' has no spectrum for a budget 'hull'"),
+        ("BertModel --solver loss", "low rank 0.5 needs texts to calibrate with (--texts or --calibrate)"),
+        ("BertModel --solver nmf --energy 0.5", "solver 'nmf' has no spectrum for a budget 'energy'"),
         ("BertModel --select *.quary", "the selection '*.quary' matches none of the 16 maps"),
         ("BertModel --solver loss --calibrate empty.txt", "empty.txt holds no text"),
         ("BertModel --solver loss --calibrate header.tsv", "header.tsv holds no text"),
@@ -204,7 +187,7 @@ def test_other_models(
         ("t5 --evaluate texts.txt", "t5 has no tokenizer, which texts need"),
         ("nonsense --evaluate texts.txt", "nonsense has no tokenizer that can be read"),
         ("foreign --evaluate texts.txt", "the tokenizer of foreign has 60 tokens, the model 53"),
-        ("BertModel --energy 0.9999", "no map became low rank"),
+        ("BertModel --energy 0.9999", "no weight became low rank"),
         ("nowhere/at/all", "nowhere/at/all has no configuration that can be read"),
         ("./nowhere", "./nowhere is not a folder with a model"),
         ("texts.txt", "texts.txt is not a folder with a model"),
@@ -214,6 +197,32 @@ def test_other_models(
         ("lacking", "lacks 1 weights, pooler.dense.weight among them"),
         ("misfit", "the weights do not fit the configuration"),
         ("custom", "asks for code of its own (auto_map): not run"),
+        (
+            "BertModel --solver svd --calibrate texts.txt",
+            "--calibrate is of no use: no change of the recipe needs such",
+        ),
+        ("BertModel --heal-texts texts.txt", "--heal-texts is of no use: no change of the recipe needs such texts"),
+        ("BertModel --texts few.txt", "7 texts cannot be split into parts for calibration, judging: at least 8"),
+        (
+            "BertModel --texts texts.txt --calibrate texts.txt --evaluate texts.txt",
+            "--texts is of no use: every part that is needed has a file of its own",
+        ),
+        ("BertModel --keep 0.5 --change int8", "--change and a short form such as --keep exclude each other"),
+        ("BertModel --recipe none.toml --change int8", "--recipe and --change exclude each other"),
+        (
+            "BertModel --change nothing",
+            "got 'nothing'",
+        ),
+        ("BertModel --change int8 --change low_rank", "low_rank cannot follow int8"),
+        ("BertModel --recipe nowhere.toml", "nowhere.toml: No such file or directory"),
+        ("BertModel --recipe broken.toml", "broken.toml is not TOML"),
+        ("BertModel --recipe none.toml", "none.toml must hold a list of tables [[change]] and nothing else"),
+        (
+            "BertModel --recipe more.toml",
+            "more.toml must hold a list of tables [[change]] and nothing else; it has name",
+        ),
+        ("BertModel --recipe wrong.toml", "wrong.toml, change 2: low_rank: keep must be a number, got 'half'"),
+        ("BertModel --teacher ./nowhere --int8", "./nowhere is not a folder with a model"),
         ("unnamed", "names the architecture None, which transformers does not have"),
     ],
 )
@@ -222,47 +231,9 @@ def test_refusals(
     message: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    broken(home)
     lengths = [] if "--lengths" in words else ["--lengths", ""]
     line = ["compress", *words.split(), *lengths, "--out", str(tmp_path / "small")]
     assert message in refused_unchanged(monkeypatch, capsys, home, tmp_path, *line)
-
-
-def broken(home: Path) -> None:
-    """Models and texts that are of no use."""
-    if (home / "empty.txt").exists():
-        return
-    texts = {
-        "empty.txt": "\n \n", "header.tsv": "sentence\tlabel\n", "wrong.tsv": "text\tclass\nbar\t1\n",
-        "half.tsv": "sentence\tlabel\nbar\t0.5\n", "short.txt": "bar dos kit\n",
-        "constant.tsv": "sentence1\tsentence2\tscore\n" + "bar\tdos\t3\n" * 4,
-    }  # fmt: skip
-    for name, text in texts.items():
-        (home / name).write_text(text)
-
-    def copied(name: str) -> Path:
-        (home / name).mkdir()
-        for part in ("config.json", "model.safetensors"):
-            (home / name / part).write_bytes((home / "BertModel" / part).read_bytes())
-        return home / name
-
-    def described(name: str, **change: object) -> None:
-        config = json.loads((copied(name) / "config.json").read_text())
-        (home / name / "config.json").write_text(json.dumps(config | change))
-
-    weights = copied("damaged") / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-5])
-    (copied("pickled") / "model.safetensors").rename(home / "pickled" / "pytorch_model.bin")
-    described("misfit", hidden_size=48)
-    described("custom", auto_map={"AutoModel": "x.Y"})
-    described("unnamed", architectures=None)
-    (copied("nonsense") / "tokenizer.json").write_text("{}")
-    tokens = tokenizer("bert")
-    tokens.add_tokens([f"more{number}" for number in range(60 - len(tokens))])
-    tokens.save_pretrained(copied("foreign"))
-    state = load_file(copied("lacking") / "model.safetensors")
-    del state["pooler.dense.weight"]
-    save_file(state, home / "lacking" / "model.safetensors", {"format": "pt"})
 
 
 def test_what_stands_in_the_way_stays(
@@ -281,22 +252,61 @@ def test_what_stands_in_the_way_stays(
     assert "exists and holds no compressed network" in message
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("step", ["calibrating", "judging", "measuring", "saving"])
-def test_interrupted_it_leaves_nothing(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
+def test_interrupted_it_goes_on_behind_the_last_step(
+    home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured, step: str
 ) -> None:
+    said: list[str] = []
+
     def stop(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
     def progress(_: object, what: str, __: float) -> None:
+        said.append(what)
         if what == step:
             stop()
 
-    monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
-    if step == "saving":  # the weights are written, the card is not
-        monkeypatch.setattr("greenformers.checkpoint.save.card_of", stop)
     words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "small"), "--lengths", "", "--length", "12"]
     words += ["--calibrate", str(home / "texts.txt"), "--evaluate", str(home / "texts.txt"), "--solver", "activation"]
-    assert run(monkeypatch, *words) not in (0, 2)
-    assert "Traceback" not in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
+        if step == "saving":  # the weights are written, the card is not; the second one, after that of the step
+            card, calls = greenformers.checkpoint.save.card_of, []
+            patch.setattr(
+                "greenformers.checkpoint.save.card_of",
+                lambda *given: (calls.append(1), stop() if len(calls) == 2 else None, card(*given))[2],
+            )
+        assert run(patch, *words) not in (0, 2)
+        assert "Traceback" not in capsys.readouterr().err
+        left = [path.name for path in tmp_path.iterdir()]
+        if step == "calibrating":
+            assert left == []
+        else:
+            (name,) = left
+            assert name.startswith("small.unfinished-")
+        del said[:]
+        patch.setattr("greenformers.cli._terminal.Steps.__call__", lambda _, what, __: said.append(what))
+        assert run(patch, *words) == 0
+    assert ("calibrating" in said) == (step == "calibrating")
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert len(json.loads((tmp_path / "small" / "compression.json").read_text())["steps"]) == 1
+
+
+def test_other_words_begin_anew(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "small"), "--lengths", ""]
+
+    def stop(*_: object, **__: object) -> None:
+        raise ValueError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "compared", stop)
+        assert run(patch, *words, "--keep", "0.6") == 2
+    (left,) = tmp_path.iterdir()
+    assert run(monkeypatch, *words, "--keep", "0.5") == 0
+    assert read_recipe(tmp_path / "small" / RECIPE) == [LowRank(keep=0.5)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small", left.name]
+    state = load_file(tmp_path / "small" / "model.safetensors")
+    assert sum(x.numel() for x in state.values()) < sum(
+        x.numel() for x in load_file(left / "step-0" / "model.safetensors").values()
+    )

@@ -5,13 +5,21 @@ import json
 import pytest
 import torch
 import transformers
-from greenformers.compress.shards import compress_shards
+from command_line import refused, run
 from models import folder
 from safetensors import safe_open
+from zoo import difference, inputs, outputs
 
 import greenformers
-from greenformers import Budget
-from greenformers.compress import shards
+from greenformers.changes import Int8, LowRank
+from greenformers.changes._recipe import RECIPE, read_recipe
+from greenformers.checkpoint.save import REPORT
+from greenformers.compress import from_disk
+from greenformers.compress.from_disk import compress_from_disk
+from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.solve import stream
+
+HALF = LowRank(keep=0.5, solver="svd")
 
 
 @pytest.fixture(scope="module")
@@ -20,30 +28,47 @@ def models(tmp_path_factory):
     return {name: folder(root, name, cls) for name, cls in (("bert", "BertModel"), ("gpt2", "GPT2LMHeadModel"))}
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-@pytest.mark.parametrize("budget", [Budget(0.5), Budget(0.5, "uniform"), Budget(5, "rank"), Budget(0.8, "energy")])
-@pytest.mark.parametrize("select", [None, ["linear", "embedding"]])
-def test_it_is_what_compress_makes(models, tmp_path, name, budget, select):
-    report = compress_shards(models[name], tmp_path / "out", budget, solver="svd", select=select)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("bert", HALF), ("gpt2", HALF.but(select=("linear", "embedding"))), ("gpt2", HALF.but(uniform=True)),
+        ("bert", LowRank(rank=5, solver="svd", select=("linear", "embedding"))),
+        ("bert", LowRank(energy=0.8, solver="svd")),
+    ],
+)  # fmt: skip
+def test_it_is_what_compress_makes(models, tmp_path, name, change):
+    report = compress_from_disk(models[name], tmp_path / "out", [change])
     read = greenformers.load(tmp_path / "out")
     cls = getattr(transformers, json.loads((models[name] / "config.json").read_text())["architectures"][0])
     model = cls.from_pretrained(models[name]).eval()
-    expected = greenformers.compress(model, budget, solver="svd", select=select)
-    assert [layer.rank for layer in report.layers] == [
-        next(layer.rank for layer in expected.layers if layer.path == found.path) for found in report.layers
-    ]
-    assert report.after == expected.after
-    ids = torch.randint(3, 53, (2, 9))
-    with torch.no_grad():
-        ours, theirs = read(ids)[0], model(ids)[0]
+    expected = greenformers.compress(model, change)
+    by_path = {unit.path: unit for unit in expected.units}
+    assert {unit.path: unit.form for unit in report.units} == {path: unit.form for path, unit in by_path.items()}
+    for unit in report.units:
+        other = by_path[unit.path]
+        assert (unit.before, unit.after, unit.tied) == (other.before, other.after, other.tied)
+    for done in (report, expected):
+        assert (done.parameters, done.size) == (expected.parameters, expected.size)
+        assert (done.steps[0].parameters, done.steps[0].size) == (parameters(read), bytes_of(read))
+    assert json.loads((tmp_path / "out" / REPORT).read_text())["kept"] == report.kept
     # To rounding: some processors sum a narrow product otherwise than the first columns of a wide one.
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    batch = inputs("bert", batch=2, length=9)
+    torch.testing.assert_close(outputs(read, batch)[0], outputs(model, batch)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_it_wrote_can_be_written_and_read_again(models, tmp_path):
+    compress_from_disk(models["gpt2"], tmp_path / "out", [HALF.but(select=("*",))])
+    read = greenformers.load(tmp_path / "out")
+    again = greenformers.load(greenformers.save(read, tmp_path / "again"))
+    assert difference(outputs(again, inputs("gpt2")), outputs(read, inputs("gpt2"))) == 0.0
+    with pytest.raises(ValueError, match="out is compressed already"):
+        compress_from_disk(tmp_path / "out", tmp_path / "third", [HALF])
 
 
 def test_large_checkpoints_are_written_in_parts(models, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "BUFFER", 10_000)
-    compress_shards(models["bert"], tmp_path / "out", Budget(0.5), solver="svd")
-    index = json.loads((tmp_path / "out" / shards.INDEX).read_text())
+    monkeypatch.setattr(from_disk, "BUFFER", 10_000)
+    compress_from_disk(models["bert"], tmp_path / "out", [HALF])
+    index = json.loads((tmp_path / "out" / from_disk.INDEX).read_text())
     files = set(index["weight_map"].values())
     assert len(files) > 2
     assert files == {path.name for path in (tmp_path / "out").glob("*.safetensors")}
@@ -55,46 +80,65 @@ def test_large_checkpoints_are_written_in_parts(models, tmp_path, monkeypatch):
     merged = greenformers.load(tmp_path / "out")
     greenformers.merge(merged)
     merged.save_pretrained(tmp_path / "dense", max_shard_size="20KB")
-    compress_shards(tmp_path / "dense", tmp_path / "again", Budget(0.5), solver="svd")
+    compress_from_disk(tmp_path / "dense", tmp_path / "again", [HALF])
     greenformers.load(tmp_path / "again")
 
 
 def test_never_more_than_one_weight_is_read_at_a_time(models, tmp_path, monkeypatch):
     held = []
-    solve = shards.solve
+    solve = stream.solve
 
     def watched(site, *args, **kwargs):
         held.append(sum(1 for found in everything if found.module.weight.device.type != "meta"))
         return solve(site, *args, **kwargs)
 
     everything = []
-    sites = shards.sites
+    sites = stream.sites
 
     def kept(*args):
         everything.extend(sites(*args))
         return everything
 
-    monkeypatch.setattr(shards, "solve", watched)
-    monkeypatch.setattr(shards, "sites", kept)
-    compress_shards(models["bert"], tmp_path / "out", Budget(0.5), solver="svd")
+    monkeypatch.setattr(stream, "solve", watched)
+    monkeypatch.setattr(stream, "sites", kept)
+    compress_from_disk(models["bert"], tmp_path / "out", [HALF])
     assert held
     assert set(held) == {1}
 
 
+def test_the_command(models, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    words = ["compress", str(models["bert"]), "--keep", "0.5", "--solver", "svd", "--from-disk", "--out"]
+    assert run(monkeypatch, *words, str(out)) == 0
+    shown = capsys.readouterr().out
+    assert "low_rank: " in shown
+    assert f"model:  {out}" in shown
+    assert read_recipe(out / RECIPE) == [HALF]
+    compress_from_disk(models["bert"], tmp_path / "other", [HALF])
+    one, other = (greenformers.load(folder) for folder in (out, tmp_path / "other"))
+    assert difference(outputs(one, inputs("bert")), outputs(other, inputs("bert"))) == 0.0
+    assert "--from-disk goes without --texts, --length" in refused(
+        monkeypatch, capsys, *words, str(tmp_path / "new"), "--texts", "t.txt", "--length", "9"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("changes", "message"),
     [
-        ({"solver": "activation"}, "from disk, solver must be one of svd, randomized, nmf, semi_nmf, random"),
-        ({"solver": "svdd"}, "from disk, solver must be one of"),
-        ({"solver": "nmf"}, "from disk, solver 'nmf' cannot spend a budget 'hull' of parameters"),
-        ({"budget": Budget(0.5, of="flops")}, "cannot spend a budget 'hull' of flops"),
-        ({"multiple": -8}, "multiple must be at least 1, got -8"),
-        ({"select": "*.nothing"}, "matches none of"),
+        ([LowRank(solver="activation")], "from disk, solver must be one of svd, randomized, nmf, semi_nmf, random"),
+        ([LowRank(keep=0.5, of="flops")], "cannot spend a budget 'hull' of flops"),
+        ([LowRank(energy=0.5, solver="nmf")], "from disk, solver 'nmf' cannot spend a budget 'energy' of parameters"),
+        ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster cannot be had"),
+        ([HALF.but(select=("*.nothing",))], "matches none of"),
+        ([Int8()], "from disk, a recipe is one change that can be made weight by weight; got int8"),
+        ([HALF, HALF], "from disk, a recipe is one change that can be made weight by weight; got low_rank, low_rank"),
+        ([], "from disk, a recipe is one change"),
     ],
 )
-def test_what_cannot_be_done_is_refused(models, tmp_path, options, message):
+def test_what_cannot_be_done_is_refused(models, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        compress_shards(models["bert"], tmp_path / "out", **({"budget": Budget(0.5)} | options))
+        compress_from_disk(models["bert"], tmp_path / "out", changes)
     assert not any(tmp_path.iterdir())
 
 
@@ -106,5 +150,5 @@ def test_a_checkpoint_that_does_not_fit_its_configuration_is_refused(models, tmp
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
     with pytest.raises(ValueError, match="in the checkpoint"):
-        compress_shards(broken, tmp_path / "out", Budget(0.5), solver="svd")
+        compress_from_disk(broken, tmp_path / "out", [HALF])
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]

@@ -1,50 +1,34 @@
-"""`greenformers swap`, and what `compress` does beside low rank, as a user meets them."""
+"""`greenformers compress` with other changes than low rank: attention, layers, int8, healing, one after the other."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import refused, run
-from models import folder, pairs, sentences
+from command_line import refused, refused_unchanged, run
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
-from zoo import difference, inputs, network, outputs
+from zoo import difference, inputs, outputs
 
 import greenformers
+from greenformers.changes import Heal, Int8, LowRank, _distillation
 from greenformers.changes._attention_interface import swapped
+from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.structure import structure
 from greenformers.measure.record import read
 from greenformers.model.positions import reach
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
+HEAL = ["--heal", "3", "--heal-batch", "8"]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("home")
-    for name, cls in [("bert", "BertModel"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel")]:
-        folder(root, name, cls)
-    network("t5").save_pretrained(root / "t5")
-    (root / "texts.txt").write_text("\n".join(sentences(60)) + "\n")
-    pairs(root / "pairs.tsv")
-    return root
-
-
-@pytest.fixture(autouse=True)
-def swift(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
-    monkeypatch.setattr("greenformers.compress.quality.RESAMPLES", 50)
-
-
-def swap(home: Path, out: Path, attention: str, *more: str, model: str = "BertModel", lengths: str = "") -> list[str]:
-    given = ["swap", str(home / model), "--out", str(out), "--attention", attention]
-    return [*given, "--lengths", lengths, "--country", "HKG", *more]
-
-
-def compress(home: Path, out: Path, *more: str, model: str = "BertModel") -> list[str]:
-    return ["compress", str(home / model), "--out", str(out), "--lengths", "", "--length", "16", *more]
+def compress(home: Path, out: Path, *more: str, model: str = "BertModel", lengths: str = "") -> list[str]:
+    given = ["compress", str(home / model), "--out", str(out), "--lengths", lengths, "--country", "HKG"]
+    return [*given, *(() if "--length" in more else ("--length", "16")), *more]
 
 
 def columns(out: Path) -> list[str]:
@@ -55,155 +39,180 @@ def columns(out: Path) -> list[str]:
 
 def test_a_model_longer_and_healed(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     out, results = tmp_path / "deep" / "out", tmp_path / "results.jsonl"
-    more = ["--layers", "0-1", "--option", "window=4", "--length", "60", "--results", str(results)]
-    more += ["--heal", "3", "--heal-texts", str(home / "texts.txt"), "--heal-batch", "8", "--heal-rate", "1e-3"]
-    more += ["--evaluate", str(home / "pairs.tsv")]
-    assert run(monkeypatch, *swap(home, out, "sliding_window", *more, lengths="50")) == 0
+    window = ["--attention", "sliding_window", "--attention-layers", "0-1", "--attention-option", "window=4"]
+    window += ["--attention-length", "60"]
+    more = ["--length", "60", "--results", str(results), *HEAL, "--heal-rate", "1e-3"]
+    more += ["--heal-texts", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv")]
+    assert run(monkeypatch, *compress(home, out, *window, *more, lengths="50")) == 0
     shown = capsys.readouterr().out
-    said = ["2 of 2 attentions are sliding_window", "encoder.layer.1.attention.self", "original", "healed", "Spearman"]
+    said = ["attention: 2 of 2 attentions are sliding_window", "heal: 3 steps of 8 texts", "original", "Spearman"]
     for text in [*said, "Inference latency", f"model:  {out}", f"report: {out / 'report' / 'index.html'}"]:
         assert text in shown, text
     assert [path.name for path in out.parent.iterdir()] == ["out"]
-    assert columns(out) == ["original", "sliding_window", "healed"]
+    names = ["original", "sliding_window", "sliding_window + healed 3"]
+    assert columns(out) == names
     card, page = (out / "README.md").read_text(), (out / "report" / "index.html").read_text()
-    assert "Made from `BertModel`: `sliding_window` in `encoder.layer.0.attention.self`, `encoder.layer.1." in card
-    assert "another attention stands in the place of its own" in card
-    assert "BertModel, sliding_window" in page
-    assert "healed" in page
-    found = read(results)
-    assert {record.benchmark for record in found} == {"swap"}
-    assert {record.variant for record in found} == {"original", "sliding_window", "healed"}
+    assert "60 to learn from (`texts.txt`), 30 to judge by (`pairs.tsv`)" in card
+    assert "`encoder.layer.0.attention.self` | sliding_window" in card
+    assert "`attention`: Another attention" in card
+    assert names[-1] in page
+    records = read(results)
+    assert {record.variant for record in records} == set(names)
+    assert {record.variant for record in records if record.metric == "latency"} == set(names[:2])
     model = greenformers.load(out)
     assert [made.options for _, made, _ in swapped(model)] == [{"window": 4}] * 2
     assert reach(model) == 60
     assert outputs(model, inputs("bert", length=60))[0].isfinite().all()
     assert AutoTokenizer.from_pretrained(out).model_max_length == 60
     plain = tmp_path / "plain"
-    assert run(monkeypatch, *swap(home, plain, "sliding_window", "--option", "window=4", "--length", "60")) == 0
+    typed = ["--change", "attention sliding_window window=4 layers=0-1 length=60"]
+    assert run(monkeypatch, *compress(home, plain, *typed)) == 0
+    assert read_recipe(plain / RECIPE) == read_recipe(out / RECIPE)[:1]
     assert difference(outputs(model, inputs("bert")), outputs(greenformers.load(plain), inputs("bert"))) > 1e-6
 
 
-def test_a_language_model_is_judged_and_writes(
+def test_one_file_of_texts_is_enough(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    """A language model gets another attention and heals, is judged, and writes; its texts are split."""
+    words = ["--attention", "linear_transformer", "--attention-layers", "1", "--heal", "2", "--heal-batch", "2"]
+    words += ["--keep", "0.6", "--texts", str(home / "texts.txt")]
+    assert run(monkeypatch, *compress(home, tmp_path / "out", *words, model="GPT2LMHeadModel")) == 0
+    assert "attention: 1 of 2 attentions are linear_transformer" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    parts = re.search(r"Texts: (\d+) to judge by .*, (\d+) to calibrate with .*, (\d+) to learn from", card)
+    parts = parts or re.search(r"Texts: (\d+) to .*, (\d+) to .*, (\d+) to .* \(`texts\.txt`\)", card)
+    assert parts
+    assert sorted(map(int, parts.groups())) == [12, 12, 36]
+    assert "drawn by seed 0, disjoint" in card
+    assert "`transformer.h.1.attn` | linear_transformer" in card
+    model, ids = greenformers.load(tmp_path / "out"), inputs("gpt2")["input_ids"]
+    more = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
+    assert model.generate(ids, **more).equal(model.generate(ids, **more, use_cache=False))
+
+
+def test_low_rank_and_int8_and_nothing_after_it(
     home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
 ) -> None:
-    more = ["--layers", "1", "--evaluate", str(home / "texts.txt"), "--heal", "2", "--heal-batch", "2"]
-    more += ["--heal-texts", str(home / "texts.txt")]
-    assert run(monkeypatch, *swap(home, tmp_path / "out", "linear_transformer", *more, model="GPT2LMHeadModel")) == 0
-    assert "1 of 2 attentions are linear_transformer\n  transformer.h.1.attn" in capsys.readouterr().out
-    model, ids = greenformers.load(tmp_path / "out"), inputs("gpt2")["input_ids"]
-    more_ = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
-    assert model.generate(ids, **more_).equal(model.generate(ids, **more_, use_cache=False))
-
-
-@pytest.mark.parametrize(
-    ("attention", "more", "message"),
-    [
-        ("slidingwindow", [], "attention must be one of "),
-        ("sliding_window", ["--option", "widow=4"], "sliding_window: got an unexpected keyword argument 'widow'"),
-        ("sliding_window", ["--option", "window"], "option must be name=value, got 'window'"),
-        ("sliding_window", ["--option", "window=0"], "window must be"),
-        ("sliding_window", ["--option", "window=wide"], "window"),
-        ("sliding_window", ["--layers", "0-2"], "layers must be in 0..1, got 2"),
-        ("sliding_window", ["--layers", "first"], "layers must be whole numbers from 0 on"),
-        ("sliding_window", ["--layers", "1-0"], "layers must be whole numbers from 0 on"),
-        ("sliding_window", ["--layers", ","], "layers must be whole numbers from 0 on"),
-        ("sliding_window", ["--select", "decoder.*"], "the selection 'decoder.*' matches none of"),
-        ("sliding_window", ["--length", "0"], "length must be at least 1, got 0"),
-        ("sliding_window", ["--lengths", "50"], "lengths must be at most 40, the longest input; got 50"),
-        ("sliding_window", ["--heal", "3"], "healing needs both a number of steps and texts"),
-        ("sliding_window", ["--heal-texts", "nowhere.txt"], "healing needs both a number of steps and texts"),
-        ("sliding_window", ["--teacher", "/nowhere"], "/nowhere is not a folder with a model"),
-        ("routing", [], "has a loss of its own"),
-        ("full", ["--country", "NOWHERE", "--lengths", "8"], "NOWHERE"),
-    ],
-)
-def test_mistyped_words_are_refused_in_one_line(
-    attention: str, more: list[str], message: str, home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
-) -> None:
-    words = swap(home, tmp_path / "out", attention, *more)
-    assert message in refused(monkeypatch, capsys, *words)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("model", "attention", "message"),
-    [
-        ("GPT2LMHeadModel", "linformer", "linformer has no causal form"),
-        ("t5", "full", "position bias|its mask is a bias|names no longest input"),
-        ("nowhere", "full", "nowhere is not a folder with a model"),
-    ],
-)
-def test_models_that_cannot_are_refused(
-    model: str, attention: str, message: str, home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
-) -> None:
-    assert re.search(message, refused(monkeypatch, capsys, *swap(home, tmp_path / "out", attention, model=model)))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_8_bits_of_every_kind(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     out = tmp_path / "out"
-    assert run(monkeypatch, *compress(home, out, "--int8", "--keep", "0.5", "--evaluate", str(home / "pairs.tsv"))) == 0
-    assert columns(out) == ["dense", "low rank", "int8", "low rank, int8"]
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("dense", "int8", "low rank"))
-    assert "weights of 8 bits" in (out / "README.md").read_text()
-    found = structure(greenformers.load(out))
-    assert found.ranks
-    assert found.int8
-    assert "low rank, int8" in (out / "report" / "index.html").read_text()
-    assert "compressed already" in refused(
-        monkeypatch, capsys, "compress", str(out), "--out", str(tmp_path / "again"), "--int8", "--lengths", ""
-    )
-    message = refused(monkeypatch, capsys, *swap(tmp_path, tmp_path / "again", "full", model="out"))
-    assert "is of 8 bits: swap its attention first, then quantise" in message
+    words = ["--int8", "--keep", "0.5", "--evaluate", str(home / "pairs.tsv")]
+    assert run(monkeypatch, *compress(home, out, *words)) == 0
+    assert columns(out) == ["original", "low rank 0.5", "low rank 0.5 + int8"]
+    assert "low rank 0.5 + int8" in capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    assert "`int8`: Int8 weights of linear layers and embeddings" in card
+    assert structure(greenformers.load(out)).order == ["low_rank", "int8"]
+    assert read_recipe(out / RECIPE) == [LowRank(keep=0.5), Int8()]
+    assert "low rank 0.5 + int8" in (out / "report" / "index.html").read_text()
+    for words, message in [
+        (["--int8"], "int8 cannot follow int8"),
+        ([], "low_rank cannot follow int8, after which weights are no floating-point numbers: put low_rank before it"),
+        ([*HEAL, "--texts", str(home / "texts.txt")], "heal cannot follow int8"),
+    ]:
+        assert message in refused(monkeypatch, capsys, *compress(tmp_path, tmp_path / "again", *words, model="out"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_8_bits_alone_and_healed_for_them(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
-    assert run(monkeypatch, *compress(home, tmp_path / "one", "--int8", model="BertForMaskedLM")) == 0
-    assert columns(tmp_path / "one") == ["dense", "int8"]
-    assert structure(greenformers.load(tmp_path / "one")).ranks == {}
-    taught = ["--heal", "3", "--heal-batch", "8", "--heal-texts", str(home / "texts.txt")]
-    more = ["--int8", "--int8-aware", *taught, "--evaluate", str(home / "texts.txt")]
-    assert run(monkeypatch, *compress(home, tmp_path / "two", *more, model="BertForMaskedLM")) == 0
-    assert columns(tmp_path / "two") == ["dense", "healed", "int8", "healed, int8"]
-    model = greenformers.load(tmp_path / "two")
-    assert structure(model).int8
+def test_healed_for_int8(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    more = ["--int8", "--heal-aware", *HEAL, "--texts", str(home / "texts.txt")]
+    assert run(monkeypatch, *compress(home, tmp_path / "out", *more, model="BertForMaskedLM")) == 0
+    assert columns(tmp_path / "out") == ["original", "healed 3", "healed 3 + int8"]
+    model = greenformers.load(tmp_path / "out")
+    assert structure(model).order == ["int8"]
     assert not any("parametrizations" in name for name in model.state_dict())
-    words = compress(home, tmp_path / "three", "--int8-aware", *taught)
-    assert "healing that is aware of 8 bits goes with --int8" in refused(monkeypatch, capsys, *words)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert read_recipe(tmp_path / "out" / RECIPE) == [Heal(3, batch_size=8, aware=True), Int8()]
+    words = compress(home, tmp_path / "none", "--heal-aware", *HEAL, "--texts", str(home / "texts.txt"))
+    assert "no later change of the recipe rounds anything" in refused(monkeypatch, capsys, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_fewer_layers_healed(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     out = tmp_path / "out"
-    more = ["--heal", "3", "--heal-batch", "8", "--heal-texts", str(home / "texts.txt")]
-    more += ["--evaluate", str(home / "pairs.tsv")]
+    more = [*HEAL, "--heal-texts", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv")]
     assert run(monkeypatch, *compress(home, out, "--keep-layers", "1", *more)) == 0
-    assert columns(out) == ["dense", "fewer layers", "healed"]
+    assert columns(out) == ["original", "1 layers", "1 layers + healed 3"]
     model = greenformers.load(out)
-    assert structure(model).layers == [0]
-    assert structure(model).ranks == {}
+    assert structure(model).changes == {"layers": [0]}
     assert model.config.num_hidden_layers == 1
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 1
     card = (out / "README.md").read_text()
-    assert "1 layers kept; healed for 3 steps" in card
-    assert "of the layers 0 are left" in card
+    assert "of 2 layers 0 are left" in card
+    assert "3 steps of 8 texts" in card
     words = compress(home, tmp_path / "none", "--keep-layers", "2")
     assert "layers to keep must be in 1..1, of 2; got 2" in refused(monkeypatch, capsys, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_swapped_model_learns_from_its_original(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    assert run(monkeypatch, *swap(home, tmp_path / "swapped", "linformer", "--option", "k=4")) == 0
-    more = ["--keep", "0.6", "--teacher", str(home / "BertModel"), "--heal", "3", "--heal-batch", "8"]
-    more += ["--heal-texts", str(home / "texts.txt"), "--int8"]
-    assert run(monkeypatch, *compress(tmp_path, tmp_path / "out", *more, model="swapped")) == 0
-    assert columns(tmp_path / "out") == ["dense", "low rank", "healed", "int8", "low rank, int8", "healed, int8"]
+def test_a_changed_model_learns_from_its_original(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    first = ["--attention", "linformer", "--attention-option", "k=4"]
+    assert run(monkeypatch, *compress(home, tmp_path / "first", *first)) == 0
+    more = ["--keep", "0.6", "--teacher", str(home / "BertModel"), *HEAL, "--texts", str(home / "texts.txt"), "--int8"]
+    assert run(monkeypatch, *compress(tmp_path, tmp_path / "out", *more, model="first")) == 0
+    names = ["low rank 0.6", "low rank 0.6 + healed 3", "low rank 0.6 + healed 3 + int8"]
+    assert columns(tmp_path / "out") == ["original", *names]
     model = greenformers.load(tmp_path / "out")
-    found = structure(model)
-    assert found.attention
-    assert found.int8
-    assert found.ranks
+    assert structure(model).order == ["attention", "low_rank", "int8"]
     assert all(made.name == "linformer" for _, made, _ in swapped(model))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "swapped"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "out"]
+
+
+def test_a_healing_that_was_stopped_goes_on_with_the_same_command(
+    home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    class Signal(_distillation._Progress):
+        def on_step_begin(self, args, state, control, **_):
+            if state.global_step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    words = ["--keep", "0.5", "--heal", "6", "--heal-batch", "8", "--texts", str(home / "texts.txt"), "--int8"]
+    assert run(monkeypatch, *compress(home, tmp_path / "whole", *words)) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(_distillation, "_Progress", Signal)
+        assert run(patch, *compress(home, tmp_path / "parts", *words)) == 128 + signal.SIGTERM
+    assert "stopped; the same command goes on" in capsys.readouterr().out
+    assert not (tmp_path / "parts").exists()
+    (unfinished,) = tmp_path.glob("parts.unfinished-*")
+    assert {path.name for path in unfinished.iterdir()} == {"step-0", "training-1"}
+    assert run(monkeypatch, *compress(home, tmp_path / "parts", *words)) == 0
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(tensor.equal(other[name]) for name, tensor in one.items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
+
+
+WINDOW = "BertModel --attention sliding_window"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("BertModel --attention slidingwindow", "attention must be one of "),
+        (f"{WINDOW} --attention-option widow=4", "sliding_window: got an unexpected keyword argument 'widow'"),
+        (f"{WINDOW} --attention-option window", "attention_option must be name=value, got 'window'"),
+        (f"{WINDOW} --attention-option window=0", "window must be"),
+        (f"{WINDOW} --attention-option window=wide", "window"),
+        (f"{WINDOW} --attention-layers 0-2", "layers must be in 0..1, got 2"),
+        (f"{WINDOW} --attention-layers first", "layers must be a whole number, got 'first'"),
+        (f"{WINDOW} --attention-layers 1-0", "no layer is chosen"),
+        (f"{WINDOW} --attention-layers ,", "no layer is chosen"),
+        (f"{WINDOW} --attention-select decoder.*", "the selection 'decoder.*' matches none of"),
+        (f"{WINDOW} --attention-length 0", "length must be at least 1, got 0"),
+        (f"{WINDOW} --lengths 50", "lengths must be at most 40, the longest input; got 50"),
+        (f"{WINDOW} --country NOWHERE --lengths 8", "NOWHERE"),
+        ("BertModel --attention routing", "has a loss of its own"),
+        ("GPT2LMHeadModel --attention linformer", "linformer has no causal form"),
+        ("t5 --attention full --attention-length 40", "position bias|its mask is a bias|of its own"),
+        ("vit --keep-layers 1 --attention full", "ViTForImageClassification reads pixel_values: give an example of it"),
+        ("t5 --keep-layers 1", "has no one stack of layers"),
+        ("BertModel --change int8:3", "a change must be one of .*; got 'int8:3'"),
+        ("BertModel --heal 3", "healed 3 needs texts to learn from (--texts or --heal-texts)"),
+        ("BertModel --heal 6 --heal-texts one.txt", "healing needs at least 2 texts, got 1"),
+        ("BertModel --heal 0 --heal-texts texts.txt", "steps must be at least 1, got 0"),
+        ("BertModel --heal 6 --heal-batch 500 --heal-texts texts.txt", "batch must be at most 57, the training "),
+        ("BertModel --heal 6 --heal-rate 0 --heal-texts texts.txt", "learning_rate must be above 0, got 0.0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_in_one_line(
+    words: str, message: str, home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    lengths = [] if "--lengths" in words else ["--lengths", ""]
+    line = ["compress", *words.split(), *lengths, "--length", "16", "--out", str(tmp_path / "out")]
+    said = refused_unchanged(monkeypatch, capsys, home, tmp_path, *line)
+    assert message in said or re.search(message, said), said

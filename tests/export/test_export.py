@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import BertModel, PreTrainedModel
-from zoo import everything, network
+from zoo import EVERYTHING, network
 
 import greenformers
-from greenformers.changes.int8 import quantise
+from greenformers.changes import Attention, Int8, LowRank
 from greenformers.export import export as exporting
 from greenformers.export.export import FORMATS, batch, export, reader
 from greenformers.export.latency import latencies
@@ -39,7 +39,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
         with torch.no_grad():
             for parameter in model.parameters():  # as first drawn, attention hardly looks at its keys
                 parameter.mul_(6 if parameter.dim() == 2 else 1)
-        greenformers.compress(model, 0.5, select=everything)
+        greenformers.compress(model, LowRank(keep=0.5, select=EVERYTHING))
         made[name] = Exported(model, folder, export(model, folder, length=16).differences)
     return made
 
@@ -234,21 +234,22 @@ def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatc
     assert [record.variant for record in found] == ["eager", "onnxruntime"]
 
 
-@pytest.mark.parametrize("name", ["linear_transformer", "linformer"])
-def test_another_attention_goes_with_it(name: str, tmp_path: Path) -> None:
-    model = network("bert", "BertModel", num_hidden_layers=1)
-    greenformers.swap_attention(model, name)
+def test_other_attentions_go_with_it(tmp_path: Path) -> None:
+    model = network("bert", "BertModel")
+    greenformers.compress(model, [Attention("linear_transformer", layers=(0,)), Attention("linformer", layers=(1,))])
     assert export(model, tmp_path, ["torch"], length=16).differences["torch"] < 1e-5
 
 
-@pytest.mark.parametrize(("name", "cls"), [("bert", "BertModel"), ("gpt2", "GPT2LMHeadModel")])
-def test_weights_of_8_bits(name: str, cls: str, tmp_path: Path) -> None:
-    model = network(name, cls)
+@pytest.mark.parametrize(
+    ("name", "cls", "more"),
+    [("bert", "BertModel", {"num_hidden_layers": 1}), ("gpt2", "GPT2LMHeadModel", {"n_layer": 1})],
+)
+def test_int8_weights(name: str, cls: str, more: dict[str, int], tmp_path: Path) -> None:
+    model = network(name, cls, **more)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6 if parameter.dim() == 2 else 1)
-    greenformers.compress(model, 0.5)
-    quantise(model)
+    greenformers.compress(model, [LowRank(keep=0.5), Int8()])
     differences, allowed = export(model, tmp_path, length=16)
     assert max(differences.values()) <= allowed
     ids, mask = batch(model, 4, 11, "left")

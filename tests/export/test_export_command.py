@@ -153,6 +153,7 @@ def test_what_stands_in_the_way_stays(
     assert listing(tmp_path) | listing(home) == before
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("step", ["tracing", "measuring"])
 def test_interrupted_it_leaves_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from greenformers.changes.int8 import Int8Linear
+from greenformers.changes._int8 import Int8Linear
 from greenformers.measure.flops import flops
 
 B, H, N, M, D, DV = 2, 3, 5, 7, 8, 16

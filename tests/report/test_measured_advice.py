@@ -2,19 +2,22 @@
 
 from typing import Any
 
-from greenformers.advise.checkpoint import Advice, Change, Measured, Setting
+from greenformers.advise.checkpoint import Advice, Measured, Recipe, Setting, command, healed
+from greenformers.changes import Attention, Int8, LowRank
 from greenformers.measure.record import Record
 from greenformers.report.advice import measured_table, words
 
-DENSE, INT8, HALF = Change(), Change(int8=True), Change(keep=0.5)
-WINDOW = Change("sliding_window", {"window": 8})
-ALL = Change("sliding_window", {"window": 8}, 0.5, True)
+DENSE: Recipe = ()
+INT8: Recipe = (Int8(),)
+HALF: Recipe = (LowRank(keep=0.5),)
+WINDOW: Recipe = (Attention("sliding_window", options={"window": 8}),)
+ALL: Recipe = (*WINDOW, *HALF, *INT8)
 SETTING, LONG = Setting(16, 2), "--length 16 --lengths 16"
 
 
-def row(change: Change, speed: float, kept: float, **more: Any) -> Measured:
+def row(recipe: Recipe, speed: float, kept: float, **more: Any) -> Measured:
     times = {"milliseconds": 100 / speed, "mib": 50.0, "smaller": 2.0, "quality": 80 * kept, "co2": 0.3}
-    return Measured(change, speed=speed, kept=kept, **{**times, **more})
+    return Measured(recipe, speed=speed, kept=kept, **{**times, **more})
 
 
 def advice_of(*rows: Measured, metric: str = "spearman") -> Advice:
@@ -28,12 +31,12 @@ LOST = Measured(WINDOW, refused="it has none")
 
 def test_the_fastest_that_keeps_enough_is_chosen() -> None:
     advice = advice_of(row(ALL, 4, 0.9), row(HALF, 3, 0.96), row(INT8, 2, 1.0), KEPT, LOST)
-    for loss, change in ((0.0, INT8), (0.03, INT8), (0.04, HALF), (0.09, HALF), (0.2, ALL)):
-        assert advice.chosen(loss).change == change
-    assert advice_of(row(HALF, 1.2, 0.5), KEPT, row(INT8, 0.9, 1.1), LOST).chosen(0.03).change == DENSE
-    for speed, change in ((1.049, DENSE), (1.05, INT8)):
-        assert advice_of(row(INT8, speed, 1.0), KEPT).chosen(0.0).change == change
-    assert advice_of(row(INT8, 3, float("nan")), KEPT).chosen(0.5).change == DENSE
+    for loss, recipe in ((0.0, INT8), (0.03, INT8), (0.04, HALF), (0.09, HALF), (0.2, ALL)):
+        assert advice.chosen(loss).recipe == recipe
+    assert advice_of(row(HALF, 1.2, 0.5), KEPT, row(INT8, 0.9, 1.1), LOST).chosen(0.03).recipe == DENSE
+    for speed, recipe in ((1.049, DENSE), (1.05, INT8)):
+        assert advice_of(row(INT8, speed, 1.0), KEPT).chosen(0.0).recipe == recipe
+    assert advice_of(row(INT8, 3, float("nan")), KEPT).chosen(0.5).recipe == DENSE
 
 
 def test_advice_in_words() -> None:
@@ -41,7 +44,8 @@ def test_advice_in_words() -> None:
     said = ["Advice: int8, 2x as fast, 3.9x smaller, keeps 100.0% (Spearman's correlation)."]
     said += [f"  greenformers compress 'a model' --int8 {LONG} --out small"]
     told = "low rank 0.5, 3x as fast, 2x smaller, keeps 91.2% (Spearman's correlation)"
-    further = [f"Faster still, to be healed first: {told}.", f"  {HALF.commands('a model', 't.txt', SETTING, True)[0]}"]
+    line = command(healed(HALF, SETTING), "a model", "t.txt", SETTING)
+    further = [f"Faster still, to be healed first: {told}.", f"  {line}"]
     assert words(advice, 0.03, "a model", "t.txt").splitlines() == [*said, *further]
     assert words(advice_of(*advice.rows[1:]), 0.03, "a model", "t.txt").splitlines() == said
     none = "None that keeps 97 % of the quality is faster than the model as it is."
@@ -52,7 +56,7 @@ def test_advice_in_words() -> None:
     assert "99.5 %" in words(advice_of(KEPT), 0.005, "a model", "t.txt")
     both = words(advice_of(row(ALL, 2, 1), KEPT, metric="cosine"), 0.03, "m", "t.txt").splitlines()
     assert both[0].endswith("keeps 100.0% (Cosine to dense).")
-    assert both[1:] == [f"  {line}" for line in ALL.commands("m", "t.txt", SETTING)]
+    assert both[1:] == [f"  {command(ALL, 'm', 't.txt', SETTING)}"]
 
 
 def test_the_table_of_changes() -> None:
