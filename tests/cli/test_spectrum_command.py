@@ -12,6 +12,8 @@ from transformers import BertConfig, BertModel, FNetConfig, FNetModel, PreTraine
 
 from greenformers.measure.record import read
 
+pytestmark = pytest.mark.usefixtures("drafts")
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"bcdefghij"]
 LINES = ["b c d e f g", "h i j", "c e g i b d f h j", "j i h g"]
 SMALL = {"vocab_size": 13, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 20, "pad_token_id": 0}

@@ -10,6 +10,8 @@ from test_table import CONTEXT, DEMO, FIGURES, LONG, SHORT, VARIANTS, figure, sa
 from greenformers.measure.record import METRICS, with_ratios
 from greenformers.report import page, plot
 
+pytestmark = pytest.mark.usefixtures("drafts")
+
 VOID = {"meta", "img"}
 
 
