@@ -7,6 +7,8 @@ import torch
 from rows import DIM, HEADS, ROWS, Row
 from torch import Tensor
 
+from greenformers.attention import names
+
 BATCH = 2
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=str)
@@ -20,6 +22,11 @@ def form(row: Row, causal: bool, *marks: pytest.MarkDecorator) -> object:
 
 
 each_form = pytest.mark.parametrize(("row", "causal"), [form(*each) for each in FORMS])
+# Without the rows that are alike but for numbers.
+each_kind = pytest.mark.parametrize("row", [row for row in ROWS if not row.alike], ids=str)
+each_kind_form = pytest.mark.parametrize(("row", "causal"), [form(*each) for each in FORMS if not each[0].alike])
+# One row of each mechanism.
+each_mechanism = pytest.mark.parametrize("row", [FIRST[name, False] for name in names()], ids=str)
 # All forms, but those of the same code as one before only in the slow tests.
 each_code = pytest.mark.parametrize(
     ("row", "causal"),

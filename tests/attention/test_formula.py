@@ -2,26 +2,25 @@
 
 import ast
 import inspect
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
-from cases import draw, each_form, holes, kept
+from cases import draw, each_code, each_form, each_kind, holes, kept
 from rows import MAX_LEN, ROWS
 from torch.func import functional_call
 
 from greenformers.attention import _synthesizer, names
 
-# N = M: one; below, at and above a window, off its multiples; below and at max_len. Then N != M.
-LENGTHS = [(1, 1), (2, 2), (3, 3), (7, 7), (11, 11), (MAX_LEN, MAX_LEN), (7, 11), (1, 5), (7, 2)]
+# N = M: one; below, at and above a window, off its multiples; at max_len. Then N != M.
+LENGTHS = [(1, 1), (2, 2), (3, 3), (7, 7), (MAX_LEN, MAX_LEN), (7, 11), (1, 5), (7, 2)]
 
 
-def skip_what_cannot_be(row, causal, queries, keys):
-    if queries != keys and not row.cross:
-        pytest.skip("no cross-attention")
-    if causal and queries > keys:
-        pytest.skip("causal attention needs a key for every query")
+def lengths(row, causal):
+    """Those that can be: causal attention needs a key for every query."""
+    return [(n, m) for n, m in LENGTHS if n == m or (row.cross and not (causal and n > m))]
 
 
 def outputs_and_gradients(function, tensors, query_mask):
@@ -32,33 +31,46 @@ def outputs_and_gradients(function, tensors, query_mask):
 
 
 @each_form
-@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-def test_outputs_and_every_gradient_are_those_of_the_formula(row, causal, queries, keys, masked):
-    skip_what_cannot_be(row, causal, queries, keys)
-    module = row.build(causal=causal, cross=queries != keys).double()
-    key_mask = holes(keys) if masked else None
-    query_mask = key_mask if queries == keys else None
-    q, k, v = (x.requires_grad_() for x in draw(queries, keys))
+def test_outputs_and_every_gradient_are_those_of_the_formula(row, causal, masked):
+    for queries, keys in lengths(row, causal):
+        module = row.build(causal=causal, cross=queries != keys).double()
+        key_mask = holes(keys) if masked else None
+        query_mask = key_mask if queries == keys else None
+        tensors = [x.requires_grad_() for x in draw(queries, keys)]
+        everything = [*tensors, *module.parameters()]
+        got, expected = (
+            outputs_and_gradients(partial(function, *tensors, key_mask), everything, query_mask)
+            for function in (module, partial(row.reference, module))
+        )
+        torch.testing.assert_close(
+            got, expected, rtol=1e-10, atol=1e-12, msg=lambda m, at=(queries, keys): f"{at}: {m}"
+        )
 
-    tensors = [q, k, v, *module.parameters()]
-    got = outputs_and_gradients(lambda: module(q, k, v, key_mask), tensors, query_mask)
-    expected = outputs_and_gradients(lambda: row.reference(module, q, k, v, key_mask), tensors, query_mask)
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+@each_kind
+def test_the_queries_own_mask_is_read_as_in_the_formula(row):
+    """Where it is another than that of the keys; of a formula without one, no output depends on it."""
+    queries = 7 if row.cross else 11
+    module, (q, k, v) = row.build(cross=row.cross).double(), draw(queries, 11)
+    key_mask, query_mask = holes(11), torch.arange(queries).expand(2, -1) % 5 != 1
+    read = "query_mask" in inspect.signature(row.reference).parameters
+    expected = row.reference(module, q, k, v, key_mask, **({"query_mask": query_mask} if read else {}))
+    out = module(q, k, v, key_mask, query_mask=query_mask)
+    torch.testing.assert_close(kept(out, query_mask), kept(expected, query_mask), rtol=1e-10, atol=1e-12)
 
 
-@each_form
-@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-def test_gradients_are_those_of_finite_differences(row, causal, masked):
+@each_code
+def test_gradients_are_those_of_finite_differences(row, causal):
+    """Once for each code; those of the formula are automatic."""
     queries, keys = (2, 7) if row.cross else (7, 7)
-    module = row.build(causal=causal, cross=row.cross).double()
-    key_mask = holes(keys) if masked else None
+    module, key_mask = row.build(causal=causal, cross=row.cross).double(), holes(keys)
     query_mask = None if row.cross else key_mask
-    names = [name for name, _ in module.named_parameters()]
+    parameter_names = [name for name, _ in module.named_parameters()]
     tensors = [*draw(queries, keys), *(parameter.detach() for parameter in module.parameters())]
 
     def outputs(q, k, v, *parameters):
-        given = dict(zip(names, parameters, strict=True))
+        given = dict(zip(parameter_names, parameters, strict=True))
         return kept(functional_call(module, given, (q, k, v, key_mask)), query_mask)
 
     # Along random directions: element by element would take a minute, and the formula has checked every element.

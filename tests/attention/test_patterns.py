@@ -1,15 +1,18 @@
 """Every pattern is dense attention over whom its `sees` shows, at any length, across the edges of tiles of any size."""
 
 from copy import deepcopy
+from importlib import import_module
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import CAUSAL, dense, each_pattern, met, met_if, runs, seen, tiles
+from pairs import CAUSAL, PATTERNS, dense, each_pattern, met, met_if, runs, seen, tiles
+
+from greenformers.attention._reference import pairs
 
 f64 = torch.float64
-some, fewer = settings(max_examples=20, deadline=None), settings(max_examples=10, deadline=None)
+some, fewer = settings(max_examples=10, deadline=None), settings(max_examples=5, deadline=None)
 
 
 def outputs_and_gradients(function, tensors):
@@ -31,6 +34,15 @@ def compare(run, dtype):
     expected = outputs_and_gradients(lambda: dense(exact, *exact_tensors, key_mask), everything)
     close = 1e-10 if dtype == f64 else 1e-5
     torch.testing.assert_close([x.double() for x in got], expected, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@some
+@given(data=st.data())
+def test_visible_is_the_formula(name, data):
+    run = data.draw(runs(name, causal=False, longest=40))
+    formula = import_module(f"greenformers.attention.{name}").formula
+    assert torch.equal(seen(run.build(), run.keys, run.keys)[0], pairs(formula, run.build(), run.keys, run.keys))
 
 
 @each_pattern

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from cases import draw, holes
+from rows import reference
 
 from greenformers.attention import Shape, build
 
@@ -84,6 +85,13 @@ def test_either_kind_of_scores_alone(name):
     plain = make(name)
     plain.load_state_dict({key: x for key, x in module.state_dict().items() if key != "mix"})
     torch.testing.assert_close(module(q, k, v, **hidden), plain(hidden.get("hidden", q), k, v), **EXACT)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_hidden_projection_of_its_own_is_read_as_in_the_formula(name):
+    module, tensors, (hidden, *_) = make(name, mixed=True), draw(7, 11), draw(7, 11, seed=2)
+    expected = reference(name)(module, *tensors, holes(11), hidden)
+    torch.testing.assert_close(module(*tensors, holes(11), hidden=hidden), expected, **EXACT)
 
 
 @each_kind
