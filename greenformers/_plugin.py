@@ -27,13 +27,20 @@ def _register() -> None:
 
 
 class _Finder(MetaPathFinder):
+    _looking = False
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != REGISTRY:
+        # Where the package is imported twice there are two of these, and each would ask the other.
+        if fullname != REGISTRY or self._looking:
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
+        self._looking = True
+        try:
+            specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._looking = False
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec

@@ -112,7 +112,7 @@ def _flag(kind: type, entry: "Field[Any]", hint: Any, defaults: object, unset: b
     declared = [] if entry.metadata.get("flag") is None else [entry.metadata["flag"]]
     default, about = _as_typed(_default(entry, defaults)), entry.metadata["help"]
     if unset:
-        if default not in (None, ...) and default is not False:
+        if default is not None and default is not ...:
             shown = ",".join(default) if isinstance(default, list) else default
             # Unescaped, the help would take the brackets for markup and drop them.
             about += rf" \[default: {shown}]"
