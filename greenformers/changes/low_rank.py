@@ -84,7 +84,8 @@ class LowRank(Change):
     def label(self) -> str:
         """Such as "low rank 0.5", "low rank r=64"."""
         budget = self.budget()
-        return f"low rank {'' if budget.how in ('hull', 'uniform') else f'{budget.how} '}{budget.amount:g}"
+        said = {"rank": "r=", "energy": "energy ", "stable": "stable rank "}.get(budget.how, "")
+        return f"low rank {said}{budget.amount:g}"
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -66,7 +66,12 @@ def compressed(
         wanted = [need for need in ("calibration", "training") if need in used and not (batched and need != "training")]
         split = parts_of(list(texts), wanted, given["seed"])
         training = split.get("training")
-        if "calibration" in split and isinstance(model, PreTrainedModel):
+        if "calibration" in split:
+            if not isinstance(model, PreTrainedModel):
+                raise ValueError(
+                    f"{type(model).__name__} is no model of transformers, which texts could calibrate: give batches, "
+                    "as calibration"
+                )
             batched = batches(split["calibration"], tokenizer, task_of(model), given["length"])
     if "teacher" in used and teacher is None:
         teacher = copy.deepcopy(model)

@@ -56,6 +56,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (0, {}, r"the share to keep must be in \(0, 1\], got 0"),
         (1.5, {}, r"the share to keep must be in \(0, 1\], got 1\.5"),
         (0.5, {"texts": TEXTS}, "texts need a tokenizer"),
+        (0.5, {"texts": TEXTS, "tokenizer": object()}, "Sequential is no model of transformers, which texts could cal"),
         (
             0.5,
             {"calibration": torch.randn(3, 24)},
@@ -235,6 +236,16 @@ def test_the_folder_is_the_registry() -> None:
     assert checked(LowRank, {"select": ["a", "b"], "keep": 1}) == {"select": ("a", "b"), "keep": 1.0}
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         greenformers.changes.Nothing  # noqa: B018
+
+
+def test_labels() -> None:
+    labels = {
+        "low rank 0.5": LowRank(), "low rank 0.25": LowRank(keep=0.25, uniform=True), "low rank r=64": LowRank(rank=64),
+        "low rank energy 0.9": LowRank(energy=0.9), "low rank stable rank 2": LowRank(stable_rank=2.0),
+        "linformer": Attention("linformer"), "half the layers": Layers(), "3 layers": Layers(3),
+        "healed 300": Heal(), "int8": Int8(),
+    }  # fmt: skip
+    assert {change.label: change for change in labels.values()} == labels
 
 
 def test_short_forms_where_all_have_one_and_they_are_in_order() -> None:
