@@ -70,8 +70,9 @@ def costs(
             if "peak_memory_inference" in metrics:
                 found[name]["peak_memory_inference"] = peak_memory(subject.forward, device) / MIB
         if "latency" in metrics:
+            warmup = int("peak_memory_inference" not in metrics)  # for which each call has run
             timings = interleaved(
-                {name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=1, device=device
+                {name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device
             )
             for name, timing in timings.items():
                 found[name]["latency"] = timing
@@ -82,8 +83,9 @@ def costs(
         if "peak_memory_training" in metrics:
             found[name]["peak_memory_training"] = peak_memory(subject.step, device) / MIB
     if "train_step" in metrics:
+        warmup = int("peak_memory_training" not in metrics)
         timings = interleaved(
-            {name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=1, device=device
+            {name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device
         )
         for name, timing in timings.items():
             found[name]["train_step"] = timing

@@ -35,3 +35,12 @@ def test_every_metric_of_every_subject() -> None:
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(ValueError, match=r"metrics must be of .*; got speed"):
         costs({"a": subject(8)}, ["speed"], benchmark="b", setting={}, repeats=1, about={})
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_call_whose_memory_was_measured_is_warm(memory: bool) -> None:
+    layer, calls = nn.Linear(8, 8), []
+    item = Subject(layer, lambda: calls.append(layer.training) or layer(torch.randn(4, 8)).sum())
+    metrics = ["latency", "train_step", *["peak_memory_inference", "peak_memory_training"] * memory]
+    costs({"a": item}, metrics, benchmark="b", setting={}, repeats=3, about={})
+    assert calls == [False] * 4 + [True] * 4
