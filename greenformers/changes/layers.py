@@ -31,6 +31,17 @@ class Layers(Change):
         """Such as "3 layers"."""
         return "half the layers" if self.keep is None else f"{self.keep} layers"
 
+    def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
+        """See besides that there is one stack, of more layers than are to be kept."""
+        super().check(model, before, given)
+        self._number(len(_stack(model)))
+
+    def _number(self, count: int) -> int:
+        keep = max(1, count // 2) if self.keep is None else self.keep
+        if not 1 <= keep < count:
+            raise ValueError(f"layers to keep must be in 1..{count - 1}, of {count}; got {keep}")
+        return keep
+
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Drop layers of the network's stack.
 
@@ -41,10 +52,7 @@ class Layers(Change):
 
         stack = _stack(model)
         count = len(stack)
-        keep = max(1, count // 2) if self.keep is None else self.keep
-        if not 1 <= keep < count:
-            raise ValueError(f"layers to keep must be in 1..{count - 1}, of {count}; got {keep}")
-        kept = spread(count, keep)
+        kept = spread(count, self._number(count))
         left = getattr(model, LEFT, None) or list(range(count))
         path = next(path for path, part in model.named_modules() if part is stack)
         sizes = [sum(x.numel() * x.element_size() for x in layer.parameters()) for layer in stack]
