@@ -15,12 +15,12 @@ from _harness import REFERENCE, Benchmark, Option, Run
 from rich.table import Table
 from transformers import BertConfig, BertModel
 
+from greenformers import compress
+from greenformers.changes.low_rank import LowRank
 from greenformers.compress.side_by_side import on_tokens
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record, with_ratios
-from greenformers.solve.budget import Budget
-from greenformers.solve.factorise import compress
 
 RANKS = (64, 128)
 LENGTHS = (16, 32, 64, 128, 256, 512)
@@ -70,7 +70,7 @@ def networks(layers: int) -> dict[str, BertModel]:
     for rank in RANKS:
         small = copy.deepcopy(found[BASELINE])
         # The maps of the thesis' Low-Rank Transformer: those of its layers.
-        compress(small, Budget(rank, "rank"), solver="randomized", select="encoder.*")
+        compress(small, LowRank(rank=rank, solver="randomized", select=("encoder.*",)))
         found[f"rank {rank}"] = small
     return found
 

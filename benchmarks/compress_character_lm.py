@@ -17,12 +17,12 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import greenformers.model  # noqa: F401  registers its architectures
+from greenformers import compress
+from greenformers.changes.low_rank import LowRank
 from greenformers.compress.quality import judge
 from greenformers.data._texts import Texts, batches
 from greenformers.data.tinyshakespeare import load
 from greenformers.measure.record import Record, with_ratios
-from greenformers.solve.budget import Budget
-from greenformers.solve.factorise import compress
 from greenformers.train.run import ensure
 from greenformers.train.settings import Settings
 from greenformers.train.task import MODEL
@@ -91,9 +91,10 @@ def scored(
         for solver, way in METHODS:
             small = copy.deepcopy(dense)
             # Multiples of 1: at this width those of 8 would be far from the shares.
-            report = compress(small, Budget(share, way), solver=solver, calibration=calibration, multiple=1)
+            change = LowRank(keep=share, uniform=way == "uniform", solver=solver, multiple=1)
+            report = compress(small, change, calibration=calibration)
             after = judge({"it": small}, texts, tokenizer, SETTINGS.length)["it"]["perplexity"][0]
-            print(f"seed {seed}, keep {share}, {solver} {way}: {after:.3f}, kept {report.kept:.3f}", flush=True)
+            print(f"seed {seed}, keep {share}, {solver} {way}: {after:.3f}, {report.summary()[0]}", flush=True)
             records.append(run.record("perplexity", after, f"{solver}, {way}", setting))
     return with_ratios(records, to="dense")
 

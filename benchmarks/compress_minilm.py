@@ -24,6 +24,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerBase
 
+from greenformers import compress
+from greenformers.changes.low_rank import LowRank
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._files import need, read_lines
@@ -32,8 +34,6 @@ from greenformers.data.stsb import load as load_pairs
 from greenformers.measure.record import Record, with_ratios
 from greenformers.report.curves import save
 from greenformers.report.plot import grid, house, looks, new_figure, settle
-from greenformers.solve.budget import Budget
-from greenformers.solve.factorise import compress
 
 SHA256 = ("53aa5117", "28d9db")  # how it begins and ends
 SENTENCES = 1000
@@ -113,16 +113,21 @@ def pairs(folder: Path, split: str) -> Texts:
     return Texts(f"stsb {split}", [tuple(row) for row in found.texts], list(found.labels))
 
 
+def low_rank(share: float, solver: str, way: str) -> LowRank:
+    """The change of a cell: a share of the weights, spent by one of `WAYS`."""
+    return LowRank(keep=share, solver=solver, uniform=way == "uniform")
+
+
 def cell(
     run: Run, dense: BertModel, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], texts: Texts,
     share: float, solver: str, way: str,
 ) -> tuple[list[Record], BertModel]:  # fmt: skip
     """Compress once; how alike are the embeddings, how good are they. And the model."""
     small = copy.deepcopy(dense)
-    report = compress(small, Budget(share, way), solver=solver, calibration=calibration)
+    report = compress(small, low_rank(share, solver, way), calibration=calibration)
     scores = judge({"dense": dense, solver: small}, texts, tokenizer, LENGTH)
     records = run.scores(scores, {"keep": share, "spent": way, "texts": texts.name})
-    print(f"keep {share} {solver} {way}: kept {report.kept:.3f}, {scores[solver]}", flush=True)
+    print(f"keep {share} {solver} {way}: {report.summary()[0]}, {scores[solver]}", flush=True)
     return with_ratios(records, to="dense"), small
 
 

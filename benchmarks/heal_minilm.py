@@ -16,12 +16,12 @@ from _harness import Benchmark, Option, Run, data, told
 from compress_minilm import LENGTH, minilm, pairs, sentences
 from rich.table import Table
 
-from greenformers.changes.heal import Healing, heal
+from greenformers import compress
+from greenformers.changes.heal import Heal
+from greenformers.changes.low_rank import LowRank
 from greenformers.compress.quality import judge
 from greenformers.data._texts import batches
 from greenformers.measure.record import with_ratios
-from greenformers.solve.budget import Budget
-from greenformers.solve.factorise import compress
 
 BARS = {0.5: 0.99, 0.25: 0.96}
 STEPS, BATCH, RATE = 300, 64, 5e-4
@@ -51,10 +51,10 @@ def main(run: Run) -> bool:
     for share in (given.keep,) if given.keep else BARS:
         torch.manual_seed(0)
         small = copy.deepcopy(dense)
-        compress(small, Budget(share, "hull"), solver="sequential_loss", calibration=calibration)
+        compress(small, LowRank(keep=share, solver="sequential_loss"), calibration=calibration)
         healed, start = copy.deepcopy(small), time.monotonic()
-        healing = Healing(steps, batch_size=BATCH, learning_rate=RATE)
-        heal(healed, dense, texts, tokenizer, healing, length=LENGTH, progress=told)
+        healing = Heal(steps, batch_size=BATCH, learning_rate=RATE)
+        compress(healed, healing, texts=texts, tokenizer=tokenizer, teacher=dense, length=LENGTH, progress=told)
         seconds = time.monotonic() - start
         scores = judge({"dense": dense, "compressed": small, "healed": healed}, judged, tokenizer, LENGTH)
         setting = {"keep": share, "steps": steps, "batch": BATCH, "texts": judged.name}

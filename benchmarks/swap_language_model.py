@@ -24,8 +24,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
-from greenformers.changes.attention import swap_attention
-from greenformers.changes.heal import Healing, heal
+from greenformers import compress
+from greenformers.changes.attention import Attention
+from greenformers.changes.heal import Heal
 from greenformers.compress.quality import judge
 from greenformers.data import Text, train_tokenizer
 from greenformers.data._texts import Texts
@@ -111,11 +112,11 @@ def quality(
     models = {"softmax": original}
     for name, layers in (("linear", range(LAYERS)), ("every other linear", range(1, LAYERS, 2))):
         models[name] = made = copy.deepcopy(original)
-        swap_attention(made, ATTENTION, layers=list(layers))
+        compress(made, Attention(ATTENTION, layers=tuple(layers)))
         models[f"{name}, healed"] = healed = copy.deepcopy(made)
-        heal(
-            healed, original, text.train.split("\n"), tokenizer, Healing(steps, BATCH, RATE), length=LENGTH,
-            progress=told,
+        compress(
+            healed, Heal(steps, BATCH, RATE), texts=text.train.split("\n"), tokenizer=tokenizer, teacher=original,
+            length=LENGTH, progress=told,
         )  # fmt: skip
         print(f"{name} is healed", file=sys.stderr, flush=True)
     longer = Schedule(steps=steps, batch_size=BATCH, learning_rate=RATE, evaluate_every=steps)
@@ -127,7 +128,7 @@ def quality(
 def speed(run: Run, original: LlamaForCausalLM, contexts: tuple[int, ...]) -> list[Record]:
     """Tokens a second of `generate`, contexts and networks taking turns, and what the cache holds."""
     linear = copy.deepcopy(original)
-    swap_attention(linear, ATTENTION, length=contexts[-1] + NEW)
+    compress(linear, Attention(ATTENTION, length=contexts[-1] + NEW))
     calls, held = {}, {}
     for name, model in (("softmax", original), ("linear", linear)):
         for length in contexts:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 from _harness import DATA, Benchmark, Option, Run, told
-from compress_minilm import CHOICE, LENGTH, minilm, pairs, sentences
+from compress_minilm import CHOICE, LENGTH, low_rank, minilm, pairs, sentences
 from matplotlib.figure import Figure
 from transformers import BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.changes.attention import swap_attention
-from greenformers.changes.heal import Healing, heal
+from greenformers import compress
+from greenformers.changes.attention import Attention
+from greenformers.changes.heal import Heal
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._texts import Texts, batches
@@ -29,8 +30,6 @@ from greenformers.measure.record import Record, with_ratios
 from greenformers.report.curves import save
 from greenformers.report.plot import COLOURS, HATCHES, grid, house, new_figure, settle
 from greenformers.report.table import tables
-from greenformers.solve.budget import Budget
-from greenformers.solve.factorise import compress
 
 LONG, LAYERS, HEALED = 512, (1, 3, 5), ", healed"
 ATTENTIONS = {"sliding_window": {"window": 64}, "linformer": {"k": 128}}
@@ -69,12 +68,12 @@ def main(run: Run) -> None:
 def variants(dense: BertModel, calibration: list[dict[str, torch.Tensor]]) -> dict[str, PreTrainedModel]:
     """All networks, before healing."""
     low = copy.deepcopy(dense)
-    compress(low, Budget(CHOICE[0], CHOICE[2]), solver=CHOICE[1], calibration=calibration)
+    compress(low, low_rank(*CHOICE), calibration=calibration)
     found: dict[str, PreTrainedModel] = {"dense": dense, "low rank": low}
     for attention, options in ATTENTIONS.items():
         for prefix, base in (("", dense), ("low rank + ", low)):
             found[prefix + attention] = made = copy.deepcopy(base)
-            swap_attention(made, attention, layers=LAYERS, options=options)
+            compress(made, Attention(attention, layers=LAYERS, options=options))
     return found
 
 
@@ -94,10 +93,8 @@ def quality(
     healed = {}
     for name in [name for name in models if name != "dense"]:
         healed[name + HEALED] = made = copy.deepcopy(models[name])
-        heal(
-            made, dense, lessons, tokenizer, Healing(2 if run.quick else STEPS, BATCH, RATE), length=LONG,
-            progress=told,
-        )  # fmt: skip
+        healing = Heal(2 if run.quick else STEPS, BATCH, RATE)
+        compress(made, healing, texts=lessons, tokenizer=tokenizer, teacher=dense, length=LONG, progress=told)
         print(f"{name} is healed", flush=True)
     records = []
     for texts, length in judged:
