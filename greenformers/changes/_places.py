@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from greenformers.attention import Shape
+from greenformers.attention import Attention, Shape
 from greenformers.changes._attention_interface import Swapped, built, foreign, put, stack_of, use
 from greenformers.model._transformers import (
     attention_of,
@@ -18,7 +18,7 @@ from greenformers.model._transformers import (
     put_attention_back,
     whole_mask,
 )
-from greenformers.model.positions import extend, reach
+from greenformers.model.positions import check_extendable, extend, reach
 
 PROBE = "greenformers_probe"
 
@@ -79,8 +79,32 @@ def swap_attention(
             mechanism, layer or path; an option out of range.
         TypeError: an option that the mechanism does not take.
     """
-    found = places(model, example)
-    chosen = _chosen(found, layers, select)
+    made, mechanisms = planned(
+        model, attention, layers=layers, select=select, length=length, options=options, example=example
+    )
+    if length is not None and length > (reach(model) or length):
+        extend(model, length)
+    put(model, made, mechanisms)
+    use(model)
+    return made
+
+
+def planned(
+    model: PreTrainedModel,
+    attention: str,
+    *,
+    layers: Sequence[int] | None = None,
+    select: str | Sequence[str] | None = None,
+    length: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    example: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, Swapped], dict[str, Attention]]:
+    """What `swap_attention` would put in each place; nothing is changed.
+
+    Raises:
+        ValueError, TypeError: as `swap_attention`.
+    """
+    chosen = _chosen(places(model, example), layers, select)
     for place in chosen:
         if place.refused is not None:
             raise ValueError(f"{place.path}: {place.refused}")
@@ -98,12 +122,9 @@ def swap_attention(
             layer=members.index(place), layers=len(members),
         )  # fmt: skip
         made[place.path] = Swapped(attention, dict(options or {}), asdict(shape))
-    mechanisms = {path: mechanism.to(model.device, model.dtype) for path, mechanism in built(made).items()}
     if before is not None and length > before:
-        extend(model, length)
-    put(model, made, mechanisms)
-    use(model)
-    return made
+        check_extendable(model)
+    return made, {path: mechanism.to(model.device, model.dtype) for path, mechanism in built(made).items()}
 
 
 def places(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> list[Place]:

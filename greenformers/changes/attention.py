@@ -3,7 +3,7 @@
 The projections stay, and so do positions; see `greenformers.changes._places` for what models have a place for it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -50,6 +50,31 @@ class Attention(Change):
         """The length, where one is given."""
         return self.length
 
+    def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
+        """See besides that the network has places for the mechanism, and that it can be built for them."""
+        import torch
+
+        from greenformers.changes._places import planned
+
+        super().check(model, before, given)
+        with torch.random.fork_rng(devices=[]):
+            self._made(planned, model, given)
+
+    def _made(self, make: Callable[..., Any], model: "nn.Module", given: Given) -> Any:
+        """What a function of `_places` gives for the options of this change."""
+        from transformers import PreTrainedModel
+
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(f"{type(model).__name__} is no model of transformers, whose attention could be another")
+        example = given.example if isinstance(given.example, dict) else None
+        try:
+            return make(
+                model, self.mechanism, layers=self.layers, select=self.select, length=self.length,
+                options=self.options, example=example,
+            )  # fmt: skip
+        except TypeError as error:
+            raise ValueError(f"{self.mechanism}: {str(error).rpartition('() ')[2]}") from error
+
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Put the mechanism in place.
 
@@ -57,24 +82,12 @@ class Attention(Change):
             ValueError: the model does not call the attention interface of transformers, or asks more of it than the
                 mechanism can do; no such layer or path; an option out of range, or one that it does not take.
         """
-        from transformers import PreTrainedModel
-
         from greenformers.changes._options import as_dict
         from greenformers.changes._places import places, swap_attention
 
-        if not isinstance(model, PreTrainedModel):
-            raise ValueError(
-                f"{type(model).__name__} is no model of transformers: its attention has no place for another"
-            )
-        example = given.example if isinstance(given.example, dict) else None
-        try:
-            swapped = swap_attention(
-                model, self.mechanism, layers=self.layers, select=self.select, length=self.length,
-                options=self.options, example=example,
-            )  # fmt: skip
-        except TypeError as error:
-            raise ValueError(f"{self.mechanism}: {str(error).rpartition('() ')[2]}") from error
-        count = len(places(model, example))
+        swapped = self._made(swap_attention, model, given)
+        network: Any = model
+        count = len(places(network, given.example if isinstance(given.example, dict) else None))
         units = [_unit(model, path, self.mechanism) for path in swapped]
         return Report(as_dict(self), f"{len(swapped)} of {count} attentions are {self.mechanism}", units)
 

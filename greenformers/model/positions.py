@@ -24,19 +24,28 @@ def reach(model: PreTrainedModel) -> int | None:
     return min((table.num_embeddings - _offset(table) for _, table in tables), default=int(stated))
 
 
+def check_extendable(model: PreTrainedModel) -> None:
+    """See that a model's positions can be continued.
+
+    Raises:
+        ValueError: it has neither an embedding of positions nor rotary ones, or the embedding is something else by now.
+    """
+    if not _tables(model) and getattr(model.config.get_text_config(), "rope_parameters", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} has no embedding of positions that could be continued, and no rotary ones: at "
+            f"most {reach(model)} tokens. Where a change replaced that embedding, lengthen the network first"
+        )
+
+
 def extend(model: PreTrainedModel, length: int) -> None:
     """Make a model take inputs of `length` tokens. Nothing is changed if this raises.
 
     Raises:
         ValueError: it has neither a table of positions nor rotary ones, or the table is no longer one.
     """
+    check_extendable(model)
     config: Any = model.config.get_text_config()
     tables = _tables(model)
-    if not tables and getattr(config, "rope_parameters", None) is None:
-        raise ValueError(
-            f"{type(model).__name__} has no table of positions that could go on, and no rotary ones: at most "
-            f"{reach(model)} tokens"
-        )
     before = reach(model)
     assert before is not None
     for _, table in tables:

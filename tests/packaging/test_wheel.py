@@ -24,6 +24,7 @@ def test_the_wheel_builds_and_imports(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
     held = {str(path.relative_to(place)) for path in place.rglob("*.py")}
+    assert (place / "greenformers" / "py.typed").is_file()  # its types are for who installs it
     assert held == {str(path.relative_to(ROOT)) for path in (ROOT / "greenformers").rglob("*.py")}
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import greenformers, greenformers.attention.linformer\n"
