@@ -56,7 +56,7 @@ def main(run: Run) -> bool:
     records: dict[tuple[str, str], Record] = {}
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        files = write_texts(here, given.data, 500 if run.quick else 20_000)
+        files = write_texts(here, given.data, *((50, 500) if run.quick else (SENTENCES, 20_000)))
         for number, part in enumerate((changes, untrained, untrained[-1:])):
             used = {"judging", *(need for change in part for need in change.uses)}
             texts: dict[str, Any] = {FILES[need]: path for need, path in files.items() if need in used}
@@ -114,14 +114,14 @@ def renamed(records: Sequence[Record], changes: Sequence[Change]) -> list[Record
     ]
 
 
-def write_texts(folder: Path, source: Path, count: int) -> dict[str, Path]:
-    """Files of texts to calibrate with, to learn from and to judge by, by what they are for."""
-    lines, dev = sentences(source / "wikitext2", count), pairs(source / "stsb_open", "valid")
+def write_texts(folder: Path, source: Path, seen: int, learnt: int) -> dict[str, Path]:
+    """Files of so many texts to calibrate with and to learn from, and those to judge by, by what they are for."""
+    lines, dev = sentences(source / "wikitext2", learnt), pairs(source / "stsb_open", "valid")
     files = {
         "calibration": folder / "calibration.txt", "training": folder / "training.txt",
         "judging": folder / "stsb_dev.tsv",
     }  # fmt: skip
-    files["calibration"].write_text("\n".join(lines[:SENTENCES]))
+    files["calibration"].write_text("\n".join(lines[:seen]))
     files["training"].write_text("\n".join([*lines, *pairs(source / "stsb_open", "train").lines]))
     files["judging"].write_text(table(dev))
     return files

@@ -170,3 +170,16 @@ def test_what_is_missing_is_said_before_the_work(tmp_path: Path, capsys: pytest.
 def test_growth_is_the_exponent() -> None:
     assert script("_harness").growth({8: 64.0, 2: 4.0, 4: 1.0}) == pytest.approx(2)
     assert script("_harness").growth({8: 64.0}) == 0
+
+
+def test_combine_minilm_is_a_recipe_of_which_options_change_a_part() -> None:
+    module = script("combine_minilm")
+    recipe = module.recipe(None, steps=None)
+    assert [change.name() for change in recipe] == ["low_rank", "heal", "int8"]
+    assert (recipe[0].keep, recipe[1].steps, recipe[1].aware) == (0.5, 300, True)
+    assert module.variants(recipe) == ["dense", "low rank", "healed", "healed, int8"]
+    assert module.variants([recipe[0], recipe[2]]) == ["dense", "low rank", "low rank, int8"]
+    assert module.variants(recipe[2:]) == ["dense", "int8"]
+    layers, *others = module.recipe(3, steps=7)
+    assert (layers.name(), layers.keep) == ("layers", 3)
+    assert others == [recipe[1].but(steps=7), recipe[2]]
