@@ -242,7 +242,7 @@ def _save_onnx(program: ExportedProgram, path: Path) -> None:
 
 
 def _integers(a: Any, b: Any) -> Any:
-    """The product of maps of 8 bits, which the exporter does not know."""
+    """The product of int8 matrices, which the exporter does not know."""
     from onnxscript import opset18
 
     return opset18.MatMulInteger(a, b)

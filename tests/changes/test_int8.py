@@ -1,4 +1,4 @@
-"""Weights of 8 bits: what they compute, what they weigh, and training that knows of them."""
+"""Int8 weights: what they compute, what they weigh, and training that knows of them."""
 
 import copy
 

@@ -37,7 +37,7 @@ def test_an_int8_linear_layer(biased: bool) -> None:
     scale, bias = torch.rand(5) / 127, torch.randn(5) if biased else None
     expected = nn.functional.linear(x, weight * scale[:, None], bias)
     out = wall.int8_linear(x, wall.pack_int8(weight, scale, bias))
-    # Inputs of 8 bits, or 7 on a processor without VNNI, are off by half a step at most.
+    # Int8 inputs, or of 7 bits on a processor without VNNI, are off by half a step at most.
     step = (x.max().clamp(min=0) - x.min().clamp(max=0)) / 127
     bound = step / 2 * (weight.abs() * scale[:, None]).sum(1).max()
     assert (out - expected).abs().max() < 1.5 * bound
