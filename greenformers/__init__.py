@@ -68,7 +68,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'greenformers' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'greenformers' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -68,7 +68,9 @@ def compared(
         country=country, about=about,
     )  # fmt: skip
     progress("measuring", 1.0)
-    return with_ratios([*costs, *records], to=next(iter(models)))
+    order = list(models)  # of columns, also where a model has scores alone
+    rows = sorted([*costs, *records], key=lambda record: order.index(record.variant))
+    return with_ratios(rows, to=order[0])
 
 
 def card(models: Sequence[str], records: Sequence[Record], made: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from changes.rows import ROWS, Row
 from fresh import read_again
 from models import sentences, tokenizer
-from rows import ROWS, Row
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -260,7 +260,8 @@ def plain(which: str, changes: Sequence[str]) -> nn.Module:
     model = PLAIN[which]().eval()
     rows = [BY_NAME[name] for name in changes]
     greenformers.compress(
-        model, [row.change.but(select=None) if row.name == "low_rank" else row.change for row in rows]
+        model,
+        [row.change.but(keep=None, rank=8, select=None) if row.name == "low_rank" else row.change for row in rows],
     )
     return model
 

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,48 +74,63 @@ with torch.no_grad():
 """
 
 
-def run(*words: str | Path, toy: Path) -> str:
-    """The command line where the toy's folder is one of those that hold changes."""
-    code = (
-        "import sys, greenformers.changes\n"
-        "greenformers.changes.__path__.append(sys.argv.pop(1))\n"
-        "from greenformers.cli import main\nmain()"
-    )
+COMMANDS = """
+import json, sys, greenformers.changes
+greenformers.changes.__path__.append(sys.argv[1])
+from typer.testing import CliRunner
+from greenformers.advise.checkpoint import name_of, recipes
+from greenformers.cli import application
+shown = []
+for words in json.loads(sys.argv[2]):
+    done = CliRunner().invoke(application(), words, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    shown.append(done.output)
+print(json.dumps([*shown, [name_of(recipe) for recipe in recipes(9, causal=False)]]))
+"""
+
+
+def fresh(code: str, *words: object) -> list[str]:
+    """What a fresh process prints last, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", code, str(toy), *map(str, words)], capture_output=True, text=True, timeout=250,
-        env={**os.environ, "COLUMNS": "200"},
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=250,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def test_a_change_is_one_file(tmp_path: Path) -> None:
     toy = tmp_path / "changes"
     toy.mkdir()
     (toy / "toy.py").write_text(TOY)
-    model = folder(tmp_path, "bert", "BertModel")
-    texts = pairs(tmp_path / "pairs.tsv")
-    assert "--toy-digits" in run("compress", "--help", toy=toy)
-    assert "Digits after the point." in run("changes", toy=toy)
-    shown = run("compress", model, "--toy-digits", "2", "--int8", "--evaluate", texts, "--lengths", "9", "--out",
-                tmp_path / "small", toy=toy)  # fmt: skip
-    assert "toy: 13 layers" in shown
-    assert (tmp_path / "small" / "recipe.toml").read_text().startswith('[[change]]\nname = "toy"\ndigits = 2\n')
-    card = (tmp_path / "small" / "README.md").read_text()
-    assert "toy + int8" in card
-    run("compress", model, "--recipe", tmp_path / "small" / "recipe.toml", "--lengths", "", "--out", tmp_path / "again",
-        toy=toy)  # fmt: skip
-    run("compress", model, "--change", "toy 2", "--lengths", "", "--out", tmp_path / "toy", toy=toy)
-    assert "`toy`: Outputs of linear layers with so many digits." in (tmp_path / "toy" / "README.md").read_text()
-    read = subprocess.run([sys.executable, "-c", STRANGER, toy, tmp_path / "toy"], capture_output=True, text=True)
-    cut, plain, loaded = json.loads(read.stdout.splitlines()[-1])
+    model = str(folder(tmp_path, "bert", "BertModel"))
+    texts = str(pairs(tmp_path / "pairs.tsv"))
+    small, again, alone = (tmp_path / name for name in ("small", "again", "alone"))
+    commands = [
+        ["compress", "--help"],
+        ["changes"],
+        ["compress", model, "--toy-digits", "2", "--int8", "--evaluate", texts, "--lengths", "", "--out", small],
+        ["compress", model, "--recipe", small / "recipe.toml", "--lengths", "", "--out", again],
+        ["compress", model, "--change", "toy 2", "--lengths", "", "--out", alone],
+    ]
+    help_, listed, said, _, _, tried = fresh(COMMANDS, toy, json.dumps(commands, default=str))
+    assert "--toy-digits" in help_
+    assert "Digits after the point." in listed
+    assert "toy: 13 layers" in said
+    assert (small / "recipe.toml").read_text() == '[[change]]\nname = "toy"\ndigits = 2\n\n[[change]]\nname = "int8"\n'
+    assert (again / "recipe.toml").read_text() == (small / "recipe.toml").read_text()
+    assert (again / "model.safetensors").read_bytes() == (small / "model.safetensors").read_bytes()
+    assert "toy + int8" in (small / "README.md").read_text()
+    assert "`toy`: Outputs of linear layers with so many digits." in (alone / "README.md").read_text()
+    cut, plain, loaded = fresh(STRANGER, toy, alone)
     assert cut == 13
     assert plain == loaded
-    advice = run("recommend", "--model", model, "--texts", texts, "--length", "9", toy=toy)
-    assert re.search(r"\btoy\b", advice)
+    assert "toy" in tried
+    assert "low rank 0.5 + toy + int8" in tried
     # Where the change is not known, the result is refused and not read without it.
     with pytest.raises(ValueError, match="'toy' is no change that is known here"):
-        greenformers.load(tmp_path / "toy")
+        greenformers.load(alone)
 
 
 def strings_and_imports(source: str) -> set[str]:

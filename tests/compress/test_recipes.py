@@ -13,8 +13,8 @@ from zoo import inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Attention, Change, Heal, Int8, Layers, LowRank, build, kind, names
-from greenformers.changes._options import as_flags, checked, parse, typed
-from greenformers.changes._recipe import read_recipe, recipe_text
+from greenformers.changes._options import as_flags, checked, typed
+from greenformers.changes._recipe import parse, read_recipe, recipe_text
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.structure import structure
 from greenformers.compress.parts import parts_of, split

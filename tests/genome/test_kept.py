@@ -5,7 +5,6 @@ import torch
 
 from greenformers.attention import attention_class, names
 from greenformers.genome.longest import Setting, Size, _Classifier
-from greenformers.genome.masked import projected
 from greenformers.genome.settings import Network
 
 RANKED = [name for name in names() if attention_class(name).rank_option is not None]
@@ -13,14 +12,20 @@ RANKED = [name for name in names() if attention_class(name).rank_option is not N
 
 @pytest.mark.parametrize("name", RANKED)
 def test_by_default_256_or_the_length(name):
-    assert projected(Network(variant=name, length=4096)).k == 256
-    assert projected(Network(variant=f"lrt+{name}", length=60)).k == 60
-    assert projected(Network(variant=name, k=9)).k == 9
+    option = attention_class(name).rank_option
+    for network, kept in (
+        (Network(variant=name, length=4096), 256),
+        (Network(variant=f"lrt+{name}", length=60), 60),
+        (Network(variant=name, k=9), 9),
+    ):
+        assert network.sizes()["attention_options"] == {option: kept}
 
 
 @pytest.mark.parametrize("variant", ["transformer", "lrt", "bp", "routing"])
 def test_what_has_no_such_option_is_given_none(variant):
-    assert projected(Network(variant=variant)).k is None
+    sizes = Network(variant=variant).sizes()
+    assert not sizes.get("attention_options")
+    assert not sizes.get("block_options")
 
 
 @pytest.mark.parametrize("name", RANKED)
