@@ -12,13 +12,14 @@ from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.measure.parameters import parameters
 from greenformers.solve.budget import Budget, Cost, Layer, ranks
-from greenformers.solve.calibrate import Batch, DenseRows, Loss, Trace, covariances, trace
+from greenformers.solve.calibrate import DenseRows, covariances
 from greenformers.solve.loss import default
 from greenformers.solve.result import Factorisation, LayerReport
 from greenformers.solve.sequential import Gradients, sequential
 from greenformers.solve.solve import Solved, solve, spectrum_of
 from greenformers.solve.speed import Latency, measure
 from greenformers.solve.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
+from greenformers.solve.watch import Batch, Loss, Trace, trace
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is."""

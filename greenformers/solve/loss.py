@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from greenformers.solve.calibrate import Batch, Loss, call
+from greenformers.solve.watch import Batch, Loss, call
 
 
 def own(model: nn.Module, batch: Batch) -> Tensor:

@@ -17,25 +17,11 @@ from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
-from greenformers.solve.calibrate import (
-    Batch,
-    DenseRows,
-    Hook,
-    Key,
-    Sums,
-    Trace,
-    call,
-    given_rows,
-    has_bias,
-    hooked,
-    kept,
-    keys_of,
-    padding,
-    rows,
-)
+from greenformers.solve.calibrate import DenseRows, Key, Sums, given_rows, has_bias, keys_of
 from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.walk import Site, filled, put
+from greenformers.solve.watch import Batch, Hook, Trace, call, hooked, kept, padding, rows
 
 FAST = ("activation_relu_or_gelu", "use_nested_tensor")
 """What `refuse_fast_path` changes."""

@@ -13,10 +13,11 @@ from greenformers import LED, Budget
 from greenformers.lowrank.factorize import CALIBRATED, Statistics, factorize
 from greenformers.lowrank.multihead import LowRankMultihead
 from greenformers.solve import calibrate, sequential
-from greenformers.solve.calibrate import DenseRows, Sums, covariances, trace
+from greenformers.solve.calibrate import DenseRows, Sums, covariances
 from greenformers.solve.factorise import factorise
 from greenformers.solve.solve import solve, spectrum_of
 from greenformers.solve.walk import sites, unpack
+from greenformers.solve.watch import trace
 
 UNIFORM = Budget(0.6, "uniform")
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from zoo import inputs, network
 
 from greenformers import Budget
-from greenformers.solve.calibrate import call
 from greenformers.solve.replay import Replay, layers
+from greenformers.solve.watch import call
 
 HALF = Budget(0.5, "uniform")
 DEEP = {

@@ -1,0 +1,208 @@
+"""Watching a network run: in which order its weights are used, and the rows that each of them maps, without padding."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from greenformers._torch import padding_of
+from greenformers.measure.quality import evaluating
+from greenformers.solve.walk import Site, kind_of
+
+Batch = Any
+"""A mapping of keyword arguments, a sequence of positional ones, or one tensor."""
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+"""The loss of a model on a batch, as a scalar tensor. If it has a method `restart`, that is called before each pass."""
+
+Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+
+MASKS = ("attention_mask", "decoder_attention_mask")
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    """The model's output on a batch."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, Tensor):
+        return model(batch)
+    if isinstance(batch, str) or not isinstance(batch, Sequence):
+        raise ValueError(f"a batch must be a mapping, a sequence or a tensor, got a {type(batch).__name__}")
+    return model(*batch)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one batch showed.
+
+    Attributes:
+        groups: sites that read the same input, in the order of execution.
+        shapes: of the inputs of each site, one a call, by path.
+        positions: how many inputs each site mapped, by path.
+    """
+
+    groups: list[list[Site]]
+    shapes: dict[str, list[torch.Size]]
+    positions: dict[str, int]
+
+
+def trace(model: nn.Module, sites: Sequence[Site], batch: Batch) -> Trace:
+    """Run one batch and see in which order the sites are called, and which read the same tensor.
+
+    Raises:
+        ValueError: a site is not reached.
+    """
+    inputs: dict[str, list[Tensor]] = {}  # the tensors themselves: an id is only unique while its object lives
+    positions: dict[str, int] = {}
+
+    def note(site: Site) -> Hook:
+        def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            inputs.setdefault(site.path, []).append(args[0])
+            positions[site.path] = positions.get(site.path, 0) + out.numel() // _outputs(site)
+
+        return hook
+
+    with evaluating(model), torch.no_grad(), hooked(model, [(site, note(site)) for site in sites]):
+        call(model, batch)
+    missing = [site.path for site in sites if site.path not in inputs]
+    if missing:
+        raise ValueError(f"the data does not reach {missing[0]!r}, one of {len(missing)} such maps")
+    groups: dict[tuple[int, ...], list[Site]] = {}
+    by_path = {site.path: site for site in sites}
+    for path, seen in inputs.items():
+        site = by_path[path]
+        # Convolutions see patches, embeddings counts: never shared.
+        key = tuple(map(id, seen)) if site.kind == "linear" else (id(site),)
+        groups.setdefault(key, []).append(site)
+    shapes = {path: [x.shape for x in seen] for path, seen in inputs.items()}
+    return Trace(list(groups.values()), shapes, positions)
+
+
+def _outputs(site: Site) -> int:
+    return site.n if site.kind == "embedding" else site.groups * site.m
+
+
+class Padding:
+    """Which positions of a batch are padding: masks (B, N), by name.
+
+    An encoder-decoder has two, perhaps of one shape. That of the encoder is for what the encoder maps, and for what the
+    decoder maps of the encoder's output.
+    """
+
+    def __init__(self, encoder: nn.Module | None) -> None:
+        self.encoder = encoder
+        self.begin({})
+
+    def begin(self, batch: Batch) -> None:
+        """Take the masks of the batch that is next."""
+        found = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
+        given = {name: mask.bool() for name, mask in found.items() if isinstance(mask, Tensor) and mask.dim() == 2}
+        self.masks = {name: mask for name, mask in given.items() if not mask.all()}
+        self.encoded: Tensor | None = None
+
+    def note(self, _: nn.Module, __: object, out: Any) -> None:
+        """Hook on the encoder."""
+        self.encoded = out if isinstance(out, Tensor) else out[0]
+
+    def at(self, x: Tensor) -> dict[str, Tensor]:
+        """The masks that may be of an input."""
+        if self.encoder is None:
+            return self.masks
+        name = MASKS[self.encoded is not None and x is not self.encoded]
+        return {name: self.masks[name]} if name in self.masks else {}
+
+
+@contextmanager
+def padding(model: nn.Module) -> Iterator[Padding]:
+    """What tells padding in the batches that are called in a `with` block."""
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
+    encoder = model.get_encoder() if both else None  # type: ignore[operator]
+    found = Padding(None if encoder is model else encoder)
+    hook = None if found.encoder is None else found.encoder.register_forward_hook(found.note)
+    try:
+        yield found
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def kept(x: Tensor, shape: Sequence[int], given: Mapping[str, Tensor]) -> Tensor:
+    """Rows of x (B, N, ...) at positions that are no padding; all of them where no mask has this shape."""
+    for mask in given.values():
+        if tuple(shape[:2]) == tuple(mask.shape) and len(shape) >= 2:
+            return x[mask]
+    return x.flatten(0, len(shape) - 1) if x.dim() == len(shape) else x.flatten(0, -2)
+
+
+def rows(site: Site, x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    """Inputs as the matrices of a site see them: (g, positions, n), float32 or wider."""
+    x = x.detach()
+    x = x if x.dtype == torch.float64 else x.float()
+    if site.kind == "linear":
+        return kept(x, x.shape[:-1], given)[None]
+    # Patches, by a convolution with the unit matrix for kernel: any stride, padding and dilation.
+    convolution: Any = site.module
+    eye = torch.eye(site.n, dtype=x.dtype, device=x.device).view(site.n, *convolution.weight.shape[1:])
+    eye = eye.repeat(site.groups, *[1] * (eye.dim() - 1))
+    padding = convolution.padding
+    if convolution.padding_mode != "zeros":
+        x = F.pad(x, padding_of(convolution), mode=convolution.padding_mode)
+        padding = 0
+    apply = (F.conv1d, F.conv2d, F.conv3d)[eye.dim() - 3]
+    patches = apply(x, eye, None, convolution.stride, padding, convolution.dilation, site.groups)
+    if patches.dim() < eye.dim():  # without a batch
+        patches = patches[None]
+    return patches.flatten(2).unflatten(1, (site.groups, site.n)).permute(1, 0, 3, 2).flatten(1, 2)
+
+
+def out_rows(site: Site, d: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    """Gradients in the outputs of a site: (g, positions, m)."""
+    d = d if d.dtype == torch.float64 else d.float()
+    if site.kind == "linear":
+        return kept(d, d.shape[:-1], given)[None]
+    d = d if d.dim() == len(site.module.weight.shape) else d[None]  # type: ignore[arg-type]
+    return d.flatten(2).unflatten(1, (site.groups, site.m)).permute(1, 0, 3, 2).flatten(1, 2)
+
+
+@contextmanager
+def hooked(model: nn.Module, hooks: Iterable[tuple[Site, Hook]], *, before: bool = False) -> Iterator[None]:
+    """Forward hooks on sites in a `with` block: on each module that shares the weight, once where it stands twice.
+
+    Args:
+        model: which holds the sites.
+        hooks: of each site.
+        before: call them before the module runs, with None for what it gives.
+    """
+    with ExitStack() as stack:
+        for site, hook in hooks:
+            for module in {id(found): found for found in map(model.get_submodule, site.paths)}.values():
+                # Of an embedding and the map tied to it, what the embedding sees.
+                if (kind_of(module) or "linear") == site.kind:
+                    if before:
+                        handle = module.register_forward_pre_hook(_positional(hook), with_kwargs=True)
+                    else:
+                        handle = module.register_forward_hook(_positional(hook), with_kwargs=True)
+                    stack.callback(handle.remove)
+        yield
+
+
+def _positional(hook: Hook) -> Callable[..., Any]:
+    """A hook that finds the input among the arguments, however it was passed."""
+    return lambda module, args, kwargs, out=None: hook(module, args or tuple(kwargs.values()), out)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """A network whose weights want no gradient in a `with` block."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
