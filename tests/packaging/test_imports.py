@@ -38,8 +38,6 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 # The facade loads names on first use, the plug-in when transformers comes, and __main__ starts the command line: all
 # three stand above the rest.
 FREE = {"__init__", "__main__", "_plugin"}
-REBUILT: set[str] = set()
-"""Rooms that are being rebuilt: imports from one of them to one of them are not walked. To be emptied."""
 
 Sources = Mapping[str, str]
 """Files by the name they are imported by, "greenformers.model.config" say."""
@@ -80,11 +78,6 @@ def graph(files: Sources) -> dict[str, set[str]]:
     return edges
 
 
-def walked(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Without what is being rebuilt."""
-    return {name: {to for to in targets if not {room(name), room(to)} <= REBUILT} for name, targets in edges.items()}
-
-
 def circle(edges: Mapping[str, set[str]]) -> list[str]:
     """Files in a circle, each beside one that imports it, the first again at the end; none where there is no circle."""
     try:
@@ -112,15 +105,11 @@ def test_every_room_has_its_place() -> None:
 
 
 def test_rooms_import_one_way() -> None:
-    assert backward(walked(graph(sources()))) == []
+    assert backward(graph(sources())) == []
 
 
 def test_no_files_import_in_a_circle() -> None:
-    assert circle(walked(graph(sources()))) == []
-
-
-def test_only_rooms_of_the_order_are_rebuilt() -> None:
-    assert set(LEVEL) >= REBUILT
+    assert circle(graph(sources())) == []
 
 
 @pytest.mark.parametrize(
