@@ -59,10 +59,11 @@ def _sizes(count: int, wanted: Sequence[str], limit: int) -> dict[str, int]:
 
 
 def split(texts: Texts, wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]) -> dict[str, Texts]:
-    """The parts of a file, with their labels.
+    """The parts of a file, with their labels; `limit` is of texts, of which a pair holds two.
 
     Raises:
         ValueError: Too few examples to be split.
     """
-    places = parts_of(range(len(texts.segments)), wanted, seed, limit)
+    # The limit is one of texts, and an example may hold two.
+    places = parts_of(range(len(texts.segments)), wanted, seed, max(1, limit // len(texts.segments[0])))
     return {name: texts.at(chosen) for name, chosen in places.items()}

@@ -32,6 +32,8 @@ from greenformers.cli.compress import recipe_of
 BY_NAME = {row.name: row for row in ROWS}
 DEPTH = {"bert": "num_hidden_layers", "gpt2": "n_layer"}
 PAIRS = [(a.name, b.name) for a in ROWS for b in ROWS]
+# A language model is trained as an encoder is: there, healing tells nothing more.
+CASES = [(name, *pair) for name in DEPTH for pair in PAIRS if name == "bert" or "heal" not in pair]
 
 
 def made(name: str, changes: Sequence[Change]) -> PreTrainedModel:
@@ -124,14 +126,10 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     """Two changes in a row, every two of them, on an encoder and a language model."""
 
     def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
-        for name in DEPTH:
-            for first, second in PAIRS:
-                if not refused(first, second):
-                    yield (
-                        f"{name}-{first}-{second}",
-                        name,
-                        made(name, [*fitting(first), *fitting(second, again=first == second)]),
-                    )
+        for name, first, second in CASES:
+            if not refused(first, second):
+                changes = [*fitting(first), *fitting(second, again=first == second)]
+                yield f"{name}-{first}-{second}", name, made(name, changes)
 
     return read_again(tmp_path_factory.mktemp("pairs"), models())
 
@@ -149,8 +147,7 @@ def refused(first: str, second: str) -> bool:
     return kind(first).freezes and kind(second).reads_weights
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-@pytest.mark.parametrize("name", DEPTH)
+@pytest.mark.parametrize(("name", "first", "second"), CASES)
 def test_two_by_two(composed: dict[str, dict[str, Any]], name: str, first: str, second: str) -> None:
     if refused(first, second):
         model = network(name)
