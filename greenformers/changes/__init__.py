@@ -29,8 +29,8 @@ def kind(name: str) -> type[Change]:
     """
     if name not in names():
         raise ValueError(f"a change must be one of {', '.join(names())}; got {name!r}")
-    found: type[Change] = getattr(import_module(f"{__name__}.{name}"), name.title().replace("_", ""))
-    return found
+    change: type[Change] = getattr(import_module(f"{__name__}.{name}"), name.title().replace("_", ""))
+    return change
 
 
 def kinds() -> list[type[Change]]:

@@ -183,14 +183,14 @@ def quantise(model: nn.Module) -> list[tuple[str, nn.Module, "Int8"]]:
     dense = targets(model)
     if not dense:
         raise ValueError("the network has no linear layer and no embedding to quantise")
-    made = {path: _of(module) for path, module in dense}
+    quantised_modules = {path: _of(module) for path, module in dense}
     tied: dict[int, Int8] = {}
     for path, module in dense:
-        first = tied.setdefault(id(_source(module)), made[path])
-        share(made[path], first)
-        put(model, path, made[path].train(module.training))
+        first = tied.setdefault(id(_source(module)), quantised_modules[path])
+        share(quantised_modules[path], first)
+        put(model, path, quantised_modules[path].train(module.training))
     model.requires_grad_(False)
-    return [(path, module, made[path]) for path, module in dense]
+    return [(path, module, quantised_modules[path]) for path, module in dense]
 
 
 def place(model: nn.Module, paths: Iterable[str]) -> None:

@@ -63,8 +63,8 @@ def tie(model: PreTrainedModel) -> None:
 
     The first of a group is the one that is saved.
     """
-    made = changes_of(model)
-    replaced = {path for change in made for path in change.replaced(model)}
+    changes = changes_of(model)
+    replaced = {path for change in changes for path in change.replaced(model)}
     for prefix, part in model.named_modules(remove_duplicate=False):
         if not isinstance(part, PreTrainedModel):
             continue
@@ -76,7 +76,7 @@ def tie(model: PreTrainedModel) -> None:
             if not {stem + name.removesuffix(".weight") for name in (target, origin)} & replaced
         }
         if prefix == "":
-            ties |= dict(pair for change in made for pair in change.ties(model))
+            ties |= dict(pair for change in changes for pair in change.ties(model))
         if ties != tied_weights(part):
             set_tied_weights(part, ties)
     refresh_ties(model)

@@ -119,11 +119,6 @@ def set_tied_weights(model: PreTrainedModel, ties: Mapping[str, str]) -> None:
     model._tied_weights_keys = dict(ties)
 
 
-def reset_tied_weights(model: PreTrainedModel) -> None:
-    """Undo `set_tied_weights`: what the class of the model says holds again; `refresh_ties` is due afterwards."""
-    vars(model).pop("_tied_weights_keys", None)
-
-
 def all_ties(model: PreTrainedModel) -> dict[str, str]:
     """What is tied to what in a model and all models within it, with patterns spelled out.
 

@@ -150,7 +150,7 @@ def test_plain_attention_is_that_of_torch() -> None:
     torch.testing.assert_close(out, expected.transpose(1, 2))
 
 
-def test_ties_of_one_model_are_set_and_reset() -> None:
+def test_ties_of_one_model_are_set_and_set_back() -> None:
     config = bert().config
     config.tie_word_embeddings = True
     model, other = (transformers.BertForMaskedLM(copy.deepcopy(config)) for _ in range(2))
@@ -162,7 +162,7 @@ def test_ties_of_one_model_are_set_and_reset() -> None:
     assert models.tied_weights(model) == ties
     assert model.all_tied_weights_keys == models.all_ties(model) == ties
     assert models.tied_weights(other) == before
-    models.reset_tied_weights(model)
+    models.set_tied_weights(model, before)
     models.refresh_ties(model)
     assert models.tied_weights(model) == before
     assert model.all_tied_weights_keys == other.all_tied_weights_keys

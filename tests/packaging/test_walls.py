@@ -93,7 +93,7 @@ TRANSFORMERS = {
     "PreTrainedConfig._attn_implementation": "attention_of: another attention, and the measured spectrum",
     "PreTrainedConfig._attn_implementation_internal": "put_attention_back: a model that was looked at for another "
     "attention keeps the one it was looked at with",
-    "PreTrainedModel._tied_weights_keys": "tied_weights, set_tied_weights, reset_tied_weights: low-rank and int8 "
+    "PreTrainedModel._tied_weights_keys": "tied_weights, set_tied_weights: low-rank and int8 "
     "embeddings that are tied are saved twice, or not read",
     "PreTrainedModel.get_expanded_tied_weights_keys": "all_ties, refresh_ties: as tied_weights",
     "PreTrainedModel._from_config": "model_from_config: compression from disk to disk",
