@@ -6,6 +6,9 @@ attention itself are compared with. On the CPU the tiles of `greenformers.attent
 backward; on an accelerator FlexAttention does. Time and memory O(visible pairs), no matrix of N x N.
 
 Global positions, which see all and are seen by all, are keys beside every tile and queries of a dense attention.
+
+Positions are counted from the first kept one of each text: where that matters, texts with padding in front of them are
+moved to where the pattern begins anew, and their outputs moved back.
 """
 
 from typing import Any
@@ -16,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from greenformers._torch import block_mask
+from greenformers.attention._aligned import finite, left_padding, moved, moved_back, text_of
 from greenformers.attention._contract import Attention, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._flex import flex
@@ -33,6 +37,9 @@ class BlockSparse(Attention):
     Raises:
         ValueError: cross-attention, whose queries have no place among the keys; `dropout` is not in [0, 1).
     """
+
+    period: int = 1
+    """A move by so many positions leaves the pattern as it is: 1 where it goes by distance alone, 0 where none does."""
 
     def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
         super().__init__(shape)
@@ -117,9 +124,33 @@ class BlockSparse(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         self.check(q, k, v, key_mask)
+        q, k, v = finite(q, k, v, key_mask, query_mask)
+        shift = None if self.period == 1 else left_padding(text_of(key_mask, query_mask), self.period)
+        if key_mask is None or shift is None:
+            return self.from_the_front(q, k, v, key_mask)
+        if q.shape[2] < k.shape[2]:
+            return self.behind_a_cache(q, k, v, key_mask, shift)
+        q, k, v, key_mask = (moved(x, shift) for x in (q, k, v, key_mask))
+        return moved_back(self.from_the_front(q, k, v, key_mask), shift)
+
+    def from_the_front(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Attention of texts whose first position is that of the pattern."""
         if self.ends(k.shape[2]) == (0, 0):
             return self.local(q, k, v, key_mask)
         return self.with_ends(q, k, v, key_mask, rows=(q, k, v))
+
+    def behind_a_cache(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, shift: Tensor) -> Tensor:
+        """The last positions of texts that begin at different ones: few queries, by dense attention under a mask."""
+        tiling, keys = self.tilings(k.shape[2])[0], k.shape[2]
+        if tiling.left is not None and self.columns(keys, q.device) is None:
+            # Of the keys those that a tile can meet.
+            last = min(keys, q.shape[2] + tiling.rows + tiling.left)
+            k, v, key_mask = k[:, :, -last:], v[:, :, -last:], key_mask[:, -last:]
+        at = torch.arange(keys, device=q.device) - shift[:, None, None]  # (B, 1, M)
+        i, j = at[..., -q.shape[2] :, None], at[..., None, -k.shape[2] :]
+        heads = torch.arange(q.shape[1], device=q.device)[:, None, None]
+        visible = self.sees(i, j, heads, self.is_global(keys, q.device), keys)
+        return dense_attention(q, k, v, key_mask, visible=visible, dropout=self.drop())
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
         """Raise ValueError where the inputs do not fit each other or the shape."""

@@ -116,9 +116,12 @@ class Attention(nn.Module):
             q: queries (B, H, N, D).
             k: keys (B, H, M, D).
             v: values (B, H, M, D).
-            key_mask: True = keep (B, M). A query that may see no key gets 0.
+            key_mask: True = keep (B, M). A query that may see no key gets 0. A text goes from its first kept position
+                to its last: what it gets does not depend on how much is masked before and behind it, and positions
+                are counted from its first. What is masked between them is a position without content.
             query_mask: True = keep (B, N); defaults to `key_mask` where N = M, except in cross-attention. Outputs
-                of masked queries are finite and mean nothing.
+                of masked queries are finite and mean nothing, where what is masked is finite; where it is not (NaN
+                say), and N >= M, outputs of kept queries are as if it were.
 
         Returns:
             One mixture of values a query (B, H, N, D).

@@ -13,13 +13,14 @@ def dense_attention(
     key_mask: Bool[Tensor, "B M"] | None = None,
     *,
     causal: bool = False,
+    visible: Bool[Tensor, "b h N M"] | None = None,
     bias: Float[Tensor, "b H N M"] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H N D"]:
     """softmax(scale q k^T + bias) v over the keys a query may see, 0 for one that sees none.
 
-    Memory O(N), but O(N M) for a mask where `causal` meets a key mask or M > N, and for a bias.
+    Memory O(N), but O(N M) for a mask where `causal` meets a key mask or M > N, for `visible` and for a bias.
 
     Args:
         q: queries (B, H, N, E).
@@ -27,6 +28,7 @@ def dense_attention(
         v: values (B, H, M, D).
         key_mask: True = keep (B, M).
         causal: the queries are the last N of M positions, and see no later one.
+        visible: which keys each query sees, of these.
         bias: added to the scores; of all examples alike where b = 1.
         scale: of the products; by default E^-1/2.
         dropout: probability of dropping a weight.
@@ -36,8 +38,10 @@ def dense_attention(
     if q.shape[3] != dim:  # torch's fast kernel has one width, and is slower at odd ones
         width = max(q.shape[3], dim) + 7 & ~7
         q, k, v = (F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
-    by_kernel = causal and queries == keys and key_mask is None and bias is None
-    visible = None if by_kernel else visible_keys(queries, keys, key_mask, causal=causal, device=q.device)
+    by_kernel = causal and queries == keys and key_mask is None and visible is None and bias is None
+    if not by_kernel:
+        of_masks = visible_keys(queries, keys, key_mask, causal=causal, device=q.device)
+        visible = of_masks if visible is None else visible if of_masks is None else visible & of_masks
     seen = None
     if visible is not None:
         # A row without visible keys would be 0/0: let it see all, then set it to 0.

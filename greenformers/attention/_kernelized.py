@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from greenformers.attention._aligned import finite_queries, zeroed
 from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
 from greenformers.attention._feature_map import FeatureMap
 
@@ -79,6 +80,7 @@ class Kernelized(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
+        q = finite_queries(q, key_mask, query_mask, cross=self.shape.cross)
         function = _Causal if self.shape.causal else _Bidirectional
         phi = self.phi
         out: Tensor = function.apply(q, k, v, key_mask, phi, self._positions(q, phi))
@@ -101,7 +103,7 @@ class Kernelized(Attention):
         state: tuple[Tensor, ...] | None,
         key_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], State]:
-        features, outs = self.phi, []
+        q, features, outs = zeroed(q, key_mask), self.phi, []
         with full_precision(q):
             state = _empty(q, features) if state is None else State(*state)
             for q_, k_, v_, mask in _chunks(self._positions(q, features), q, k, v, mask=key_mask):

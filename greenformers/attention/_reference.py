@@ -4,6 +4,7 @@ Every mechanism's file begins with `reference(mechanism, q, k, v, key_mask=None)
 tests hold the fast form below it to, outputs and gradients.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ from greenformers.attention._contract import Attention
 
 Formula = Callable[[Any, int, int, int, int], bool]
 """(mechanism, i, j, head, length) -> whether position i sees position j of so many, the future apart."""
+
+Visible = Callable[[int, int], Bool[Tensor, "... H N M"]]
+"""(N, M) -> who sees whom, the queries being the last N of M positions."""
 
 
 def dot_products(q: Float[Tensor, "... N D"], k: Float[Tensor, "... M D"]) -> Float[Tensor, "... N M"]:
@@ -51,17 +55,28 @@ def pairs(formula: Formula, mechanism: Attention, queries: int, keys: int) -> Bo
     return torch.tensor([[[formula(mechanism, i, j, head, keys) for j in length] for i in rows] for head in heads])
 
 
-class PatternReference(Protocol):
-    """What `over_pairs` gives."""
+class Reference(Protocol):
+    """What `text_by_text` gives."""
 
     def __call__(
-        self, mechanism: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, visible: Any = None
+        self,
+        mechanism: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        **others: Any,
     ) -> Tensor:
-        """The outputs (B, H, N, D); `visible` (..., H, N, M) in place of the formula's pairs, where it is given."""
+        """The outputs (B, H, N, D). Other tensors are of the queries' positions, (B, N) or (B, H, N, D)."""
 
 
-def over_pairs(formula: Formula) -> PatternReference:
-    """The reference of a pattern: softmax(q k^T / sqrt(D)) v over the pairs for which its formula holds."""
+def text_by_text(formula: Callable[..., Tensor]) -> Reference:
+    """The reference of a formula that counts positions: of each text alone, from its first kept position to its last.
+
+    Other positions are padding, and get 0: `formula` never sees them. It is told of the masks between the two.
+    """
+    reads_query_mask = "query_mask" in inspect.signature(formula).parameters
 
     def reference(
         mechanism: Any,
@@ -69,10 +84,76 @@ def over_pairs(formula: Formula) -> PatternReference:
         k: Float[Tensor, "B H M D"],
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
-        visible: Bool[Tensor, "... H N M"] | None = None,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+        **others: Any,
     ) -> Float[Tensor, "B H N D"]:
-        if visible is None:
-            visible = pairs(formula, mechanism, q.shape[2], k.shape[2]).to(q.device)
-        return weighted_mean(dot_products(q, k).exp(), v, visible & seen_keys(mechanism, q, k, key_mask))
+        outputs = []
+        for b in range(len(q)):
+            own_key_mask, own_query_mask = (None if x is None else x[b] for x in (key_mask, query_mask))
+            queries, keys = _text(mechanism, q.shape[2], k.shape[2], own_key_mask, own_query_mask)
+            out = 0.0 * q[b]  # where there is no text it has gradients all the same
+            if range(q.shape[2])[queries] and range(k.shape[2])[keys]:
+                tensors = [q[b, :, queries], k[b, :, keys], v[b, :, keys]]
+                given = {
+                    name: x[b : b + 1, ..., queries, :] if x.dim() == 4 else x[b : b + 1, queries]
+                    for name, x in others.items()
+                    if isinstance(x, Tensor)
+                }
+                if own_key_mask is not None:
+                    given["key_mask"] = own_key_mask[None, keys]
+                if reads_query_mask and own_query_mask is not None:
+                    given["query_mask"] = own_query_mask[None, queries]
+                alone = formula(mechanism, *(x[None] for x in tensors), **{**others, **given})[0]
+                out = torch.cat([out[:, : queries.start], alone, out[:, queries.stop :]], 1)
+            outputs.append(out)
+        return torch.stack(outputs)
 
     return reference
+
+
+def _text(
+    mechanism: Attention, queries: int, keys: int, key_mask: Tensor | None, query_mask: Tensor | None
+) -> tuple[slice, slice]:
+    """Which queries and which keys are from the first kept one to the last; no key: no query either."""
+    if not mechanism.shape.causal and (mechanism.shape.cross or queries != keys):
+        return _kept(query_mask, queries), _kept(key_mask, keys)
+    if key_mask is not None and query_mask is not None and queries == keys:
+        key_mask = key_mask | query_mask
+    of_keys, past = _kept(key_mask, keys), keys - queries
+    if past and of_keys.stop:  # the queries are the last positions, up to the end
+        of_keys = slice(of_keys.start, keys)
+    return slice(max(0, of_keys.start - past), max(0, of_keys.stop - past)), of_keys
+
+
+def _kept(mask: Tensor | None, length: int) -> slice:
+    if mask is None:
+        return slice(0, length)
+    places = mask.nonzero().flatten().tolist()
+    return slice(places[0], places[-1] + 1) if places else slice(0, 0)
+
+
+def over_pairs(formula: Formula) -> Reference:
+    """The reference of a pattern: softmax(q k^T / sqrt(D)) v over the pairs for which its formula holds.
+
+    It takes another argument, `visible`, a function from N and M to (H, N, M) to stand in for the formula.
+    """
+
+    def reference(
+        mechanism: Any,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        visible: Visible | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        seen = pairs_or(visible, formula, mechanism, q.shape[2], k.shape[2]).to(q.device)
+        return weighted_mean(dot_products(q, k).exp(), v, seen & seen_keys(mechanism, q, k, key_mask))
+
+    return text_by_text(reference)
+
+
+def pairs_or(
+    visible: Visible | None, formula: Formula, mechanism: Attention, queries: int, keys: int
+) -> Bool[Tensor, "... H N M"]:
+    """The pairs of `visible` where it is given, else those of the formula."""
+    return pairs(formula, mechanism, queries, keys) if visible is None else visible(queries, keys)

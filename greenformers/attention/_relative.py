@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit
 from greenformers.attention._reference import seen_keys, weighted_mean
 
@@ -86,6 +87,7 @@ class Relative(Attention):
         N, M = q.shape[2], k.shape[2]
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
+        q, k, v = finite(q, k, v, key_mask, query_mask)
         scale = q.shape[3] ** -0.5
         far = self._distances((q + self.v.to(q.dtype)[:, None]) * scale, M)
         scores = torch.matmul((q + self.u.to(q.dtype)[:, None]) * scale, k.mT).add_(_Shifted.apply(far, M))

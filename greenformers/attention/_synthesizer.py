@@ -2,8 +2,8 @@
 
 Tay 2020, arXiv:2005.00743.
 
-Scores belong to positions. In the causal form these are counted over the kept keys, as a decoder counts them, so that
-padding on the left changes nothing; otherwise position j is the j-th key.
+Scores belong to positions, counted from the first kept one: in cross-attention those of queries and of keys apart,
+else of both together, queries being the last of the keys' positions in the causal form.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import left_padding, text_of
 from greenformers.attention._contract import Attention, Shape
 from greenformers.attention._dense import dense_attention, visible_keys
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
@@ -33,9 +34,7 @@ def synthesized(
     """softmax(S) v over the keys seen, or mixed: softmax(alpha_1 q k^T / sqrt(D) + alpha_2 S) v (section 3.5)."""
     N, M = q.shape[2], k.shape[2]
     rows, columns = torch.arange(N)[None], torch.arange(M)[None]
-    if mechanism.shape.causal:  # counted over the kept ones, the queries being the last
-        keep = torch.ones(1, M, dtype=torch.long) if key_mask is None else key_mask.long()
-        columns = (keep.cumsum(1) - 1).clamp(min=0)
+    if mechanism.shape.causal:  # the queries are the last positions
         rows = columns[:, M - N :]
     S = score(rows[:, :, None], columns[:, None]).transpose(0, 1)
     if mechanism.mixed:
@@ -75,20 +74,22 @@ class Synthesizer(Attention):
         if self.mixed:
             nn.init.zeros_(self.mix)
 
-    def places(self, queries: int, keys: int, key_mask: Tensor | None) -> tuple[Any, Any]:
-        """Positions of queries and keys: slices, or (B, N) and (B, M).
+    def places(self, queries: int, keys: int, key_mask: Tensor | None, query_mask: Tensor | None) -> tuple[Any, Any]:
+        """Positions of queries and keys: slices, or (B or 1, N) and (B or 1, M).
 
         Raises:
             ValueError: more queries than positions.
         """
         if queries > self.shape.max_len:
             raise ValueError(f"the number of queries must be in 1..{self.shape.max_len}, got {queries}")
-        if not self.shape.causal:
-            return slice(queries), slice(keys)
-        if key_mask is None:
+        apart = not self.shape.causal and (self.shape.cross or queries != keys)
+        padding = left_padding(text_of(key_mask, query_mask, cross=apart))
+        if apart:
+            return _counted(queries, left_padding(query_mask)), _counted(keys, padding)
+        if padding is None:
             return slice(keys - queries, keys), slice(keys)
-        counted = (key_mask.long().cumsum(1) - 1).clamp(min=0)
-        return counted[:, keys - queries :], counted
+        columns = _counted(keys, padding)
+        return columns[:, keys - queries :], columns
 
     def by_products(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, left: Tensor, right: Tensor
@@ -128,6 +129,13 @@ class Synthesizer(Attention):
     @property
     def _dropped(self) -> float:
         return self.dropout if self.training else 0.0
+
+
+def _counted(length: int, padding: Tensor | None) -> Any:
+    """Positions behind so much padding (B,), which itself is at position 0: (B, N), or a slice where there is none."""
+    if padding is None:
+        return slice(length)
+    return (torch.arange(length, device=padding.device) - padding[:, None]).clamp(min=0)
 
 
 def rows_at(table: Float[Tensor, "H L E"], places: Any) -> Float[Tensor, "b H N E"]:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers._torch import is_fake
+from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 
@@ -136,6 +137,7 @@ class AdaptiveSpan(Attention):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The mixtures, z (1, H, 1) or (B, H, N), and which queries are kept."""
         check_lengths(q, k, v, key_mask, self.shape)
+        q, k, v = finite(q, k, v, key_mask, query_mask)
         if not self.shape.causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
         kept = key_mask if query_mask is None and q.shape[2] == k.shape[2] else query_mask

@@ -5,10 +5,13 @@ The fast form takes queries in tiles, each beside the keys they may see (`_block
 """
 
 import math
+from typing import Literal, get_args
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers.attention._aligned import finite, first_of, is_traced, length_of, text_of
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
 from greenformers.attention._reference import over_pairs
@@ -29,6 +32,8 @@ def formula(mechanism: "Bigbird", i: int, j: int, head: int, length: int) -> boo
 
 reference = over_pairs(formula)
 
+Padding = Literal["own", "batch"]
+
 
 class Bigbird(BlockSparse):
     """The own block of b positions, those beside it, r random ones, and i or j is global.
@@ -37,12 +42,18 @@ class Bigbird(BlockSparse):
     puts in front, blocks beginning after them (ETC). Random blocks differ for heads and layers, stay the same from
     call to call, and are none of the others; a sequence too short for r of them has fewer.
 
+    Blocks are counted, and drawn for so many, from the first kept position of a text to its last: texts of each length
+    are computed by themselves. The published model counts the batch with its padding, so that a text's last global
+    block and its random ones change with its neighbours: `padding="batch"` does the same.
+
     Args:
         shape: heads, width, length and layer.
         block: b.
         random: r, for each block of queries.
         extra_globals: None for ITC, a number for ETC.
         seed: of the random blocks, with layer and head.
+        padding: "own": a text is as long as it is; "batch": as long as the batch, padding included, which alone can be
+            traced with a mask, and on a GPU is one kernel for texts of any lengths.
         dropout: probability of dropping an attention weight in training.
 
     Raises:
@@ -59,6 +70,7 @@ class Bigbird(BlockSparse):
         random: int = 3,
         extra_globals: int | None = None,
         seed: int = 0,
+        padding: Padding = "own",
         dropout: float = 0.0,
     ) -> None:
         super().__init__(shape, dropout=dropout)
@@ -66,8 +78,45 @@ class Bigbird(BlockSparse):
         for name, value, least in (("block", block, 1), ("random", random, 0), ("extra_globals", extra_globals, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if padding not in get_args(Padding):
+            raise ValueError(f"padding must be one of {', '.join(get_args(Padding))}; got {padding!r}")
         self.block, self.random, self.extra_globals, self.seed = block, random, extra_globals, seed
+        self.padding = padding
         self._prepared: dict[tuple[int, torch.device], Tensor | None] = {}
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        """As every mechanism's.
+
+        Raises:
+            ValueError: what does not fit; a mask where the call is traced and texts count their own positions.
+        """
+        self.check(q, k, v, key_mask)
+        q, k, v = finite(q, k, v, key_mask, query_mask)
+        text = text_of(key_mask, query_mask)
+        if torch.compiler.is_compiling() and key_mask is not None and self.padding == "own":
+            raise ValueError("padding must be 'batch' where bigbird is traced with a mask, got 'own'")
+        # Where operations are counted, texts are taken to be as long as they can be.
+        if key_mask is None or text is None or self.padding == "batch" or is_traced(q):
+            return self.from_the_front(q, k, v, key_mask)
+        texts: dict[tuple[int, int], list[int]] = {}  # the rows of each first position and length
+        for row, text_at in enumerate(zip(first_of(text).tolist(), length_of(text).tolist(), strict=True)):
+            texts.setdefault(text_at, []).append(row)
+        if len(texts) == 1 and (0, k.shape[2]) in texts:
+            return self.from_the_front(q, k, v, key_mask)
+        out = torch.zeros_like(q)
+        for (first, length), rows in texts.items():
+            here = slice(first, first + length)
+            queries, keys, values = (x[rows, :, here] for x in (q, k, v))
+            out[rows, :, here] = self.from_the_front(queries, keys, values, key_mask[rows, here])
+        return out
 
     def ends(self, length: int) -> tuple[int, int]:  # noqa: D102
         if self.extra_globals is not None:

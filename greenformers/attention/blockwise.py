@@ -1,14 +1,17 @@
 """Blockwise attention, BlockBERT. Qiu 2019, arXiv:1911.02972, 3; survey (16): each head sees one block a block.
 
-Time O(N^2 D / n_b), memory O(N D). Bidirectional only. The fast form is dense attention block by block.
+Time O(N^2 D / n_b), memory O(N D). Bidirectional only. The fast form is dense attention block by block; of texts of
+several lengths, whose blocks begin at different positions, the blocks are gathered first.
 """
 
 import math
 from itertools import pairwise
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers.attention._aligned import finite, first_of, is_traced, length_of, taken, text_of
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
 from greenformers.attention._dense import dense_attention
@@ -30,6 +33,8 @@ reference = over_pairs(formula)
 class Blockwise(BlockSparse):
     """Block b of n_b sees block (b + h) mod n_b in head h, where position i is in block floor(i n_b / N).
 
+    Both i and N are of the text, from its first kept position to the last.
+
     Args:
         shape: heads, width and length.
         blocks: n_b.
@@ -50,6 +55,55 @@ class Blockwise(BlockSparse):
         self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
     ) -> Tensor:
         return (i * self.blocks // length + head) % self.blocks == j * self.blocks // length
+
+    def forward(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B H N D"]:
+        self.check(q, k, v, key_mask)
+        q, k, v = finite(q, k, v, key_mask, query_mask)
+        text = text_of(key_mask, query_mask)
+        if key_mask is None or text is None or (not is_traced(text) and bool(text.all())):
+            return self.local(q, k, v, key_mask)
+        return self._of_texts(q, k, v, key_mask, text)
+
+    def _of_texts(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, text: Tensor) -> Tensor:
+        """Each text has blocks of its own: all are gathered into as many places as the longest can have."""
+        (batch, heads, keys, _), n = q.shape, self.blocks
+        first, length, places = first_of(text)[:, None], length_of(text)[:, None], -(-keys // n)
+        cuts = -(torch.arange(0, -n - 1, -1, device=q.device) * length // n)  # ceil(block N / n), (B, n + 1)
+        place = torch.arange(places, device=q.device)
+        inside = place < cuts.diff(dim=1)[..., None]  # (B, n, L)
+        at = (first + cuts[:, :-1])[..., None] + place
+        at = at.clamp(max=keys - 1)
+
+        def blocks(x: Tensor, at: Tensor) -> Tensor:
+            """(B, H, M, D) to the blocks (B n, H, L, D)."""
+            return taken(x, at.flatten(1)).unflatten(2, (n, places)).transpose(1, 2).flatten(0, 1)
+
+        turns, found = min(n, heads), []
+        for turn in range(turns):
+            seen = at.roll(-turn, 1)
+            mask = (taken(key_mask, seen.flatten(1)).view_as(seen) & inside.roll(-turn, 1)).flatten(0, 1)
+            some = blocks(q[:, turn::n], at), blocks(k[:, turn::n], seen), blocks(v[:, turn::n], seen)
+            found.append(dense_attention(*some, mask, dropout=self.drop()).unflatten(0, (batch, n)))
+        out = self._in_order(torch.cat(found, 2), 2).transpose(1, 2).flatten(2, 3)  # (B, H, n L, D)
+        i = (torch.arange(keys, device=q.device) - first).clamp(min=0)
+        block = (i * n // length).clamp(max=n - 1)
+        return taken(out, (block * places + i - cuts.gather(1, block)).clamp(max=n * places - 1))
+
+    def _in_order(self, x: Tensor, dim: int) -> Tensor:
+        """Heads as they were, of those that take turn 0, those that take turn 1, and so on."""
+        heads, n = self.shape.heads, self.blocks
+        if heads <= n:
+            return x
+        order = [head for turn in range(n) for head in range(turn, heads, n)]
+        return x.index_select(dim, torch.tensor(order, device=x.device).argsort())
 
     def local(  # noqa: D102
         self,
@@ -79,6 +133,4 @@ class Blockwise(BlockSparse):
                     torch.zeros_like(rows) if empty else dense_attention(rows, keys, values, mask, dropout=self.drop())
                 )
             heads.append(torch.cat(found, 2))
-        order = [head for turn in range(turns) for head in range(turn, q.shape[1], n)]
-        out = torch.cat(heads, 1)
-        return out if turns == q.shape[1] else out[:, torch.tensor(order, device=q.device).argsort()]
+        return self._in_order(torch.cat(heads, 1), 1)

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers.attention._aligned import finite, first_of, text_of
 from greenformers.attention._contract import Attention, Shape, accurate, check_lengths
-from greenformers.attention._reference import dot_products, seen_keys
+from greenformers.attention._reference import dot_products, seen_keys, text_by_text
 
 
+@text_by_text
 def reference(
     mechanism: "Dacs",
     q: Float[Tensor, "B H N D"],
@@ -47,8 +49,8 @@ class Dacs(Attention):
 
     Args:
         shape: heads, width and length.
-        look_ahead: a query stops at most so many keys after where the query before it stopped (the first: so many
-            keys from the beginning); None: there is no such limit.
+        look_ahead: a query stops at most so many keys after where the query before it stopped (the first kept one: so
+            many keys from the first kept key on); None: there is no such limit.
         dropout: probability of dropping a weight in training.
 
     Raises:
@@ -77,6 +79,7 @@ class Dacs(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
+        q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         N, M = q.shape[2], k.shape[2]
         a = torch.sigmoid((q @ k.mT).to(accurate(q)) * q.shape[3] ** -0.5)
         if key_mask is not None:
@@ -91,17 +94,32 @@ class Dacs(Attention):
             kept = query_mask
             if kept is None and N == M and not self.shape.cross:
                 kept = key_mask
-            read = read & self._within(read, kept)
+            read = read & self._within(read, kept, *self._firsts(N, M, key_mask, query_mask))
         weights = (a * read).to(q.dtype)
         weights = F.dropout(weights, self.dropout, self.training)
         return weights @ v
 
-    def _within(self, read: Tensor, kept: Tensor | None) -> Tensor:
-        """Which keys the limit allows, (B, H, N, M): n_i <= min of n_h + (i - h) L over h <= i."""
+    def _firsts(
+        self, N: int, M: int, key_mask: Tensor | None, query_mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The first kept key and query of each example, (B,) or None for 0."""
+        apart = not self.shape.causal and (self.shape.cross or N != M)
+        text = text_of(key_mask, query_mask, cross=apart)
+        key = None if text is None else first_of(text)
+        if apart:
+            return key, None if query_mask is None else first_of(query_mask)
+        return key, None if key is None else (key - (M - N)).clamp(min=0)
+
+    def _within(
+        self, read: Tensor, kept: Tensor | None, first_key: Tensor | None, first_query: Tensor | None
+    ) -> Tensor:
+        """Which keys the limit allows, (B, H, N, M): n_i <= min of n_h + (i - h) L over h <= i, all of the text."""
         assert self.look_ahead is not None
         stop = read.sum(-1)  # (B, H, N)
         if kept is not None:  # a masked query stops nowhere by itself
             stop = stop.masked_fill(~kept[:, None], read.shape[3])
-        steps = self.look_ahead * torch.arange(read.shape[2], device=read.device)
+        i, j = (torch.arange(n, device=read.device) for n in read.shape[2:])
+        i = i if first_query is None else i - first_query[:, None, None]  # (B, 1, N)
+        steps = self.look_ahead * i + (0 if first_key is None else first_key[:, None, None])
         limit = (stop - steps).cummin(-1).values.clamp(max=self.look_ahead) + steps
-        return torch.arange(read.shape[3], device=read.device) < limit[..., None]
+        return j < limit[..., None]

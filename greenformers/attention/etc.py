@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
-from greenformers.attention._reference import dot_products, pairs, seen_keys, weighted_mean
+from greenformers.attention._reference import Visible, dot_products, pairs_or, seen_keys, text_by_text, weighted_mean
 from greenformers.attention._tiles import Tiling, band
 
 
@@ -22,17 +22,18 @@ def formula(mechanism: "Etc", i: int, j: int, head: int, length: int) -> bool:
     return abs(i - j) <= mechanism.radius or i < mechanism.globals or j < mechanism.globals
 
 
+@text_by_text
 def reference(
     mechanism: "Etc",
     q: Float[Tensor, "B H N D"],
     k: Float[Tensor, "B H N D"],
     v: Float[Tensor, "B H N D"],
     key_mask: Bool[Tensor, "B N"] | None = None,
-    visible: Bool[Tensor, "... H N N"] | None = None,
+    visible: Visible | None = None,
 ) -> Float[Tensor, "B H N D"]:
     """softmax(q_i (k_j + a_ij) / sqrt(D)) v, a_ij the label of the two, over the pairs for which the formula holds."""
     N, scores = q.shape[2], dot_products(q, k)
-    visible = pairs(formula, mechanism, N, N) if visible is None else visible
+    seen = pairs_or(visible, formula, mechanism, N, N) & seen_keys(mechanism, q, k, key_mask)
     if mechanism.clip is not None:
         at, c = torch.arange(N), mechanism.clip
         label = (at - at[:, None]).clamp(-c, c) + c
@@ -41,11 +42,11 @@ def reference(
         a = torch.where(wide, mechanism.wide[:, label], mechanism.long[:, label])
         a = torch.where(wide == other, a, between)  # (H, N, N, D)
         scores = scores + torch.einsum("bhid,hijd->bhij", q, a) / math.sqrt(q.shape[3])
-    return weighted_mean(scores.exp(), v, visible & seen_keys(mechanism, q, k, key_mask))
+    return weighted_mean(scores.exp(), v, seen)
 
 
 class Etc(BlockSparse):
-    """abs(i - j) <= r, or i or j is global: the first g positions, which are the global input.
+    """abs(i - j) <= r, or i or j is global: the first g positions of a text, which are the global input.
 
     Key j counts as k_j + a for query i, where the vector a is one of 2c + 1 for the distance j - i within the long
     input, clipped to c, one of as many others within the global input, or one of two between them.
@@ -62,6 +63,7 @@ class Etc(BlockSparse):
     """
 
     rank_option = "radius"
+    period = 0  # the first positions are global
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ where `causal` meets a key mask or M > N.
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Attention, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
@@ -60,6 +61,7 @@ class Full(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
+        q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         if self.shares_qk and q.shape == k.shape:  # with a cache of earlier ones there are more keys than queries
             k = q
         dropout = self.dropout if self.training else 0.0

@@ -1,7 +1,8 @@
 """Linformer. Wang 2020, arXiv:2006.04768, eq. 7: softmax(Q (E K)^T / sqrt(D)) F V, with E, F (k x M).
 
 The fast form projects all heads at once, those with a smaller k masked, and has windows as one more dimension.
-Time O(N k D), memory O(N k). Bidirectional only. Shorter inputs use the first columns of E and F.
+Time O(N k D), memory O(N k). Bidirectional only. Shorter inputs use the first columns of E and F;
+the first column is that of the first kept position.
 """
 
 import math
@@ -13,14 +14,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import finite_queries, left_padding, moved, text_of
 from greenformers.attention._contract import Attention, Role, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
-from greenformers.attention._reference import dot_products, weighted_mean
+from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 Projection = Literal["linear", "mean", "max", "convolution"]
 
 
+@text_by_text
 def reference(
     mechanism: "Linformer",
     q: Float[Tensor, "B H N D"],
@@ -175,6 +178,8 @@ class Linformer(Attention):
             raise ValueError(f"the number of keys must be in 1..{self.shape.max_len}, got {x.shape[1]}")
         if key_mask is not None:
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
+        if (shift := left_padding(key_mask)) is not None:
+            x = moved(x[:, None], shift)[:, 0]
         # (k, M) (B, M, C) -> (B, k, C). A plain product of these shapes would copy x, transposed, and keep the copy.
         return torch.bmm(self._matrix(role, x.shape[1]).expand(x.shape[0], -1, -1), x)
 
@@ -193,6 +198,10 @@ class Linformer(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
+        q = finite_queries(q, key_mask, query_mask, cross=self.shape.cross)
+        shift = left_padding(text_of(key_mask, query_mask, cross=self.shape.cross))
+        if key_mask is not None and shift is not None:
+            k, v, key_mask = (moved(x, shift) for x in (k, v, key_mask))
         if self.projection != "linear":
             return self._attend_windows(q, k, v, key_mask)
         if key_mask is not None:

@@ -22,7 +22,7 @@ reference = over_pairs(formula)
 
 
 class LocalBlocks(BlockSparse):
-    """floor(j / b) = floor(i / b), or one less. Blocks are counted from the first position, padding included.
+    """floor(j / b) = floor(i / b), or one less. Blocks are counted from the first kept position of a text.
 
     Args:
         shape: heads, width and length.
@@ -39,7 +39,7 @@ class LocalBlocks(BlockSparse):
         super().__init__(shape, dropout=dropout)
         if block < 1:
             raise ValueError(f"block must be at least 1, got {block}")
-        self.block = block
+        self.block = self.period = block
 
     def visible(  # noqa: D102
         self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers.attention._aligned import finite, left_padding, text_of, zeroed
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
 from greenformers.attention._dense import dense_attention
-from greenformers.attention._reference import dot_products, pairs, weighted_mean
+from greenformers.attention._reference import Visible, dot_products, pairs_or, text_by_text, weighted_mean
 from greenformers.attention._tiled_op import Columns
 from greenformers.attention._tiles import Tiling, bands, bias_of, check_bands, within
 
@@ -28,13 +29,14 @@ def _near(mechanism: "Longformer", i: int, j: int, head: int, length: int) -> bo
     return j in range(i - mechanism.window * d, i + mechanism.window * d + 1, d)
 
 
+@text_by_text
 def reference(
     mechanism: "Longformer",
     q: Float[Tensor, "B H N D"],
     k: Float[Tensor, "B H N D"],
     v: Float[Tensor, "B H N D"],
     key_mask: Bool[Tensor, "B N"] | None = None,
-    visible: Bool[Tensor, "... H N N"] | None = None,
+    visible: Visible | None = None,
     *,
     q_global: Float[Tensor, "B H N D"] | None = None,
     k_global: Float[Tensor, "B H N D"] | None = None,
@@ -46,8 +48,7 @@ def reference(
     keep = torch.ones(len(q), N, dtype=torch.bool) if key_mask is None else key_mask
     first = torch.arange(N).expand(len(q), -1) < mechanism.globals
     row = (first if global_mask is None else global_mask)[:, None, :, None]  # (B, 1, N, 1)
-    visible = pairs(_near, mechanism, N, N) if visible is None else visible
-    seen = (visible | row.mT) & keep[:, None, None]
+    seen = (pairs_or(visible, _near, mechanism, N, N) | row.mT) & keep[:, None, None]
     out = weighted_mean(dot_products(q, k).exp(), v, seen)
     q, k, v = (x if own is None else own for x, own in ((q, q_global), (k, k_global), (v, v_global)))
     return torch.where(row, weighted_mean(dot_products(q, k).exp(), v, keep[:, None, None]), out)
@@ -62,7 +63,7 @@ class Longformer(BlockSparse):
         shape: heads, width and length.
         window: w, neighbours on either side (half of the attention window of `transformers`).
         dilation: d, or one for each head.
-        globals: so many first positions are global where no `global_mask` says which.
+        globals: so many first positions of a text are global where no `global_mask` says which.
         dropout: probability of dropping an attention weight in training.
 
     Raises:
@@ -123,12 +124,14 @@ class Longformer(BlockSparse):
             q_global: of global queries (B, H, N, D); by default `q`.
             k_global: keys they see (B, H, M, D); by default `k`.
             v_global: values of these (B, H, M, D); by default `v`.
-            global_mask: True = global (B, N), in each example by itself; by default the first `globals` positions.
+            global_mask: True = global (B, N), in each example by itself; by default the first `globals` from the
+                first kept position on.
 
         Raises:
             ValueError: what does not fit.
         """
         self.check(q, k, v, key_mask)
+        q, k, v = finite(q, k, v, key_mask, query_mask)
         rows = (
             q if q_global is None else q_global,
             k if k_global is None else k_global,
@@ -137,14 +140,24 @@ class Longformer(BlockSparse):
         for name, x in zip(self.projections[3:], rows, strict=True):
             if x.shape != q.shape:
                 raise ValueError(f"{name} must be {tuple(q.shape)}, got {tuple(x.shape)}")
+        if query_mask is None:
+            query_mask = key_mask
+        rows = zeroed(rows[0], query_mask), zeroed(rows[1], key_mask), zeroed(rows[2], key_mask)
         if global_mask is None:
-            return self.with_ends(q, k, v, key_mask, rows) if self.globals else self.local(q, k, v, key_mask)
+            if not self.globals:
+                return self.local(q, k, v, key_mask)
+            first = left_padding(text_of(key_mask, query_mask))
+            if first is None:
+                return self.with_ends(q, k, v, key_mask, rows)
+            at = torch.arange(q.shape[2], device=q.device) - first[:, None]
+            count = min(self.globals, q.shape[2])
+            return self._by_mask(q, k, v, key_mask, rows, (at >= 0) & (at < count), count)
         wanted = (q.shape[0], q.shape[2])
         if global_mask.shape != wanted or global_mask.dtype != torch.bool:
             raise ValueError(
                 f"global_mask must be a bool tensor {wanted}, got {global_mask.dtype} {tuple(global_mask.shape)}"
             )
-        return self._by_mask(q, k, v, key_mask, rows, global_mask)
+        return self._by_mask(q, k, v, key_mask, rows, global_mask, int(global_mask.sum(1).max()))
 
     def _by_mask(
         self,
@@ -154,9 +167,9 @@ class Longformer(BlockSparse):
         key_mask: Tensor | None,
         rows: tuple[Tensor, Tensor, Tensor],
         global_mask: Tensor,
+        count: int,
     ) -> Tensor:
-        """Other global positions in each example: gathered, as many as the example with most of them has."""
-        count = int(global_mask.sum(1).max())
+        """Other global positions in each example: gathered, as many as the example with most of them has, `count`."""
         if count == 0:
             return self.local(q, k, v, key_mask)
         # Behind an example's own come others of its positions, each once, which keep the output they have.

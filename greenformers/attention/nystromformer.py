@@ -9,14 +9,16 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, full_precision
+from greenformers.attention._aligned import finite, first_of, length_of, text_of
+from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
 from greenformers.attention._dense import dense_attention
-from greenformers.attention._reference import dot_products
+from greenformers.attention._reference import dot_products, text_by_text
 
 
+@text_by_text
 def reference(
     mechanism: "Nystromformer",
     q: Float[Tensor, "B H N D"],
@@ -67,6 +69,9 @@ class Nystromformer(Attention):
 
     A landmark is the mean over the kept positions of its segment, and is left out where none is kept. Of m segments
     the last N mod m are longer by one position. With m = N and enough iterations this is dense attention.
+
+    N is the length of a text, from its first kept position to its last, and m no more than that. The model of
+    `transformers` counts the batch with its padding, so that a text's landmarks change with its neighbours.
 
     Args:
         shape: heads, width and length.
@@ -119,10 +124,13 @@ class Nystromformer(Attention):
         check_lengths(q, k, v, key_mask, self.shape)
         if self.convolution is not None and q.shape[2] != k.shape[2]:
             raise ValueError(f"convolution needs a value for every query, got {k.shape[2]} and {q.shape[2]}")
-        if query_mask is None and not self.shape.cross and q.shape[2] == k.shape[2]:
-            query_mask = key_mask
-        q_short, q_kept = segment_means(q, query_mask, self.landmarks)
-        k_short, k_kept = segment_means(k, key_mask, self.landmarks)
+        q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
+        text = text_of(key_mask, query_mask, cross=self.shape.cross)
+        of_queries = query_mask
+        if not self.shape.cross and q.shape[2] == k.shape[2]:
+            query_mask, of_queries = key_mask if query_mask is None else query_mask, text
+        q_short, q_kept = segment_means(q, query_mask, of_queries, self.landmarks)
+        k_short, k_kept = segment_means(k, key_mask, text, self.landmarks)
         # B V and F W are attention themselves, and never kept as matrices.
         values = dense_attention(q_short, k, v, key_mask)
         with full_precision(q):  # the iteration multiplies rounding errors
@@ -140,25 +148,47 @@ class Nystromformer(Attention):
 
 
 def segment_means(
-    x: Float[Tensor, "B H N D"], mask: Bool[Tensor, "B N"] | None, segments: int
+    x: Float[Tensor, "B H N D"], mask: Bool[Tensor, "B N"] | None, text: Bool[Tensor, "B N"] | None, segments: int
 ) -> tuple[Float[Tensor, "B H m D"], Bool[Tensor, "B m"] | None]:
-    """Means over the kept positions of m = min(segments, N) consecutive segments, and which segments keep any."""
-    if mask is None:
-        return _sums(x, segments, mean=True), None
-    count = _sums(mask[:, None, :, None].to(x.dtype), segments)
-    means = _sums(x.masked_fill(~mask[:, None, :, None], 0.0), segments) / count.clamp(min=1)
-    return means, count[:, 0, :, 0] > 0
+    """Means over the kept positions of m = min(segments, N) consecutive segments, and which segments keep any.
 
-
-def _sums(x: Tensor, segments: int, *, mean: bool = False) -> Tensor:
-    """(B, H, N, D) to (B, H, m, D): sums or means over m segments, the last N mod m of which are longer by one."""
+    Args:
+        x: what is averaged.
+        mask: True = keep.
+        text: True = kept by this mask or another: segments cut the text from its first such position to its last.
+        segments: m, or fewer where N is less.
+    """
     segments = min(segments, x.shape[2])
-    width, longer = divmod(x.shape[2], segments)
-    cut = (segments - longer) * width
-    parts = [x[:, :, :cut].unflatten(2, (segments - longer, width))]
+    if mask is None or text is None:
+        return _means(x, segments), None
+    batch, heads, length, dim = x.shape
+    rows = _segments(text, segments) + segments * torch.arange(batch, device=x.device)[:, None]
+    kept = exact(x.masked_fill(~mask[:, None, :, None], 0.0)).transpose(1, 2).reshape(batch * length, -1)
+    sums = kept.new_zeros(batch * segments, heads * dim).index_add(0, rows.flatten(), kept)
+    count = kept.new_zeros(batch * segments).index_add(0, rows.flatten(), mask.flatten().to(kept.dtype))
+    means = (sums / count.clamp(min=1)[:, None]).to(x.dtype)
+    return means.view(batch, segments, heads, dim).transpose(1, 2), count.view(batch, segments) > 0
+
+
+def _means(x: Tensor, m: int) -> Tensor:
+    """(B, H, N, D) to (B, H, m, D): means over m segments, the last N mod m of which are longer by one."""
+    width, longer = divmod(x.shape[2], m)
+    cut = (m - longer) * width
+    parts = [x[:, :, :cut].unflatten(2, (m - longer, width))]
     if longer:
         parts.append(x[:, :, cut:].unflatten(2, (longer, width + 1)))
-    return torch.cat([part.mean(3) if mean else part.sum(3) for part in parts], 2)
+    return torch.cat([part.mean(3) for part in parts], 2)
+
+
+def _segments(text: Bool[Tensor, "B N"], m: int) -> Int[Tensor, "B N"]:
+    """In which of its text's segments, at most m, each position is; what is outside a text, in any."""
+    length = length_of(text)[:, None]
+    i = torch.arange(text.shape[1], device=text.device) - first_of(text)[:, None]
+    m_ = length.clamp(max=m)
+    width, longer = length // m_, length % m_
+    cut = (m_ - longer) * width
+    segment = torch.where(i < cut, i // width, m_ - longer + (i - cut) // (width + 1))
+    return segment.clamp(0, m - 1)
 
 
 def pseudoinverse(a: Float[Tensor, "... m n"], iterations: int) -> Float[Tensor, "... n m"]:

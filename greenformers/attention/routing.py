@@ -16,10 +16,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
-from greenformers.attention._reference import dot_products
+from greenformers.attention._reference import dot_products, text_by_text
 
 
+@text_by_text
 def reference(
     mechanism: "Routing",
     q: Float[Tensor, "B H N D"],
@@ -58,7 +60,8 @@ class Routing(Attention):
     Args:
         shape: heads, width and length.
         clusters: c; by default the root of `max_len`.
-        window: w; by default as many as the clusters share out, N / c, rounded up.
+        window: w; by default as many as the clusters share out, N / c, rounded up, N being the length of a text from
+            its first kept position to its last.
         decay: of the centroids' moving average, in [0, 1]; they move in `update_`.
         commitment: weight of the loss, mean squared distance of queries and keys to their centroids.
         dropout: probability of dropping an attention weight in training.
@@ -137,9 +140,9 @@ class Routing(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
         choice: Int[Tensor, "2 B H c w"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        self._check(q, k, v, key_mask)
+        q, k, v = self._normal(q, k, v, key_mask, query_mask)
         query_mask = key_mask if query_mask is None else query_mask
-        return self._mixed(_normal(q), _normal(k), v, query_mask, key_mask, choice)
+        return self._mixed(q, k, v, query_mask, key_mask, choice)
 
     def forward_with_loss(  # noqa: D102
         self,
@@ -151,9 +154,8 @@ class Routing(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
         choice: Int[Tensor, "2 B H c w"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
-        self._check(q, k, v, key_mask)
+        q, k, v = self._normal(q, k, v, key_mask, query_mask)
         query_mask = key_mask if query_mask is None else query_mask
-        q, k = _normal(q), _normal(k)
         out = self._mixed(q, k, v, query_mask, key_mask, choice)
         losses = [self._commitment(x, mask) for x, mask in ((q, query_mask), (k, key_mask))]
         return out, self.commitment * (losses[0] + losses[1]) / 2
@@ -168,13 +170,18 @@ class Routing(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Int[Tensor, "2 B H c w"]:
-        self._check(q, k, v, key_mask)
-        return self._chosen(_normal(q), _normal(k), key_mask if query_mask is None else query_mask, key_mask)
+        q, k, v = self._normal(q, k, v, key_mask, query_mask)
+        return self._chosen(q, k, key_mask if query_mask is None else query_mask, key_mask)
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+    def _normal(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys normalised, and the values; once they have been checked."""
         check_lengths(q, k, v, key_mask, self.shape)
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+        q, k, v = finite(q, k, v, key_mask, query_mask)
+        return _normal(q), _normal(k), v
 
     def _near(self, x: Tensor) -> Float[Tensor, "B H c N"]:
         """Products with the centroids."""
@@ -182,16 +189,23 @@ class Routing(Attention):
 
     @torch.no_grad()
     def _chosen(self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
-        """Places of the w queries, and of the w keys, of each cluster; the kept ones first."""
-        N = q.shape[2]
+        """Places of the w queries, and of the w keys, of each cluster; N for those a shorter text does not have."""
+        N, text = q.shape[2], text_of(key_mask, query_mask)
         window = min(N, -(-N // self.clusters) if self.window is None else self.window)
+        beyond = None
+        if text is not None and self.window is None:
+            own = -(-length_of(text) // self.clusters)
+            beyond = torch.arange(window, device=q.device) >= own[:, None, None, None]  # (B, 1, 1, w)
         found = []
         for x, mask in ((q, query_mask), (k, key_mask)):
             near = self._near(x)
             if mask is not None:
                 near = near.masked_fill(~mask[:, None, None], -torch.inf)
+            places = near.topk(window, dim=-1, sorted=beyond is not None).indices
+            if beyond is not None:
+                places = places.masked_fill(beyond, N)
             # In their order: what is gathered lies closer together.
-            found.append(near.topk(window, dim=-1, sorted=False).indices.sort(-1).values)
+            found.append(places.sort(-1).values)
         return torch.stack(found)
 
     def _mixed(
@@ -201,23 +215,25 @@ class Routing(Attention):
             choice = self._chosen(q, k, query_mask, key_mask)
         B, H, N, D = q.shape
         first = N * torch.arange(B * H, device=q.device).view(B, H, 1, 1)
-        asked, read = (choice + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
+        there = choice < N
+        asked, read = (choice.clamp(max=N - 1) + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
         # Four dimensions, for torch's fast kernel.
         queries, keys, values = (
             _rows(x, at).view(B, -1, *at.shape[3:], D) for x, at in ((q, asked), (k, read), (v, read))
         )
         mask = None
         if key_mask is not None:
-            mask = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read].view(B, -1, 1, read.shape[3])
+            mask = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read] & there[1]
+            mask = mask.view(B, -1, 1, read.shape[3])
             none = ~mask.any(-1, keepdim=True)
             mask = mask | none
         dropout = self.dropout if self.training else 0.0
         found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
         if key_mask is not None:
-            found = found.masked_fill(none, 0.0)
+            found = found.masked_fill(none | ~there[0].reshape(B, -1, read.shape[3], 1), 0.0)
         rows = asked.flatten()
         total = found.new_zeros(B * H * N, D).index_add_(0, rows, found.reshape(-1, D))
-        times = found.new_zeros(B * H * N).index_add_(0, rows, found.new_ones(len(rows)))
+        times = found.new_zeros(B * H * N).index_add_(0, rows, there[0].flatten().to(found.dtype))
         if self.training:
             self._gather(q, query_mask)
             self._gather(k, key_mask)

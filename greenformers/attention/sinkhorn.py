@@ -8,6 +8,8 @@ Time O(N b D + N^2 D / b), memory O(N (b + D)), with blocks of b.
 Causal: what block i is matched by are the keys before it, and with blocks before it alone; rows are normalised and
 columns are not, as a column is read by later blocks.
 
+Blocks are counted from the first kept position of a text.
+
 The fast form takes logarithms of P, and mixes the blocks of a few heads at a time (`_sorted_blocks.py`).
 """
 
@@ -18,14 +20,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers.attention._aligned import finite_queries, left_padding, moved, taken, text_of
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
-from greenformers.attention._reference import dot_products, weighted_mean
+from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 from greenformers.attention._sorted_blocks import attend_sorted
 
 LEAST = 1e-9
 """A place of a mixture that is padding but for this share is padding: its square is still a number in float32."""
 
 
+@text_by_text
 def reference(
     mechanism: "Sinkhorn",
     q: Float[Tensor, "B H N D"],
@@ -149,9 +153,29 @@ class Sinkhorn(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
-        B, N, M = q.shape[0], q.shape[2], k.shape[2]
+        N, M = q.shape[2], k.shape[2]
         if N != M and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
+        q = finite_queries(q, key_mask, query_mask)
+        shift = left_padding(text_of(key_mask, query_mask), self.block if self.cut is None else 0)
+        if key_mask is None or shift is None:
+            return self._from_the_front(q, k, v, key_mask, query_mask)
+        # The queries are the last positions, with room in front of them for those that are moved farthest.
+        room = min(M - N, self.block - 1)
+        at = torch.arange(N + room, device=q.device) - room + shift[:, None]
+        at = at % N if N == M else at.clamp(0, N - 1)
+        q, query_mask = taken(q, at), None if query_mask is None else taken(query_mask, at)
+        k, v, key_mask = (moved(x, shift) for x in (k, v, key_mask))
+        out = self._from_the_front(q, k, v, key_mask, query_mask)
+        # Of padding that stood behind the end nothing.
+        place = torch.arange(N, device=q.device) - shift[:, None]
+        return taken(out, (place + room) % (N + room)).masked_fill((place < N - M)[:, None, :, None], 0.0)
+
+    def _from_the_front(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+    ) -> Tensor:
+        """Attention of texts that begin with a block."""
+        B, N, M = q.shape[0], q.shape[2], k.shape[2]
         keep = q.new_ones(1, M, dtype=torch.bool) if key_mask is None else key_mask
         asks = keep if query_mask is None else query_mask
         short = -M % self.block

@@ -29,7 +29,7 @@ class SparseFixed(BlockSparse):
     """floor(j / s) = floor(i / s), or j among the summary columns of its block.
 
     They are the last c, j mod s >= s - c, for the first head; the c before them for the second, and so on, beginning
-    anew with the last where a block has no more. Blocks are counted from the first position, padding included.
+    anew with the last where a block has no more. Blocks are counted from the first kept position of a text.
 
     Args:
         shape: heads, width and length.
@@ -52,6 +52,7 @@ class SparseFixed(BlockSparse):
         if not 1 <= summary <= stride:
             raise ValueError(f"summary must be in 1..{stride} (the stride), got {summary}")
         self.stride, self.summary = stride, summary
+        self.period = stride
 
     def first_column(self, head: int | Tensor) -> int | Tensor:
         """Where the summary columns of a head begin within a block."""

@@ -10,10 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import finite, zeroed
 from greenformers.attention._contract import Shape, check_lengths
+from greenformers.attention._reference import text_by_text
 from greenformers.attention._synthesizer import Synthesizer, synthesized
 
 
+@text_by_text
 def reference(
     mechanism: "SynthesizerFactorizedDense",
     q: Float[Tensor, "B H N D"],
@@ -71,8 +74,9 @@ class SynthesizerFactorizedDense(Synthesizer):
         hidden: Float[Tensor, "B H N D"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
-        _, columns = self.places(q.shape[2], k.shape[2], key_mask)
-        x = (q if hidden is None else hidden).relu()
+        q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
+        _, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
+        x = (q if hidden is None else zeroed(hidden, key_mask if query_mask is None else query_mask)).relu()
         A, B = x @ self.W_A + self.b_A, x @ self.W_B + self.b_B
         scores = (B[..., :, None] * A[..., None, :]).flatten(3)  # (B, H, N, b a), position j at (j // a, j mod a)
         if isinstance(columns, slice):

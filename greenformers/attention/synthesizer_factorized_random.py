@@ -7,10 +7,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Shape, check_lengths
+from greenformers.attention._reference import text_by_text
 from greenformers.attention._synthesizer import Synthesizer, rows_at, synthesized
 
 
+@text_by_text
 def reference(
     mechanism: "SynthesizerFactorizedRandom",
     q: Float[Tensor, "B H N D"],
@@ -79,5 +82,6 @@ class SynthesizerFactorizedRandom(Synthesizer):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
-        rows, columns = self.places(q.shape[2], k.shape[2], key_mask)
+        q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
+        rows, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
         return self.by_products(q, k, v, key_mask, rows_at(self.R1, rows), rows_at(self.R2, columns))

@@ -4,14 +4,19 @@ The fast form is one product for the values of all examples.
 Time O(N M D), memory O(N M) once for a batch, and once an example where keys are masked or weights dropped.
 """
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Shape, check_lengths
+from greenformers.attention._reference import text_by_text
 from greenformers.attention._synthesizer import Synthesizer, synthesized
 
 
+@text_by_text
 def reference(
     mechanism: "SynthesizerRandom",
     q: Float[Tensor, "B H N D"],
@@ -62,9 +67,17 @@ class SynthesizerRandom(Synthesizer):
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
-        rows, columns = self.places(q.shape[2], k.shape[2], key_mask)
-        if isinstance(rows, slice):
+        q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
+        rows, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
+        if isinstance(rows, slice) and isinstance(columns, slice):
             scores = self.R[None, :, rows, columns]
         else:
+            rows, columns = (self._positions(x) for x in (rows, columns))
             scores = self.R[:, rows[:, :, None], columns[:, None, :]].transpose(0, 1)
         return self.by_scores(q, k, v, key_mask, scores)
+
+    def _positions(self, places: Any) -> Tensor:
+        """Positions (B or 1, N), of a slice the same for all."""
+        if not isinstance(places, slice):
+            return cast(Tensor, places)
+        return torch.arange(self.shape.max_len, device=self.R.device)[None, places]

@@ -147,7 +147,8 @@ def _own_attention(theirs: Any) -> tuple[str, list[dict[str, Any]]]:
         return "longformer", [{"window": width // 2, "globals": 0} for width in widths]
     if getattr(theirs, "attention_type", None) == "block_sparse":
         # It never drops attention weights in this form, whatever its configuration says.
-        return "bigbird", [{"block": theirs.block_size, "random": theirs.num_random_blocks, "dropout": 0.0}] * layers
+        sizes = {"block": theirs.block_size, "random": theirs.num_random_blocks}
+        return "bigbird", [{**sizes, "padding": "batch", "dropout": 0.0}] * layers
     return "full", [{}] * layers
 
 

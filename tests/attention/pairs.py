@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,8 +26,7 @@ def seen(module: Any, queries: int, keys: int) -> Tensor:
 
 def dense(module: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """Attention as the reference computes it, over whom `sees` shows; in float64."""
-    visible = seen(module, q.shape[2], k.shape[2])
-    return reference(module.name)(module, *(x.double() for x in (q, k, v)), key_mask, visible)
+    return reference(module.name)(module, *(x.double() for x in (q, k, v)), key_mask, visible=partial(seen, module))
 
 
 def met(module: Attention, queries: int, keys: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -53,7 +53,7 @@ def test_equals_that_of_transformers(length, block, random, padded, monkeypatch)
             project(hidden).unflatten(2, (HEADS, -1)).transpose(1, 2)
             for project in (theirs.query, theirs.key, theirs.value)
         )
-        module = mechanism(block=block, random=random)
+        module = mechanism(block=block, random=random, padding="batch")
         # Blocks are counted from the first in transformers, here from the first that is not global.
         module.table = lambda *_: plans[-1] - 1
         out = module(q, k, v, kept).transpose(1, 2).flatten(2)

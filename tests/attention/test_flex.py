@@ -19,7 +19,7 @@ OPTIONS = {
     "sparse_strided": {"stride": 12},
     "sparse_fixed": {"stride": 12, "summary": 3},
     "longformer": {"window": 5, "globals": 4},
-    "bigbird": {"block": 16, "random": 2},
+    "bigbird": {"block": 16, "random": 2, "padding": "batch"},
     "etc": {"globals": 5, "radius": 7, "clip": None},
 }
 """Of all patterns but `blockwise`, which is dense within blocks."""

@@ -26,10 +26,11 @@ def drawn(number, length=N):
 
 
 def compare(module, tensors, key_mask, global_mask, *, given=True):
-    """Outputs and all gradients with those of the formula; the mask as an argument, or as the default."""
+    """Kept outputs and all gradients with those of the formula; the mask as an argument, or as the default."""
+    kept = True if key_mask is None else key_mask[:, None, :, None]
     rows = dict(zip(module.projections[3:], tensors[3:], strict=False))
-    out = module(*tensors[:3], key_mask, **rows, global_mask=global_mask if given else None)
-    expected = reference(module, *tensors[:3], key_mask, **rows, global_mask=global_mask)
+    out = kept * module(*tensors[:3], key_mask, **rows, global_mask=global_mask if given else None)
+    expected = kept * reference(module, *tensors[:3], key_mask, **rows, global_mask=global_mask)
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
     results = [[x, *torch.autograd.grad((weights * x).sum(), tensors, materialize_grads=True)] for x in (out, expected)]
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)

@@ -15,9 +15,11 @@ f64 = torch.float64
 some, fewer = settings(max_examples=10, deadline=None), settings(max_examples=5, deadline=None)
 
 
-def outputs_and_gradients(function, tensors):
-    """Outputs, and the gradients of a fixed mixture of them."""
+def outputs_and_gradients(function, tensors, key_mask):
+    """Outputs of kept queries, and the gradients of a fixed mixture of them."""
     out = function()
+    if key_mask is not None:
+        out = out * key_mask[:, None, key_mask.shape[1] - out.shape[2] :, None]
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
     return [out, *torch.autograd.grad((weights * out).sum(), tensors, materialize_grads=True)]
 
@@ -27,11 +29,11 @@ def compare(run, dtype):
     module, key_mask = run.build().to(dtype), run.key_mask()
     tensors = [x.detach().to(dtype).requires_grad_() for x in run.tensors()]
     with tiles(run.rows, run.size):
-        got = outputs_and_gradients(lambda: module(*tensors, key_mask), [*tensors, *module.parameters()])
+        got = outputs_and_gradients(lambda: module(*tensors, key_mask), [*tensors, *module.parameters()], key_mask)
 
     exact, exact_tensors = deepcopy(module).double(), [x.detach().double().requires_grad_() for x in tensors]
     everything = [*exact_tensors, *exact.parameters()]
-    expected = outputs_and_gradients(lambda: dense(exact, *exact_tensors, key_mask), everything)
+    expected = outputs_and_gradients(lambda: dense(exact, *exact_tensors, key_mask), everything, key_mask)
     close = 1e-10 if dtype == f64 else 1e-5
     torch.testing.assert_close([x.double() for x in got], expected, rtol=close, atol=close)
 

@@ -90,7 +90,7 @@ def test_either_kind_of_scores_alone(name):
 @pytest.mark.parametrize("name", DENSE)
 def test_a_hidden_projection_of_its_own_is_read_as_in_the_formula(name):
     module, tensors, (hidden, *_) = make(name, mixed=True), draw(7, 11), draw(7, 11, seed=2)
-    expected = reference(name)(module, *tensors, holes(11), hidden)
+    expected = reference(name)(module, *tensors, holes(11), hidden=hidden)
     torch.testing.assert_close(module(*tensors, holes(11), hidden=hidden), expected, **EXACT)
 
 

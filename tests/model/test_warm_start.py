@@ -132,7 +132,7 @@ def test_bigbird_with_its_random_blocks(cls):
     # Blocks are random only in training, and sparse only beyond (5 + 2 * 2) * 4 tokens.
     model, (ids, mask) = trained(cls).train(), batch()
     ours = warm_start(model)
-    assert ours.config.attention_options == {"dropout": 0.0, "block": 4, "random": 2}
+    assert ours.config.attention_options == {"dropout": 0.0, "block": 4, "random": 2, "padding": "batch"}
     take_over_plans(model, ours)
     same(model, ours, whole())
     same(model, ours, ids, mask)
