@@ -8,6 +8,7 @@ import math
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -111,12 +112,15 @@ class Bigbird(BlockSparse):
             texts.setdefault(text_at, []).append(row)
         if len(texts) == 1 and (0, k.shape[2]) in texts:
             return self.from_the_front(q, k, v, key_mask)
-        out = torch.zeros_like(q)
+        # Example by example: the gradient of an index of both dimensions would be as large as the batch.
+        examples, outputs = [x.unbind() for x in (q, k, v)], {}
         for (first, length), rows in texts.items():
             here = slice(first, first + length)
-            queries, keys, values = (x[rows, :, here] for x in (q, k, v))
-            out[rows, :, here] = self.from_the_front(queries, keys, values, key_mask[rows, here])
-        return out
+            queries, keys, values = (torch.stack([x[row][:, here] for row in rows]) for x in examples)
+            out = self.from_the_front(queries, keys, values, key_mask[rows, here])
+            padded = F.pad(out, (0, 0, first, q.shape[2] - first - length))
+            outputs |= dict(zip(rows, padded.unbind(), strict=True))
+        return torch.stack([outputs[row] for row in range(len(q))])
 
     def ends(self, length: int) -> tuple[int, int]:  # noqa: D102
         if self.extra_globals is not None:
