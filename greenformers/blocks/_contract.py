@@ -103,8 +103,8 @@ class Block(nn.Module):
 
         Args:
             x: the sequence.
-            mask: True = keep. What is masked changes nothing of what is kept; its own output is finite and means
-                nothing.
+            mask: True = keep. Neither what is masked nor how much of it is before and behind a text changes anything
+                of what is kept; its own output is finite and means nothing.
             memory: what the layer before, of the same kind, handed on; None in the first layer.
 
         Returns:

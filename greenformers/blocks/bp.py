@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import left_padding, moved, moved_back
 from greenformers.attention._contract import exact, full_precision
 from greenformers.blocks._bp_graph import Graph, graph, levels_of
 from greenformers.blocks._contract import Block, Size
@@ -32,8 +33,8 @@ class Bp(Block):
     is left out.
 
     In the first layer a span is the mean of the kept tokens it covers; the paper starts from zeros. `memory` is the
-    spans, level 1 first. The partition counts from the first position, padding included; spans of padding alone are
-    seen by nobody.
+    spans, level 1 first. The partition counts from the first kept position of a text, to where it is moved for the time
+    of a layer; spans of padding alone are seen by nobody.
 
     Args:
         size: of the network around it.
@@ -99,6 +100,16 @@ class Bp(Block):
             raise ValueError(f"memory must be {shape}, the spans of {n} tokens, got {tuple(memory.shape)}")
         if mask is not None:  # a weight of 0 times NaN would be NaN
             x = x.masked_fill(~mask[..., None], 0.0)
+        if mask is None or (shift := left_padding(mask)) is None:
+            return self._from_the_front(x, mask, memory, made)
+        x, spans = self._from_the_front(moved(x[:, None], shift)[:, 0], moved(mask, shift), memory, made)
+        return moved_back(x[:, None], shift)[:, 0], spans
+
+    def _from_the_front(
+        self, x: Tensor, mask: Tensor | None, memory: Tensor | None, made: Graph
+    ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"] | None]:
+        """One layer of texts that begin with the first position."""
+        n = x.shape[1]
         if memory is None or mask is not None:
             means, kept = _means(x, mask, made.levels)
             memory = means if memory is None else memory

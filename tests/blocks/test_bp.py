@@ -118,17 +118,20 @@ def naive(layer, x, mask=None, memory=None):
 
 
 def naive_run(stack, x, mask=None):
+    """Of each sequence by itself, moved so that the first kept token comes first."""
     found = []
     for b in range(len(x)):
-        one, memory = x[b], None
+        first, memory = 0 if mask is None else int(mask[b].int().argmax()), None
+        one, own_mask = x[b].roll(-first, 0), None if mask is None else mask[b].roll(-first)
         for layer in stack:
-            one, memory = naive(layer, one, None if mask is None else mask[b], memory)
-        found.append((one, memory))
+            one, memory = naive(layer, one, own_mask, memory)
+        found.append((one.roll(first, 0), memory))
     return tuple(map(torch.stack, zip(*found, strict=True)))
 
 
 def visible(mask, n):
-    """Which spans cover a kept token."""
+    """Which spans cover a kept token, counted from the first."""
+    mask = [row.roll(-int(row.int().argmax())) for row in mask]
     nodes = [(level, j) for level, count in enumerate(levels_of(n)) for j in range(count)][n:]
     return torch.tensor([[any(row[i] for i in covered(node, n)) for node in nodes] for row in mask], dtype=torch.bool)
 
