@@ -1,4 +1,4 @@
-"""A text in a block is what it is alone, whatever padding stands before and behind it, and whatever the padding holds."""
+"""A text in a block is what it is alone, whatever padding stands before and behind it, and whatever that holds."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ WIDTH, HEADS, MAX_LEN, LAYERS = 15, 3, 37, 2
 TEXTS = [slice(4, MAX_LEN), slice(0, 7), slice(3, 8), slice(0, MAX_LEN), slice(MAX_LEN - 1, MAX_LEN)]
 """Where the text of each example stands: behind padding, before it, between, without any, and the shortest."""
 AT = torch.arange(MAX_LEN)
-MASK = torch.stack([(AT >= text.start) & (AT < text.stop) for text in TEXTS])
+MASK = torch.stack([(text.start <= AT) & (text.stop > AT) for text in TEXTS])
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
