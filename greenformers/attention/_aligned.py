@@ -101,8 +101,11 @@ def finite_queries(
 
 
 def zeroed(x: Float[Tensor, "B H N D"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
-    """`x` with 0 in place of what is masked; on a CPU only where some number of it is not finite."""
+    """`x` with 0 in place of what is masked; on a CPU only where some number of it is not finite.
+
+    Not where it is traced: a network whose inputs are numbers makes numbers of padding too.
+    """
     # Reading is a tenth of the time that copying takes. On a GPU it is the other way round: all would wait.
-    if mask is None or (x.device.type == "cpu" and not is_traced(x) and bool(x.detach().sum().isfinite())):
+    if mask is None or is_traced(x) or (x.device.type == "cpu" and bool(x.detach().sum().isfinite())):
         return x
     return torch.where(mask[:, None, :, None], x, 0.0)

@@ -121,7 +121,7 @@ class Attention(nn.Module):
                 are counted from its first. What is masked between them is a position without content.
             query_mask: True = keep (B, N); defaults to `key_mask` where N = M, except in cross-attention. Outputs
                 of masked queries are finite and mean nothing, where what is masked is finite; where it is not (NaN
-                say), and N >= M, outputs of kept queries are as if it were.
+                say), N >= M and nothing is traced, outputs of kept queries are as if it were.
 
         Returns:
             One mixture of values a query (B, H, N, D).

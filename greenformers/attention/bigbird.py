@@ -113,7 +113,8 @@ class Bigbird(BlockSparse):
         if len(texts) == 1 and (0, k.shape[2]) in texts:
             return self.from_the_front(q, k, v, key_mask)
         # Example by example: the gradient of an index of both dimensions would be as large as the batch.
-        examples, outputs = [x.unbind() for x in (q, k, v)], {}
+        examples: list[tuple[Tensor, ...]] = [x.unbind() for x in (q, k, v)]
+        outputs: dict[int, Tensor] = {}
         for (first, length), rows in texts.items():
             here = slice(first, first + length)
             queries, keys, values = (torch.stack([x[row][:, here] for row in rows]) for x in examples)

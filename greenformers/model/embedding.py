@@ -1,9 +1,10 @@
 """Input to a stack: its content, tokens or values, plus positions. Vaswani 2017, arXiv:1706.03762, 3.4-3.5."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import left_padding
 from greenformers.model.config import GreenformerConfig
 
 
@@ -83,6 +84,13 @@ class Embedding(Placed):
             # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
             x = x * x.shape[2] ** 0.5
         return self.place(x, positions)
+
+
+def counted(key_mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"] | None:
+    """Positions counted from the first kept one, padding before it being at 0; None where they are 0 to N - 1."""
+    if key_mask is None or (padding := left_padding(key_mask)) is None:
+        return None
+    return (torch.arange(key_mask.shape[1], device=key_mask.device) - padding[:, None]).clamp(min=0)
 
 
 def sinusoidal(positions: Int[Tensor, "... N"], width: int) -> Float[Tensor, "... N d"]:

@@ -11,11 +11,12 @@ from transformers.utils.output_capturing import capture_outputs
 
 from greenformers import blocks
 from greenformers.attention import Attention
+from greenformers.attention._aligned import first_of
 from greenformers.feed_forward import FeedForward
 from greenformers.lowrank.linear import LED
 from greenformers.model.block import BlockLayer, EncoderLayer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
-from greenformers.model.embedding import Embedding
+from greenformers.model.embedding import Embedding, counted
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.stack import run
 
@@ -142,7 +143,9 @@ class GreenformerModel(GreenformerPreTrainedModel):
 
         Args:
             input_ids: tokens (B, N), for networks with a vocabulary.
-            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept).
+            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept). Positions
+                are counted from the first kept one: padding changes nothing, on either side of tokens, and behind
+                values.
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
             global_attention_mask: 1 or True = a position that all see and that sees all, as `attention_mask`; for
                 mechanisms that take it (`longformer`). A [CLS] before values is global where it is given.
@@ -150,16 +153,20 @@ class GreenformerModel(GreenformerPreTrainedModel):
             output_attentions: not available: most mechanisms never make the matrix of weights.
 
         Returns:
-            last_hidden_state (B, N, d) and pooler_output (B, d); in training auxiliary_loss, of mechanisms with one.
+            last_hidden_state (B, N, d) and pooler_output (B, d), with pooling "cls" that of the first kept position;
+            in training auxiliary_loss, of mechanisms with one.
 
         Raises:
             ValueError: the input or the mask does not fit the network, or attention weights are asked for.
         """
         if output_attentions:
             raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
-        x = self.embedding(input_ids, input_values)
-        key_mask = self.key_mask(attention_mask, x, has_cls=input_values is not None)
-        global_mask = self.key_mask(global_attention_mask, x, input_values is not None, "global_attention_mask")
+        given = input_ids if input_values is None else input_values
+        key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
+        if input_values is not None and key_mask is not None:  # padding may be NaN
+            input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
+        x = self.embedding(input_ids, input_values, counted(key_mask))
+        global_mask = self.key_mask("global_attention_mask", global_attention_mask, given, input_values is not None)
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask)
@@ -171,14 +178,13 @@ class GreenformerModel(GreenformerPreTrainedModel):
         return EncoderOutput(last_hidden_state=x, pooler_output=self._pool(x, key_mask), auxiliary_loss=loss)
 
     def key_mask(
-        self, mask: Tensor | None, x: Tensor, has_cls: bool, name: str = "attention_mask"
+        self, name: str, mask: Tensor | None, given: Tensor | None, has_cls: bool
     ) -> Bool[Tensor, "B N"] | None:
-        """The mask as the layers want it: bool, and over the [CLS] too."""
-        if mask is None:
+        """The mask of the given tokens or values as the layers want it: bool, and over the [CLS] too."""
+        if mask is None or given is None:
             return None
-        wanted = (x.shape[0], x.shape[1] - has_cls)
-        if mask.shape != wanted:
-            raise ValueError(f"{name} must be {wanted}, got {tuple(mask.shape)}")
+        if mask.shape != given.shape[:2]:
+            raise ValueError(f"{name} must be {tuple(given.shape[:2])}, got {tuple(mask.shape)}")
         return F.pad(mask.bool(), (1, 0), value=True) if has_cls else mask.bool()
 
     def _pool(self, x: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B d"]:
@@ -186,7 +192,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
             seed: Tensor = self.pool(x, key_mask)[0]
             return seed[:, 0]
         if self.config.pooling == "cls":
-            return x[:, 0]
+            return x[:, 0] if key_mask is None else x[torch.arange(len(x), device=x.device), first_of(key_mask)]
         if key_mask is None:
             return x.mean(1)
         return (x * key_mask[:, :, None]).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)

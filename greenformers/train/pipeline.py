@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from greenformers.attention import Attention
 from greenformers.feed_forward import FeedForward
 from greenformers.model._transformers import parameters_outside
+from greenformers.model.embedding import counted
 from greenformers.model.stack import run
 from greenformers.train.fit import Schedule
 from greenformers.train.objective import Batch
@@ -67,7 +68,8 @@ class Stage(nn.Module):
         """Hidden states (B, N, d) for the next stage; from the last one the loss (1,) of a micro-batch."""
         model = cast(Any, self._whole[0])
         if self.first:
-            x = model.base_model.embedding(**{"input_values" if x.is_floating_point() else "input_ids": x})
+            given = {"input_values" if x.is_floating_point() else "input_ids": x}
+            x = model.base_model.embedding(**given, positions=counted(key_mask))
         x = run(self.layers, x, key_mask)[0]
         if not self.last:
             return x

@@ -1,0 +1,156 @@
+"""A text in a batch is what it is alone, whatever padding the others need, in every network."""
+
+import pytest
+import torch
+from networks import HEAD_DIM, HEADS, MAX_LEN, VOCABULARY, config, stir
+from text_networks import PAD, causal, pair, tokens
+
+from greenformers import blocks
+from greenformers.attention import Shape, build, names
+from greenformers.model import GreenformerForMaskedLM, GreenformerModel
+
+LENGTH = 19
+TEXTS = [slice(6, LENGTH), slice(0, 11), slice(5, 14), slice(0, LENGTH), slice(LENGTH - 1, LENGTH)]
+"""Where the text of each example stands: behind padding, before it, between, without any, and the shortest."""
+AT = torch.arange(LENGTH)
+MASK = torch.stack([(text.start <= AT) & (text.stop > AT) for text in TEXTS])
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+NEW = 4
+
+SMALL = {
+    "linformer": {"k": 5},
+    "nystromformer": {"landmarks": 4, "convolution": 3},
+    "sinkhorn": {"block": 4, "noise": False},
+    "dacs": {"look_ahead": 2},
+    "routing": {"clusters": 3},
+    "reformer": {"chunk": 3, "n_buckets": 4},
+    "adaptive_span": {"span": 7, "ramp": 3},
+    "compressive": {"ratio": 3, "compressed": 5},
+    "sliding_window": {"window": 3},
+    "cascade": {"base": 2},
+    "local_blocks": {"block": 4},
+    "sparse_strided": {"stride": 4},
+    "sparse_fixed": {"stride": 4, "summary": 1},
+    "blockwise": {"blocks": 3},
+    "longformer": {"window": 2, "globals": 2},
+    "bigbird": {"block": 2, "random": 1},
+    "etc": {"globals": 2, "radius": 2, "clip": 2},
+}
+"""Options that make patterns, blocks and the like narrower than the texts."""
+
+
+def has_form(name, **form):
+    try:
+        build(name, Shape(HEADS, HEAD_DIM, MAX_LEN, **form), **SMALL.get(name, {}))
+    except ValueError:
+        return False
+    return True
+
+
+CAUSAL = [name for name in names() if has_form(name, causal=True)]
+CROSS = {
+    "full": {},
+    "linformer": {"k": 5},
+    "nystromformer": {"landmarks": 4},
+    "performer": {},
+    "dacs": {"look_ahead": 2},
+}
+
+
+def attention(name):
+    return {"attention": name, "attention_options": SMALL.get(name)}
+
+
+ENCODERS = {
+    **{name: attention(name) for name in names()},
+    **{f"{name}, a block": {"block": name} for name in blocks.names() if blocks.block_class(name).keeps_length},
+    "sinusoidal": {"position": "sinusoidal"},
+    "mean": {"pooling": "mean"},
+    "pma": {"pooling": "pma"},
+    "reversible": {"residual": "reversible"} | attention("routing"),
+    "linformer, lrt": {"rank": 7} | attention("linformer"),
+    "linformer, mean": {"attention": "linformer", "attention_options": {"k": 5, "projection": "mean"}},
+}
+
+
+def ids():
+    return torch.randint(12, VOCABULARY, (len(TEXTS), LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def compare(together, alone):
+    """What a network makes of the batch and of each text: a tensor with positions, or one without."""
+    for b, text in enumerate(TEXTS):
+        found = together[b : b + 1, text] if together.dim() > 2 else together[b : b + 1]
+        torch.testing.assert_close(found, alone(b, text), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_an_encoder(name):
+    torch.manual_seed(0)
+    model, given = stir(GreenformerModel(config(**ENCODERS[name])).double()).eval(), ids()
+    out = model(given, MASK)
+    compare(out.last_hidden_state, lambda b, text: model(given[b : b + 1, text]).last_hidden_state)
+    compare(out.pooler_output, lambda b, text: model(given[b : b + 1, text]).pooler_output)
+
+
+@pytest.mark.parametrize("name", [*CAUSAL, "bp, a block"])
+@torch.no_grad()
+def test_a_decoder(name):
+    torch.manual_seed(0)
+    model, given = causal(**({"block": "bp"} if name == "bp, a block" else attention(name))), ids()
+    compare(model(given, MASK).logits, lambda b, text: model(given[b : b + 1, text]).logits)
+
+
+@pytest.mark.parametrize("cross", CROSS)
+@torch.no_grad()
+def test_an_encoder_decoder(cross):
+    torch.manual_seed(0)
+    options = {"cross_attention": cross, "cross_attention_options": CROSS[cross]}
+    model, given, target = pair(**attention("local_blocks"), **options), ids(), tokens(len(TEXTS), 7)
+    out = model(given, MASK, decoder_input_ids=target).logits
+    for b, text in enumerate(TEXTS):
+        alone = model(given[b : b + 1, text], decoder_input_ids=target[b : b + 1]).logits
+        torch.testing.assert_close(out[b : b + 1], alone, **CLOSE)
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name in SMALL or name.startswith("synthesizer")])
+def test_generation_behind_padding(name):
+    """Token for token, with what is kept of earlier positions and without."""
+    torch.manual_seed(0)
+    model, given = causal(**attention(name)), ids()
+    options = {"max_new_tokens": NEW, "pad_token_id": PAD, "eos_token_id": None, "do_sample": False}
+    rows = [b for b, text in enumerate(TEXTS) if text.stop == LENGTH]
+    for kept in (True, False):
+        out = model.generate(given[rows], attention_mask=MASK[rows].long(), use_cache=kept, **options)[:, LENGTH:]
+        for b, new in zip(rows, out, strict=True):
+            alone = model.generate(given[b : b + 1, TEXTS[b]], use_cache=kept, **options)
+            assert torch.equal(alone[0, -NEW:], new)
+
+
+@torch.no_grad()
+def test_padding_of_values_may_be_anything():
+    model = stir(GreenformerModel(config(input_features=2, **attention("nystromformer"))).double()).eval()
+    values = torch.randn(len(TEXTS), LENGTH, 2, dtype=torch.float64)
+    ends = torch.tensor([11, 3, 1, LENGTH, 7])[:, None] > AT
+    out = model(input_values=values.masked_fill(~ends[..., None], torch.nan), attention_mask=ends)
+    for b, length in enumerate(ends.sum(1).tolist()):
+        alone = model(input_values=values[b : b + 1, :length])
+        torch.testing.assert_close(out.last_hidden_state[b : b + 1, : length + 1], alone.last_hidden_state, **CLOSE)
+        torch.testing.assert_close(out.pooler_output[b : b + 1], alone.pooler_output, **CLOSE)
+
+
+def test_gradients_of_a_network():
+    model, given = stir(GreenformerForMaskedLM(config(**attention("etc"))).double()).eval(), ids()
+    labels = given.masked_fill(~MASK, -100)
+    together, apart = (
+        torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+        for loss in (
+            model(given, MASK, labels=labels, num_items_in_batch=1).loss,
+            sum(
+                model(given[b : b + 1, text], labels=given[b : b + 1, text], num_items_in_batch=1).loss
+                for b, text in enumerate(TEXTS)
+            ),
+        )
+    )
+    torch.testing.assert_close(together, apart, **CLOSE)
