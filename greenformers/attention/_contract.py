@@ -210,6 +210,8 @@ class Attention(nn.Module):
         old: Float[Tensor, "B n d"],
         mask: Bool[Tensor, "B n"] | None,
         project: Project,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
         """Shorten what leaves the memory.
 
@@ -218,6 +220,7 @@ class Attention(nn.Module):
             old: inputs of the layer, a multiple of `compress_multiple` positions.
             mask: True = keep, of `old`.
             project: see `Project`.
+            query_mask: True = keep, of `x`.
 
         Returns:
             What stands for `old`, without a gradient; True where that is of any position that is kept; and in

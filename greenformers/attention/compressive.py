@@ -75,12 +75,14 @@ class Compressive(Relative):
         old: Float[Tensor, "B n d"],
         mask: Bool[Tensor, "B n"] | None,
         project: Project,
+        *,
+        query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
         usage = None
         if self.function == "most_used":
             with torch.no_grad():
                 (q,), (k,) = project(x, ["q"]), project(old, ["k"])
-                usage = self.usage(q, k, mask)
+                usage = self.usage(q, k, mask, query_mask)
         new, new_mask = self.shorten(old, mask, usage)
         if not (self.function == "convolution" and self.training and torch.is_grad_enabled()):
             return new.detach(), new_mask, None
@@ -88,7 +90,7 @@ class Compressive(Relative):
             (q,), (k, v) = project(x, ["q"]), project(old, ["k", "v"])
         # The gradient is the convolution's alone: everything else is as if it were a constant.
         new_k, new_v = project(new, ["k", "v"])
-        loss = self.reconstruction(q, (k, v, mask), (new_k, new_v, new_mask))
+        loss = self.reconstruction(q, (k, v, mask), (new_k, new_v, new_mask), query_mask)
         return new.detach(), new_mask, loss
 
     def shorten(
@@ -132,23 +134,32 @@ class Compressive(Relative):
         return found, None if kept is None else kept.any(2)
 
     def usage(
-        self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H n D"], mask: Bool[Tensor, "B n"] | None
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H n D"],
+        mask: Bool[Tensor, "B n"] | None,
+        query_mask: Bool[Tensor, "B N"] | None,
     ) -> Float[Tensor, "B n"]:
-        """How much all queries of all heads attend each key, by content alone."""
+        """How much all kept queries of all heads attend each key, by content alone."""
         scores = q @ k.mT * q.shape[3] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
-        return scores.softmax(-1).sum((1, 2))
+        weights = scores.softmax(-1)
+        return (weights if query_mask is None else weights * query_mask[:, None, :, None]).sum((1, 2))
 
     def reconstruction(
         self,
         q: Float[Tensor, "B H N D"],
         old: tuple[Float[Tensor, "B H n D"], Float[Tensor, "B H n D"], Bool[Tensor, "B n"] | None],
         new: tuple[Float[Tensor, "B H m D"], Float[Tensor, "B H m D"], Bool[Tensor, "B m"] | None],
+        query_mask: Bool[Tensor, "B N"] | None,
     ) -> Float[Tensor, ""]:
         """How far attention to the compressed keys and values is from attention to the old ones, weighted."""
         before, after = (_attended(q, *side) for side in (old, new))
-        return self.weight * F.mse_loss(after, before.detach())
+        if query_mask is None:
+            return self.weight * F.mse_loss(after, before.detach())
+        far = (after - before.detach()).square().mean((1, 3))  # (B, N)
+        return self.weight * (far * query_mask).sum() / query_mask.sum().clamp(min=1)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

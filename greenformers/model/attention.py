@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from greenformers.attention import Role
 from greenformers.model.attending import Extras, with_cache, without_cache
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
 
 
@@ -70,7 +71,10 @@ class SelfAttention(Projected):
         if memory is None:
             codes = self.codes(x, *self.mechanism.projections)
         else:
-            codes = self.codes(x, "q") | self.codes(torch.cat([memory, x], 1), "k", "v")
+            whole = torch.cat([memory, x], 1)
+            if key_mask is not None:
+                whole, key_mask = without_gap(whole, key_mask, memory.shape[1])
+            codes = self.codes(x, "q") | self.codes(whole, "k", "v")
         extras = Extras(global_mask, choice)
         if cache is None:
             out, loss = self.without_cache(self, codes, key_mask, extras)
@@ -83,6 +87,7 @@ class SelfAttention(Projected):
         x: Float[Tensor, "B N d"],
         old: Float[Tensor, "B n d"],
         mask: Bool[Tensor, "B n"] | None,
+        query_mask: Bool[Tensor, "B N"] | None,
         norm: Callable[[Tensor], Tensor],
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
         """What a mechanism with a compressed memory keeps of `old`, see `Attention.compress`.
@@ -91,6 +96,7 @@ class SelfAttention(Projected):
             x: the inputs that attend it.
             old: inputs of this layer.
             mask: True = keep, of `old`.
+            query_mask: True = keep, of `x`.
             norm: what inputs go through before they are projected.
         """
 
@@ -98,7 +104,7 @@ class SelfAttention(Projected):
             y = norm(y)
             return [self.split_heads(constant(self.maps[name], y)) for name in names]
 
-        return self.mechanism.compress(x, old, mask, project)
+        return self.mechanism.compress(x, old, mask, project, query_mask=query_mask)
 
 
 class CrossAttention(Projected):

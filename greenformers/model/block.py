@@ -75,11 +75,15 @@ class EncoderLayer(GradientCheckpointingLayer):
         return mixed
 
     def compress(
-        self, x: Float[Tensor, "B N d"], old: Float[Tensor, "B n d"], mask: Bool[Tensor, "B n"] | None
+        self,
+        x: Float[Tensor, "B N d"],
+        old: Float[Tensor, "B n d"],
+        mask: Bool[Tensor, "B n"] | None,
+        query_mask: Bool[Tensor, "B N"] | None,
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
         """See `SelfAttention.compress`; `x` and `old` are inputs of the layer."""
         norm = partial(constant, self.attention_norm) if self.pre_norm else nn.Identity()
-        return self.attention.compress(x, old, mask, norm)
+        return self.attention.compress(x, old, mask, query_mask, norm)
 
     def _before(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.pre_norm else x

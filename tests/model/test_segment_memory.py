@@ -261,3 +261,48 @@ def test_what_takes_no_memory():
         model(ids[:1], memory=memory)
     with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         SegmentMemory(-1)
+
+
+# Of each segment: how long it is in each of three texts, and how much padding is before it there; behind it are others.
+SEGMENTS = (((7, 2, 5), (0, 6, 1)), ((4, 9, 3), (5, 0, 4)), ((6, 5, 9), (2, 3, 0)), ((5, 1, 7), (0, 7, 1)))
+WIDTHS = (9, 10, 11, 8)
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("transformer_xl", {}),
+        *[("compressive", {"ratio": 3, "compressed": 4, "function": function}) for function in FUNCTIONS],
+    ],
+)
+def test_padding_of_segments_is_no_part_of_the_memory(attention, options):
+    """What is read, remembered and compressed is that of each text alone, and what is learnt where there is one."""
+    model, ids = network(attention, attention_options=options).train(), tokens(30, 3)
+    together, alone, ended = SegmentMemory(5), [SegmentMemory(5)] * 3, [0] * 3
+    for (lengths, paddings), width in zip(SEGMENTS, WIDTHS, strict=True):
+        texts = [ids[row : row + 1, ended[row] : ended[row] + length] for row, length in enumerate(lengths)]
+        given = torch.zeros(3, width, dtype=torch.long)
+        for row, (text, padding) in enumerate(zip(texts, paddings, strict=True)):
+            given[row, padding : padding + lengths[row]] = text[0]
+            ended[row] += lengths[row]
+        mask = given != 0
+        out = model.decoder(given, attention_mask=mask, memory=together)
+        for row, text in enumerate(texts):
+            of_row = model.decoder(given[row : row + 1], attention_mask=mask[row : row + 1], memory=alone[row])
+            single = model.decoder(text, memory=alone[row])
+            for found in (out.last_hidden_state[row], of_row.last_hidden_state[0]):
+                torch.testing.assert_close(found[mask[row]], single.last_hidden_state[0], atol=1e-9, rtol=0)
+            torch.testing.assert_close(of_row.auxiliary_loss, single.auxiliary_loss, atol=1e-12, rtol=1e-9)
+            alone[row] = single.memory
+        together = out.memory
+    if options:
+        assert together.compressed[0].shape == (3, 4, WIDTH)
+
+
+def test_generation_goes_on_from_a_memory_behind_padding():
+    model, ids = network(memory_length=9), tokens(14)
+    memory = in_segments(model, ids[:, :7], 7, SegmentMemory(9))[1]
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids[:, 7:]], 1)
+    given = {"memory": memory, "max_new_tokens": 12, "do_sample": False}
+    with_padding = model.generate(padded, attention_mask=(padded != 0).long(), **given)
+    assert torch.equal(with_padding[:, 3:], model.generate(ids[:, 7:], **given))
