@@ -34,6 +34,8 @@ class BlockSparse(Attention):
         ValueError: cross-attention, whose queries have no place among the keys; `dropout` is not in [0, 1).
     """
 
+    takes_rotation = True
+
     def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
         super().__init__(shape)
         if shape.cross:

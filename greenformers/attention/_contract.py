@@ -85,6 +85,9 @@ class Attention(nn.Module):
     positions: ClassVar[Literal["model", "own"]] = "model"
     """Who says where tokens stand: the model, by its embedding; or the mechanism itself, for any number of keys."""
 
+    takes_rotation: ClassVar[bool] = False
+    """Whether rotary positions may turn queries and keys before they are given: it reads their products alone."""
+
     compresses: ClassVar[bool] = False
     """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
 

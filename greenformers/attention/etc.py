@@ -63,6 +63,8 @@ class Etc(BlockSparse):
 
     rank_option = "radius"
 
+    takes_rotation = False  # its labels say how far away a key is
+
     def __init__(
         self,
         shape: Shape,

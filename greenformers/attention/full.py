@@ -39,6 +39,7 @@ class Full(Attention):
 
     queries_apart = True
     only_masks = True
+    takes_rotation = True
 
     def __init__(self, shape: Shape, *, dropout: float = 0.0, shared_qk: bool = False) -> None:
         super().__init__(shape)

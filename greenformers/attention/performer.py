@@ -64,6 +64,7 @@ class Performer(Kernelized):
     """
 
     rank_option = "features"
+    takes_rotation = True
 
     rows: Tensor
     seed: Tensor

@@ -12,6 +12,7 @@ from greenformers.attention import Role
 from greenformers.model.attending import Extras, with_cache, without_cache
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.projected import Projected, attention_of, constant
+from greenformers.position import Rotation
 
 
 class SelfAttention(Projected):
@@ -34,7 +35,9 @@ class SelfAttention(Projected):
         mechanism = attention_of(config, slot, layer, causal=causal)
         super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
         self.remembers = mechanism.positions == "own" and mechanism.shape.causal
-        self.without_cache = without_cache(mechanism)
+        rotary = config.make_position("rotation", causal=causal and not decoder)
+        self.position = None if mechanism.positions == "own" else rotary
+        self.without_cache = without_cache(self)
         self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
 
     def mix(
@@ -45,6 +48,7 @@ class SelfAttention(Projected):
         global_mask: Bool[Tensor, "B N"] | None = None,
         choice: dict[str, Tensor] | None = None,
         memory: Float[Tensor, "B m d"] | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
@@ -56,6 +60,7 @@ class SelfAttention(Projected):
             choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
                 sequence; filled where it is empty.
             memory: what is in front of the sequence, to be attended and to attend nothing.
+            rotation: the angles of the positions of `x`, where they are rotary.
 
         Returns:
             The mixtures, and in training the loss of a mechanism that has one.
@@ -71,7 +76,13 @@ class SelfAttention(Projected):
             codes = self.codes(x, *self.mechanism.projections)
         else:
             codes = self.codes(x, "q") | self.codes(torch.cat([memory, x], 1), "k", "v")
-        extras = Extras(global_mask, choice)
+        if (self.position is None) != (rotation is None) and self.mechanism.positions == "model":
+            raise ValueError(
+                f"rotation must {'' if self.position is not None else 'not '}be given to a layer whose positions are "
+                f"{'rotary' if self.position is not None else 'not rotary'}"
+            )
+        turn = None if self.position is None or rotation is None else (self.position, rotation)
+        extras = Extras(global_mask, choice, turn)
         if cache is None:
             out, loss = self.without_cache(self, codes, key_mask, extras)
         else:
@@ -132,7 +143,8 @@ class CrossAttention(Projected):
             key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
         q = self.project("q", self.codes(x, "q")["q"])
         k, v = self._keys_values(memory, key_mask, cache)
-        out = self.mechanism.attend(q, k, v) if self.mechanism.can_reduce else self.mechanism(q, k, v, key_mask)
+        k, v = self.for_every_head(k), self.for_every_head(v)
+        out = self.mechanism.attend(q, k, v) if self.can_reduce else self.mechanism(q, k, v, key_mask)
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
 
     def _keys_values(
@@ -143,7 +155,7 @@ class CrossAttention(Projected):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
             return stored.keys, stored.values
         codes = self.codes(memory, "k", "v")
-        if self.mechanism.can_reduce:
+        if self.can_reduce:
             k, v = (self.reduce(role, codes[role], key_mask) for role in get_args(Role))
         else:
             k, v = (self.project(name, code) for name, code in codes.items())

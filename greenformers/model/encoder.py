@@ -15,9 +15,11 @@ from greenformers.feed_forward import FeedForward
 from greenformers.lowrank.linear import LED
 from greenformers.model.block import BlockLayer, EncoderLayer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
-from greenformers.model.embedding import Embedding
+from greenformers.model.embedding import Embedding, draw_embeddings
+from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.stack import run
+from greenformers.position import Position
 
 
 def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
@@ -87,9 +89,13 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters(self.config.initializer_range)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()
+        elif isinstance(module, Position):
+            module.reset_parameters(cast(float, self.config.initializer_range))
         elif isinstance(module, Embedding):
             if hasattr(module, "cls"):
-                nn.init.normal_(module.cls, std=self.config.initializer_range)
+                nn.init.normal_(module.cls, std=cast(float, self.config.initializer_range))
+            if hasattr(module, "word") and module.scales_tokens:
+                draw_embeddings(module.word)
         else:
             super()._init_weights(module)
 
@@ -106,9 +112,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
-        self.final_norm = (
-            nn.Identity() if config.residual == "post" else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 

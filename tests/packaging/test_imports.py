@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
     {"_torch"},
-    {"attention", "lowrank"},
+    {"attention", "lowrank", "position"},
     {"feed_forward"},
     {"blocks"},
     {"model"},
