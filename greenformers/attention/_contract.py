@@ -88,6 +88,10 @@ class Attention(nn.Module):
     takes_rotation: ClassVar[bool] = False
     """Whether rotary positions may turn queries and keys before they are given: it reads their products alone."""
 
+    adds_to_scores: Literal["nothing", "distances", "all"] = "nothing"
+    """What of relative positions `forward` takes as `relative`: none; those that add a number for a head and a distance
+    (`distances`); or also those that ask the query and mix vectors (`all`)."""
+
     compresses: ClassVar[bool] = False
     """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
 

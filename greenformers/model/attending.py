@@ -14,7 +14,7 @@ On top of a cache of the positions before:
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -39,12 +39,14 @@ class Extras(NamedTuple):
         global_mask: True = a position that all see and that sees all (B, N), for mechanisms that take it.
         choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
             sequence; filled where it is empty.
+        relative: of networks whose positions add to scores, what adds.
         turn: of networks with rotary positions, what turns queries and keys, and the angles of these positions.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
     choice: dict[str, Tensor] | None = None
     turn: tuple[Position, Rotation] | None = None
+    relative: Position | None = None
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
@@ -116,6 +118,8 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
     given, layer = _inputs(block, codes, extras), block.mechanism.shape.layer
     held = cache.layers[layer] if layer < len(cache.layers) else None
     if isinstance(held, BeamLayer):
+        if extras.relative is not None:
+            raise ValueError("positions that add to scores have no beam search over shared keys")
         return held.attend(**{name: block.for_every_head(x) for name, x in given.items()}), None
     # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
     has_keys = "k" in codes or block.mechanism.shares_qk
@@ -139,7 +143,9 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
     """The mechanism itself, with what it takes of the extras."""
     mechanism = block.mechanism
     given = {name: block.for_every_head(x) for name, x in given.items()}
-    further = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
+    further: dict[str, Any] = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
+    if extras.relative is not None:
+        further["relative"] = extras.relative
     if extras.choice is not None and mechanism.chooses:
         if not extras.choice:
             extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)

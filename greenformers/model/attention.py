@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from greenformers.attention import Role
+from greenformers.attention import Attention, Role
 from greenformers.model.attending import Extras, with_cache, without_cache
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.projected import Projected, attention_of, constant
-from greenformers.position import Rotation
+from greenformers.position import Position, Rotation
 
 
 class SelfAttention(Projected):
@@ -35,8 +35,10 @@ class SelfAttention(Projected):
         mechanism = attention_of(config, slot, layer, causal=causal)
         super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
         self.remembers = mechanism.positions == "own" and mechanism.shape.causal
-        rotary = config.make_position("rotation", causal=causal and not decoder)
-        self.position = None if mechanism.positions == "own" else rotary
+        self.position = None
+        if mechanism.positions == "model":
+            self.position = config.make_position("layers", causal=causal, decoder=decoder)
+            _check_takes(mechanism, self.position)
         self.without_cache = without_cache(self)
         self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
 
@@ -76,13 +78,12 @@ class SelfAttention(Projected):
             codes = self.codes(x, *self.mechanism.projections)
         else:
             codes = self.codes(x, "q") | self.codes(torch.cat([memory, x], 1), "k", "v")
-        if (self.position is None) != (rotation is None) and self.mechanism.positions == "model":
-            raise ValueError(
-                f"rotation must {'' if self.position is not None else 'not '}be given to a layer whose positions are "
-                f"{'rotary' if self.position is not None else 'not rotary'}"
-            )
-        turn = None if self.position is None or rotation is None else (self.position, rotation)
-        extras = Extras(global_mask, choice, turn)
+        position = self.position
+        turns = position is not None and position.acts == "rotation"
+        if turns and rotation is None:
+            raise ValueError("rotation must be given to a layer whose positions are rotary")
+        turn = (position, rotation) if turns and position is not None and rotation is not None else None
+        extras = Extras(global_mask, choice, turn, None if turns else position)
         if cache is None:
             out, loss = self.without_cache(self, codes, key_mask, extras)
         else:
@@ -110,6 +111,22 @@ class SelfAttention(Projected):
             return [self.split_heads(constant(self.maps[name], y)) for name in names]
 
         return self.mechanism.compress(x, old, mask, project)
+
+
+def _check_takes(mechanism: Attention, position: Position | None) -> None:
+    """Raise ValueError where a mechanism has no place for what a kind of position does."""
+    if position is None:
+        return
+    known = mechanism.takes_rotation
+    if position.acts == "scores":
+        known = mechanism.adds_to_scores == "all" or (
+            mechanism.adds_to_scores == "distances" and not position.asks_query and not position.has_values
+        )
+    if not known:
+        kinds = (type(each).__module__.rpartition(".")[2] for each in (position, mechanism))
+        raise ValueError(
+            "position {} does not fit {}: it has no scores of queries and keys to put it in".format(*kinds)
+        )
 
 
 class CrossAttention(Projected):

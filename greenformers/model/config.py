@@ -1,7 +1,7 @@
 """One configuration for every variant: the sizes of the network and what stands in each of its slots."""
 
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedConfig
@@ -115,9 +115,9 @@ class GreenformerConfig(PreTrainedConfig):
             so that their memory does not grow with the layers; for a single stack.
         depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
         shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
-        position: slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"), or "none". None:
-            "rotary" in a causal stack whose attention takes it, else "learned". Attention with positions of its own
-            has them in place of these.
+        position: slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
+            "huang", which add to scores), or "none". None: "rotary" in a causal stack whose attention takes it, else
+            "learned". Attention with positions of its own has them in place of these.
         position_options: options of that kind of position.
         memory_length: positions of earlier segments that each layer attends, see `SegmentMemory`; for causal attention
             with positions of its own. In `generate` no more are kept; 0: all are.
@@ -287,9 +287,9 @@ class GreenformerConfig(PreTrainedConfig):
                 raise ValueError("position none takes no options")
             return
         kind = positions.position_class(str(self.position))
+        if kind.acts != "embedding" and self.block != "standard":
+            raise ValueError(f"position {self.position} is for attention layers, block is {self.block}")
         if kind.acts == "rotation":
-            if self.block != "standard":
-                raise ValueError(f"position {self.position} is for attention layers, block is {self.block}")
             for name in self._self_attention():
                 if attention_class(name).positions == "model" and not attention_class(name).takes_rotation:
                     raise ValueError(
@@ -297,22 +297,27 @@ class GreenformerConfig(PreTrainedConfig):
                         "their products"
                     )
         with torch.device("meta"):
-            self.make_position(kind.acts)  # refuses its options
+            self.make_position("embedding" if kind.acts == "embedding" else "layers")  # refuses its options
 
-    def make_position(self, acts: str, *, causal: bool = False) -> positions.Position | None:
-        """The positions of a stack, where they act so; None where it has none, or its attention brings them all.
+    def make_position(
+        self, where: Literal["embedding", "layers"], *, causal: bool = False, decoder: bool = False
+    ) -> positions.Position | None:
+        """The positions of a stack, where they act there; None where it has none, or its attention brings them all.
 
         Args:
-            acts: "embedding" or "rotation", see `Position`.
-            causal: the stack is causal and alone: there None stands for rotary positions, where attention takes them.
+            where: at its embedding, or in its layers.
+            causal: the stack is causal: alone, None stands for rotary positions there, where attention takes them.
+            decoder: it is the decoder of an encoder-decoder.
         """
-        name = self.position_of(causal=causal)
-        if name == "none" or positions.position_class(name).acts != acts:
+        name = self.position_of(causal=causal and not decoder)
+        if name == "none" or (positions.position_class(name).acts == "embedding") != (where == "embedding"):
             return None
         place = positions.Place(
             self.embedding_size or self.hidden_size,
+            self.num_attention_heads,
             self.hidden_size // self.num_attention_heads,
             self.max_position_embeddings,
+            causal=causal,
         )
         return positions.build(name, place, **self.position_options or {})
 

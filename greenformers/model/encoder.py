@@ -30,7 +30,7 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
     Raises:
         ValueError: layers that are to share have parameters of different names or sizes.
     """
-    tied = _tied_mechanisms(layers)
+    tied = _tied_mechanisms(layers) | _tied_positions(layers)
     shared = ("block",) if config.block != "standard" else SHARED[config.shared]
     for block in shared if config.depth == "shared" else ():
         for part in (block, f"{block}_norm"):
@@ -61,6 +61,18 @@ def _tied_mechanisms(layers: nn.ModuleList) -> dict[str, str]:
                 mechanism.shared(first)
             for name in mechanism.shared_parameters:
                 tied[f"layers.{index}.{place}.{name}"] = f"layers.0.{place}.{name}"
+    return tied
+
+
+def _tied_positions(layers: nn.ModuleList) -> dict[str, str]:
+    """What layers share of positions: the first layer that has them lends."""
+    own = [(index, getattr(getattr(layer, "attention", None), "position", None)) for index, layer in enumerate(layers)]
+    having = [(index, position) for index, position in own if position is not None]
+    tied = {}
+    for index, position in having[1:]:
+        position.shared(having[0][1])
+        for name in position.shared_parameters:
+            tied[f"layers.{index}.attention.position.{name}"] = f"layers.{having[0][0]}.attention.position.{name}"
     return tied
 
 

@@ -86,7 +86,7 @@ def rotation_of(
 ) -> Rotation | None:
     """The angles of all layers with rotary positions; None where no layer has them."""
     turning = (layer.attention.position for layer in layers if hasattr(layer, "attention"))
-    position = next((each for each in turning if each is not None), None)
+    position = next((each for each in turning if each is not None and each.acts == "rotation"), None)
     if position is None:
         return None
     if positions is None:

@@ -42,7 +42,10 @@ def test_sizes_are_those_of_bert_base():
         ({"residual": "backwards"}, "residual must be one of post, pre, reversible; got 'backwards'"),
         ({"feed_forward": "switch"}, "feed_forward must be one of chunked, dense, gated; got 'switch'"),
         ({"depth": "universal"}, "depth must be one of stacked, shared; got 'universal'"),
-        ({"position": "rotatory"}, "position must be one of learned, rotary, sinusoidal, none; got 'rotatory'"),
+        (
+            {"position": "rotatory"},
+            "position must be one of alibi, huang, learned, rotary, shaw, sinusoidal, t5, none; got 'rotatory'",
+        ),
         ({"position": "rotary", "position_options": {"share": 2.0}}, "share must be in (0, 1], got 2.0"),
         ({"position": "rotary", "position_options": {"base": 1}}, "base must be above 1, got 1"),
         ({"norm": "batch"}, "norm must be one of layer, rms; got 'batch'"),

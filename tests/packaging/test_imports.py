@@ -17,7 +17,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
     {"_torch"},
-    {"attention", "lowrank", "position"},
+    {"lowrank", "position"},
+    {"attention"},
     {"feed_forward"},
     {"blocks"},
     {"model"},
