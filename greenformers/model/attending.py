@@ -89,7 +89,12 @@ def stepping(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, 
     held, count = StateLayer.of(cache, block.mechanism.shape.layer), given["v"].shape[2]
     mask = None if key_mask is None else key_mask[:, -count:]
     out, state = block.mechanism.step(**given, state=held.state, key_mask=mask)
-    held.advance(state, count)
+
+    def again(before: tuple[Tensor, ...] | None, some: int) -> tuple[Tensor, ...]:
+        first = {name: x[:, :, :some] for name, x in given.items()}
+        return block.mechanism.step(**first, state=before, key_mask=None if mask is None else mask[:, :some])[1]
+
+    held.advance(state, count, again)
     return out, None
 
 
@@ -124,6 +129,9 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
     # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
     has_keys = "k" in codes or block.mechanism.shares_qk
     k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
+    # A static cache has room for keys that are yet to come.
+    total = int(cache.get_seq_length(layer))
+    k, v = k[:, :, :total], v[:, :, :total]
     return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)
 
 

@@ -5,10 +5,9 @@
 >>> q, k = position.turn(q, angles), position.turn(k, angles)
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
+from greenformers._registry import check_options, class_of, files
 from greenformers.position._contract import Place, Position, Rotation
 
 __all__ = ["Place", "Position", "Rotation", "build", "names", "position_class"]
@@ -16,7 +15,7 @@ __all__ = ["Place", "Position", "Rotation", "build", "names", "position_class"]
 
 def names() -> list[str]:
     """Every kind, by file name."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return files(__path__)
 
 
 def build(name: str, place: Place, **options: Any) -> Position:
@@ -31,7 +30,9 @@ def build(name: str, place: Place, **options: Any) -> Position:
         ValueError: There is no such kind, or an option is out of range.
         TypeError: It does not take an option.
     """
-    return position_class(name)(place, **options)
+    kind = position_class(name)
+    check_options(name, kind, options)
+    return kind(place, **options)
 
 
 def position_class(name: str) -> type[Position]:
@@ -40,9 +41,5 @@ def position_class(name: str) -> type[Position]:
     Raises:
         ValueError: There is no such kind.
     """
-    if name not in names():
-        raise ValueError(f"position must be one of {', '.join(names())}; got {name!r}")
-    module = import_module(f"{__name__}.{name}")
-    # The file's one public class is named as the file, in capitals.
-    kind: type[Position] = getattr(module, name.title().replace("_", ""))
+    kind: type[Position] = class_of(__name__, names(), name, "position")
     return kind

@@ -196,6 +196,7 @@ def test_the_loss_of_spans_and_their_bounds():
     torch.testing.assert_close(module.forward_with_loss(q, k, v, mask)[1], 0.25 * 8 * z[mask].mean())
 
 
+@pytest.mark.slow
 def test_a_span_becomes_short_where_little_is_needed():
     """The token three back is to be told: heads that began with all of 256 look less far, and cost less, afterwards."""
     torch.manual_seed(0)
