@@ -86,16 +86,9 @@ def reduced(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras) -> Mix
 def stepping(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention on top of the state that the cache holds of the earlier positions."""
     given = {name: block.for_every_head(x) for name, x in _inputs(block, codes, extras).items()}
-    held, count = StateLayer.of(cache, block.mechanism.shape.layer), given["v"].shape[2]
-    mask = None if key_mask is None else key_mask[:, -count:]
-    out, state = block.mechanism.step(**given, state=held.state, key_mask=mask)
-
-    def again(before: tuple[Tensor, ...] | None, some: int) -> tuple[Tensor, ...]:
-        first = {name: x[:, :, :some] for name, x in given.items()}
-        return block.mechanism.step(**first, state=before, key_mask=None if mask is None else mask[:, :some])[1]
-
-    held.advance(state, count, again)
-    return out, None
+    held = StateLayer.of(cache, block.mechanism.shape.layer)
+    mask = None if key_mask is None else key_mask[:, -given["v"].shape[2] :]
+    return held.attend(block.mechanism, **given, key_mask=mask), None
 
 
 def remembering(

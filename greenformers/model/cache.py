@@ -4,8 +4,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
+
+from greenformers.attention import Attention
 
 Kind = TypeVar("Kind", bound=CacheLayerMixin)
 
@@ -29,7 +32,7 @@ class StateLayer(CacheLayerMixin):
         self.length = 0
         self.before: State | None = None
         self.count = 0
-        self.again: Callable[[State | None, int], State] | None = None
+        self.again: Callable[[int], State] | None = None
 
     @classmethod
     def of(cls, cache: Cache, layer: int) -> "StateLayer":
@@ -40,16 +43,20 @@ class StateLayer(CacheLayerMixin):
         """
         return _layer_of(cache, layer, cls, cls, "a state")
 
-    def advance(self, state: State, count: int, again: Callable[[State | None, int], State]) -> None:
-        """The state after `count` positions more.
+    def attend(
+        self, mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> Float[Tensor, "B H N D"]:
+        """Attention of the next N positions, which the state is of from now on; see `Attention.step`."""
+        before = self.state
+        out, state = mechanism.step(q, k, v, before, key_mask)
 
-        Args:
-            state: what the mechanism gave.
-            count: how many positions.
-            again: the state after the first so many of them, given the state before.
-        """
-        self.before, self.count, self.again = self.state, count, again
-        self.state, self.length, self.is_initialized = state, self.length + count, True
+        def again(some: int) -> State:
+            mask = None if key_mask is None else key_mask[:, :some]
+            return mechanism.step(q[:, :, :some], k[:, :, :some], v[:, :, :some], before, mask)[1]
+
+        self.before, self.count, self.again = before, v.shape[2], again
+        self.state, self.length, self.is_initialized = state, self.length + v.shape[2], True
+        return out
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last positions, given as a number that is not above 0.
@@ -65,7 +72,7 @@ class StateLayer(CacheLayerMixin):
         if not removed or self.again is None:
             return
         self.count, self.length = self.count - removed, self.length - removed
-        self.state = self.again(self.before, self.count) if self.count else self.before
+        self.state = self.again(self.count) if self.count else self.before
 
     def get_seq_length(self) -> int:  # noqa: D102
         return self.length
