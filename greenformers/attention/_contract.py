@@ -264,6 +264,25 @@ def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: S
         raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {q.shape[2]}")
 
 
+def set_(tensor: Tensor, values: Tensor) -> None:
+    """Start a parameter or buffer with these values, unless a checkpoint has brought it.
+
+    transformers initialises a module of which a checkpoint lacks something, and meanwhile has the functions of
+    `torch.nn.init` leave alone what was loaded: whether they do is asked here, by writing what no tensor starts with.
+    """
+    if tensor.is_meta:
+        return
+    nn.init.constant_(tensor, torch.nan)
+    with torch.no_grad():
+        if bool(tensor.isnan().all()):
+            tensor.copy_(values)
+
+
+def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:
+    """The source of a layer's random numbers: the same for the same seed, layer and training step."""
+    return torch.Generator().manual_seed(((seed * 2**16 + shape.layer) * 2**24 + step) % 2**63)
+
+
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A `with` block in which autocast leaves the types of products alone."""
     # There is no autocast for the meta device, on which operations are counted; and a program of torch.export with such
