@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar, Literal
 
 import torch
@@ -280,7 +281,8 @@ def set_(tensor: Tensor, values: Tensor) -> None:
 
 def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:
     """The source of a layer's random numbers: the same for the same seed, layer and training step."""
-    return torch.Generator().manual_seed(((seed * 2**16 + shape.layer) * 2**24 + step) % 2**63)
+    # torch's generator reads 32 bits of a seed; Python's random takes in all of a text.
+    return torch.Generator().manual_seed(Random(f"{seed} {shape.layer} {step}").getrandbits(32))
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:

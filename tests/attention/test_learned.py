@@ -285,7 +285,7 @@ def test_what_has_no_causal_form():
 def test_who_sees_whom_depends_on_the_future(name, options):
     """Which is why there is no causal form: a later token changes which of the earlier ones are seen."""
     torch.manual_seed(0)
-    module = build(name, Shape(1, 24, 24), **options, seed=3).eval()
+    module = build(name, Shape(1, 24, 24), **options, seed=0).eval()
     q, k = torch.randn(2, 1, 1, 24, 24)
     other = [torch.cat([x[:, :, :-1], torch.randn(1, 1, 1, 24)], 2) for x in (q, k)]
     seen = [module(*given, torch.eye(24)[None, None])[..., :-1, :-1] > 0 for given in ((q, k), other)]
