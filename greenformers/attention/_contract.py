@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers._torch import is_fake
+
 Role = Literal["k", "v"]
 
 Project = Callable[[Tensor, Sequence[str]], list[Tensor]]
@@ -271,7 +273,7 @@ def set_(tensor: Tensor, values: Tensor) -> None:
     transformers initialises a module of which a checkpoint lacks something, and meanwhile has the functions of
     `torch.nn.init` leave alone what was loaded: whether they do is asked here, by writing what no tensor starts with.
     """
-    if tensor.is_meta:
+    if tensor.is_meta or is_fake(tensor):
         return
     nn.init.constant_(tensor, torch.nan)
     with torch.no_grad():
