@@ -1,39 +1,51 @@
-"""`import greenformers` makes plain `AutoModel.from_pretrained` know compressed networks, and still costs nothing.
+"""`import greenformers` makes plain `AutoModel.from_pretrained` know our networks and changed ones, and costs nothing.
 
-If `transformers` is loaded already, the plug-in registers at once; otherwise as soon as the part it registers with is.
+If `transformers` is loaded already, the plug-in registers at once; else as soon as the parts it registers with are.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-REGISTRY = "transformers.quantizers.auto"
 
-
-def install() -> None:
-    """Register now, or when `transformers` comes."""
-    if REGISTRY in sys.modules:
-        _register()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-def _register() -> None:
+def _register_changed() -> None:
     from greenformers.checkpoint.plugin import register
 
     register()
 
 
+def _register_models() -> None:
+    import_module("greenformers.model")
+
+
+REGISTRIES: dict[str, Callable[[], None]] = {
+    "transformers.quantizers.auto": _register_changed,
+    "transformers.models.auto.modeling_auto": _register_models,
+}
+"""Parts of transformers, and what is registered with each as it is loaded."""
+
+
+def install() -> None:
+    """Register now, or when `transformers` comes."""
+    for name, register in REGISTRIES.items():
+        if name in sys.modules:
+            register()
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
 class _Finder(MetaPathFinder):
-    _looking = False
+    def __init__(self) -> None:
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         # Where the package is imported twice there are two of these, and each would ask the other.
-        if fullname != REGISTRY or self._looking:
+        if fullname not in REGISTRIES or self._looking:
             return None
         self._looking = True
         try:
@@ -42,20 +54,19 @@ class _Finder(MetaPathFinder):
         finally:
             self._looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, REGISTRIES[fullname])
         return spec
 
 
 class _Loader(Loader):
     """Loads what it stands for, then registers."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, register: Callable[[], None]) -> None:
+        self.loader, self.register = loader, register
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        _register()
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+        self.register()

@@ -4,10 +4,9 @@
 >>> out = attention(q, k, v, key_mask)
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
+from greenformers._registry import check_options, class_of, files
 from greenformers.attention._contract import Attention, Role, Shape
 
 __all__ = ["Attention", "Role", "Shape", "attention_class", "build", "names"]
@@ -15,7 +14,7 @@ __all__ = ["Attention", "Role", "Shape", "attention_class", "build", "names"]
 
 def names() -> list[str]:
     """Every mechanism, by file name."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return files(__path__)
 
 
 def build(name: str, shape: Shape, **options: Any) -> Attention:
@@ -30,7 +29,9 @@ def build(name: str, shape: Shape, **options: Any) -> Attention:
         ValueError: no such mechanism, or an option out of range.
         TypeError: an option the mechanism does not take.
     """
-    return attention_class(name)(shape, **options)
+    kind = attention_class(name)
+    check_options(name, kind, options)
+    return kind(shape, **options)
 
 
 def attention_class(name: str) -> type[Attention]:
@@ -39,9 +40,5 @@ def attention_class(name: str) -> type[Attention]:
     Raises:
         ValueError: no such mechanism.
     """
-    if name not in names():
-        raise ValueError(f"attention must be one of {', '.join(names())}; got {name!r}")
-    module = import_module(f"{__name__}.{name}")
-    # The file's one public class is named as the file, in capitals: sliding_window -> SlidingWindow.
-    found: type[Attention] = getattr(module, name.title().replace("_", ""))
-    return found
+    kind: type[Attention] = class_of(__name__, names(), name, "attention")
+    return kind

@@ -41,6 +41,8 @@ class BlockSparse(Attention):
     period: int = 1
     """A move by so many positions leaves the pattern as it is: 1 where it goes by distance alone, 0 where none does."""
 
+    takes_rotation = True
+
     def __init__(self, shape: Shape, *, dropout: float = 0.0) -> None:
         super().__init__(shape)
         if shape.cross:

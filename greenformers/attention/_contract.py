@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+from greenformers._torch import is_fake
 
 Role = Literal["k", "v"]
 
@@ -84,6 +87,13 @@ class Attention(nn.Module):
 
     positions: ClassVar[Literal["model", "own"]] = "model"
     """Who says where tokens stand: the model, by its embedding; or the mechanism itself, for any number of keys."""
+
+    takes_rotation: ClassVar[bool] = False
+    """Whether rotary positions may turn queries and keys before they are given: it reads their products alone."""
+
+    adds_to_scores: Literal["nothing", "distances", "all"] = "nothing"
+    """What of relative positions `forward` takes as `relative`: none; those that add a number for a head and a distance
+    (`distances`); or also those that ask the query and mix vectors (`all`)."""
 
     compresses: ClassVar[bool] = False
     """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
@@ -261,6 +271,26 @@ def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: S
         )
     if shape.causal and keys < q.shape[2]:
         raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {q.shape[2]}")
+
+
+def set_(tensor: Tensor, values: Tensor) -> None:
+    """Start a parameter or buffer with these values, unless a checkpoint has brought it.
+
+    transformers initialises a module of which a checkpoint lacks something, and meanwhile has the functions of
+    `torch.nn.init` leave alone what was loaded: whether they do is asked here, by writing what no tensor starts with.
+    """
+    if tensor.is_meta or is_fake(tensor):
+        return
+    nn.init.constant_(tensor, torch.nan)
+    with torch.no_grad():
+        if bool(tensor.isnan().all()):
+            tensor.copy_(values)
+
+
+def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:
+    """The source of a layer's random numbers: the same for the same seed, layer and training step."""
+    # torch's generator reads 32 bits of a seed; Python's random takes in all of a text.
+    return torch.Generator().manual_seed(Random(f"{seed} {shape.layer} {step}").getrandbits(32))
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:

@@ -53,6 +53,24 @@ def dense_attention(
     return out if seen is None else out.masked_fill(~seen, 0.0)
 
 
+def attention_weights(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    *,
+    causal: bool = False,
+    bias: Float[Tensor, "b H N M"] | None = None,
+) -> Float[Tensor, "B H N M"]:
+    """softmax(q k^T / sqrt(D) + bias) over the keys a query may see, 0 for one that sees none. Memory O(N M)."""
+    scores = q @ k.mT * q.shape[3] ** -0.5
+    scores = scores if bias is None else scores + bias
+    visible = visible_keys(q.shape[2], k.shape[2], key_mask, causal=causal, device=q.device)
+    if visible is None:
+        return scores.softmax(-1)
+    seen = visible.any(-1, keepdim=True)
+    return scores.masked_fill(~visible & seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
+
+
 def visible_keys(
     queries: int, keys: int, key_mask: Bool[Tensor, "B M"] | None, *, causal: bool, device: torch.device
 ) -> Bool[Tensor, "b 1 n M"] | None:

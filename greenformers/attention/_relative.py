@@ -67,12 +67,11 @@ class Relative(Attention):
         self.W_R = nn.Parameter(torch.empty(H, D, H * D))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw u, v and W_R."""
         for parameter in (self.u, self.v):
-            parameter.normal_(std=0.02)
-        self.W_R.normal_(std=(self.shape.heads * self.shape.head_dim) ** -0.5)
+            nn.init.normal_(parameter, std=0.02)
+        nn.init.normal_(self.W_R, std=(self.shape.heads * self.shape.head_dim) ** -0.5)
 
     def forward(
         self,

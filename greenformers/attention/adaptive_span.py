@@ -59,6 +59,7 @@ class AdaptiveSpan(Attention):
 
     rank_option = "span"
     has_loss = True
+    takes_rotation = True
 
     def __init__(
         self,

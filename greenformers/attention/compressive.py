@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Project, Shape
+from greenformers.attention._contract import Project, Shape, set_
 from greenformers.attention._relative import Relative
 from greenformers.attention._relative import reference as reference
 
@@ -65,9 +65,9 @@ class Compressive(Relative):
             width = self.shape.heads * self.shape.head_dim
             if not hasattr(self, "kernel"):
                 self.kernel = nn.Parameter(torch.empty(width, width, self.ratio))
-            with torch.no_grad():
-                self.kernel.normal_(std=0.1 * (width * self.ratio) ** -0.5)
-                self.kernel.add_(torch.eye(width, device=self.kernel.device)[..., None] / self.ratio)
+            if not self.kernel.is_meta:
+                noise = torch.randn_like(self.kernel) * 0.1 * (width * self.ratio) ** -0.5
+                set_(self.kernel, noise + torch.eye(width, device=noise.device)[..., None] / self.ratio)
 
     def compress(  # noqa: D102
         self,

@@ -58,6 +58,7 @@ class Dacs(Attention):
     """
 
     queries_apart = True
+    takes_rotation = True
 
     def __init__(self, shape: Shape, *, look_ahead: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(shape)

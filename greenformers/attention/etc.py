@@ -65,6 +65,8 @@ class Etc(BlockSparse):
     rank_option = "radius"
     period = 0  # the first positions are global
 
+    takes_rotation = False  # its labels say how far away a key is
+
     def __init__(
         self,
         shape: Shape,

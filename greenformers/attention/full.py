@@ -4,13 +4,15 @@ The fast form is torch's kernel, which never holds the N x M matrix. Time O(N M 
 where `causal` meets a key mask or M > N.
 """
 
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Attention, Shape, check_lengths
-from greenformers.attention._dense import dense_attention
+from greenformers.attention._dense import attention_weights, dense_attention
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
+from greenformers.position import Position
 
 
 def reference(
@@ -40,6 +42,8 @@ class Full(Attention):
 
     queries_apart = True
     only_masks = True
+    takes_rotation = True
+    adds_to_scores = "all"
 
     def __init__(self, shape: Shape, *, dropout: float = 0.0, shared_qk: bool = False) -> None:
         super().__init__(shape)
@@ -59,10 +63,17 @@ class Full(Attention):
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
+        relative: Position | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_lengths(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         if self.shares_qk and q.shape == k.shape:  # with a cache of earlier ones there are more keys than queries
             k = q
         dropout = self.dropout if self.training else 0.0
-        return dense_attention(q, k, v, key_mask, causal=self.shape.causal, dropout=dropout)
+        causal = self.shape.causal
+        bias = None if relative is None else relative.added(q, k.shape[2])
+        if relative is None or not relative.has_values:
+            return dense_attention(q, k, v, key_mask, causal=causal, bias=bias, dropout=dropout)
+        weights = attention_weights(q, k, key_mask, causal=causal, bias=bias)
+        weights = F.dropout(weights, dropout)
+        return weights @ v + relative.values(weights)

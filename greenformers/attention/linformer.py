@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite_queries, left_padding, moved, text_of
-from greenformers.attention._contract import Attention, Role, Shape, check_lengths
+from greenformers.attention._contract import Attention, Role, Shape, check_lengths, set_
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 
@@ -141,8 +141,7 @@ class Linformer(Attention):
         """
         for parameter in self.parameters(recurse=False):
             if self.projection == "linear":
-                with torch.no_grad():
-                    parameter.copy_(_windows(parameter.shape[1], self.shape.max_len))
+                set_(parameter, _windows(parameter.shape[1], self.shape.max_len))
             else:
                 nn.init.normal_(parameter, 1.0 / self.window, 0.1 / self.window)
 

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from greenformers.attention._contract import Shape, accurate
+from greenformers.attention._contract import Shape, accurate, drawn_by, set_
 from greenformers.attention._feature_map import Exponential, FeatureMap
 from greenformers.attention._kernelized import Kernelized
 from greenformers.attention._reference import seen_keys, weighted_mean
@@ -57,6 +57,7 @@ class Performer(Kernelized):
         orthogonal: rows are orthogonal, D at a time, which makes the variance smaller (theorem 2).
         redraw: training steps after which `update_` draws new rows (section 4.2); None: never. A small network
             loses 0.2 nats a byte at a draw, for some 200 steps (docs/studies.md), so none should be the last step.
+        seed: of the rows, with the layer.
         chunk: positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 
     Raises:
@@ -64,9 +65,9 @@ class Performer(Kernelized):
     """
 
     rank_option = "features"
+    takes_rotation = True
 
     rows: Tensor
-    seed: Tensor
     steps: Tensor
 
     def __init__(
@@ -77,6 +78,7 @@ class Performer(Kernelized):
         kernel: Kernel = "softmax",
         orthogonal: bool = True,
         redraw: int | None = None,
+        seed: int = 0,
         chunk: int | None = None,
     ) -> None:
         super().__init__(shape, chunk=chunk)
@@ -91,8 +93,8 @@ class Performer(Kernelized):
         if redraw is not None and redraw < 1:
             raise ValueError(f"redraw must be at least 1 step, got {redraw}")
         self.features, self.kernel, self.orthogonal, self.redraw = features, kernel, orthogonal, redraw
+        self.seed = seed
         self.register_buffer("rows", torch.empty(features // 2 if kernel == "hyperbolic" else features, dim))
-        self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.reset_parameters()
 
@@ -105,32 +107,31 @@ class Performer(Kernelized):
             rows = torch.cat([rows, -rows])
         return Exponential(self.features, rows, scale)
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw rows, and the seed of those to come."""
-        self.rows.copy_(self._drawn())
-        self.seed.random_(2**31)
-        self.steps.zero_()
+        """The rows of the first step."""
+        if not self.rows.is_meta:
+            set_(self.rows, self._drawn(0))
+            nn.init.zeros_(self.steps)
 
     @torch.no_grad()
     def update_(self) -> None:
         """New rows after every `redraw` steps; to be called once a training step.
 
-        They depend on seed and step alone, so that the processes of one training have the same.
+        They depend on seed, layer and step alone, so that the processes of one training have the same.
         """
         self.steps += 1
         if self.redraw is not None and int(self.steps) % self.redraw == 0:
-            self.rows.copy_(self._drawn(torch.Generator().manual_seed(int(self.seed) + int(self.steps))))
+            self.rows.copy_(self._drawn(int(self.steps)))
 
-    def _drawn(self, generator: torch.Generator | None = None) -> Tensor:
-        """(p, D) normal rows, orthogonal within each D of them."""
+    def _drawn(self, step: int) -> Tensor:
+        """(p, D) normal rows of a training step, orthogonal within each D of them."""
         count, dim = self.rows.shape
-        device = None if generator is None else generator.device
-        drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64, device=device)
+        generator = drawn_by(self.seed, self.shape, step)
+        drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64)
         if not self.orthogonal:
             return drawn
         # Directions from the orthogonal factors of D x D normal matrices, lengths those of independent rows.
-        blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float64, device=device)
+        blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float64)
         q, r = torch.linalg.qr(blocks)
         q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]  # else the signs are the algorithm's, not random
         return q.mT.flatten(0, 1)[:count] * drawn.norm(dim=1, keepdim=True)

@@ -13,10 +13,19 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
+from greenformers.attention._contract import (
+    Attention,
+    Shape,
+    accurate,
+    check_lengths,
+    drawn_by,
+    exact,
+    full_precision,
+    set_,
+)
 from greenformers.attention._dropout import drop_, new_seed
 
 LN2 = math.log(2)
@@ -95,6 +104,7 @@ class Reformer(Attention):
             a unit vector of a key of root mean square 1.
         dropout: probability of dropping an attention weight in training.
         redraw: training steps after which `update_` draws new R. None: never.
+        seed: of R, with the layer.
 
     Raises:
         ValueError: causal, cross, or an option out of range.
@@ -106,7 +116,6 @@ class Reformer(Attention):
     rank_option = "chunk"
 
     rotations: Tensor
-    seed: Tensor
     steps: Tensor
 
     def __init__(
@@ -119,6 +128,7 @@ class Reformer(Attention):
         scale: float | None = None,
         dropout: float = 0.0,
         redraw: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(shape)
         if shape.causal:
@@ -140,27 +150,29 @@ class Reformer(Attention):
         self.scale = shape.head_dim**-0.5 if scale is None else scale
         self.dropout, self.redraw = dropout, redraw
         self.register_buffer("rotations", torch.empty(rounds, shape.heads, shape.head_dim, n_buckets // 2))
-        self.register_buffer("seed", torch.zeros((), dtype=torch.long))
+        self.seed = seed
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw R, and the seed of those to come."""
-        self.rotations.normal_()
-        self.seed.random_(2**31)
-        self.steps.zero_()
+        """The R of the first step."""
+        if not self.rotations.is_meta:
+            set_(self.rotations, self._drawn(0))
+            nn.init.zeros_(self.steps)
 
     @torch.no_grad()
     def update_(self) -> None:
         """New R after every `redraw` steps; to be called once a training step.
 
-        They depend on seed and step alone, so that the processes of one training have the same.
+        They depend on seed, layer and step alone, so that the processes of one training have the same.
         """
         self.steps += 1
         if self.redraw is not None and int(self.steps) % self.redraw == 0:
-            generator = torch.Generator().manual_seed(int(self.seed) + int(self.steps))
-            self.rotations.copy_(torch.randn(self.rotations.shape, generator=generator, device=generator.device))
+            self.rotations.copy_(self._drawn(int(self.steps)))
+
+    def _drawn(self, step: int) -> Tensor:
+        """R of a training step, normal."""
+        return torch.randn(self.rotations.shape, generator=drawn_by(self.seed, self.shape, step))
 
     @torch.no_grad()
     def buckets(

@@ -14,10 +14,10 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, length_of, text_of
-from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._contract import Attention, Shape, check_lengths, drawn_by, exact, set_
 from greenformers.attention._reference import dot_products, text_by_text
 
 
@@ -64,6 +64,7 @@ class Routing(Attention):
             its first kept position to its last.
         decay: of the centroids' moving average, in [0, 1]; they move in `update_`.
         commitment: weight of the loss, mean squared distance of queries and keys to their centroids.
+        seed: of the first centroids, with the layer.
         dropout: probability of dropping an attention weight in training.
 
     Attributes:
@@ -84,6 +85,7 @@ class Routing(Attention):
         window: int | None = None,
         decay: float = 0.999,
         commitment: float = 1e-4,
+        seed: int = 0,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(shape)
@@ -102,7 +104,7 @@ class Routing(Attention):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.clusters, self.window, self.decay = clusters, window, decay
-        self.commitment, self.dropout = commitment, dropout
+        self.commitment, self.seed, self.dropout = commitment, seed, dropout
         self.register_buffer("centroids", torch.empty(shape.heads, clusters, shape.head_dim))
         # Of the step under way: sums of what is assigned, and how many.
         self.register_buffer("sums", torch.zeros(shape.heads, clusters, shape.head_dim), persistent=False)
@@ -112,14 +114,13 @@ class Routing(Attention):
         self.counts: Tensor
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Centroids at random, as long as what they stand for."""
         if not self.centroids.is_meta:
-            self.centroids.normal_()
-            self.centroids.copy_(_normal(self.centroids))
-            self.sums.zero_()
-            self.counts.zero_()
+            drawn = torch.randn(self.centroids.shape, generator=drawn_by(self.seed, self.shape))
+            set_(self.centroids, _normal(drawn))
+            nn.init.zeros_(self.sums)
+            nn.init.zeros_(self.counts)
 
     @torch.no_grad()
     def update_(self) -> None:

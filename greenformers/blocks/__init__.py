@@ -4,10 +4,9 @@
 >>> x, memory = block(x, mask)
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
+from greenformers._registry import check_options, class_of, files
 from greenformers.blocks._contract import Block, Size
 
 __all__ = ["Block", "Size", "block_class", "build", "names"]
@@ -15,7 +14,7 @@ __all__ = ["Block", "Size", "block_class", "build", "names"]
 
 def names() -> list[str]:
     """Every block, by file name."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return files(__path__)
 
 
 def build(name: str, size: Size, **options: Any) -> Block:
@@ -30,7 +29,9 @@ def build(name: str, size: Size, **options: Any) -> Block:
         ValueError: no such block, one that cannot do what is asked for, or an option out of range.
         TypeError: an option the block does not take.
     """
-    return block_class(name)(size, **options)
+    kind = block_class(name)
+    check_options(name, kind, options)
+    return kind(size, **options)
 
 
 def block_class(name: str) -> type[Block]:
@@ -39,9 +40,5 @@ def block_class(name: str) -> type[Block]:
     Raises:
         ValueError: no such block.
     """
-    if name not in names():
-        raise ValueError(f"block must be one of {', '.join(names())}; got {name!r}")
-    module = import_module(f"{__name__}.{name}")
-    # The file's one public class is named as the file, in capitals.
-    block: type[Block] = getattr(module, name.title().replace("_", ""))
-    return block
+    kind: type[Block] = class_of(__name__, names(), name, "block")
+    return kind

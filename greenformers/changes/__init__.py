@@ -7,10 +7,9 @@
 `from greenformers.changes import Heal, Int8, LowRank`.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
+from greenformers._registry import class_of, files
 from greenformers.changes._contract import Change, Given, Need, Report, UnitReport
 
 __all__ = ["Change", "Given", "Need", "Report", "UnitReport", "build", "kind", "kinds", "names"]
@@ -18,7 +17,7 @@ __all__ = ["Change", "Given", "Need", "Report", "UnitReport", "build", "kind", "
 
 def names() -> list[str]:
     """Every change, by file name."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return files(__path__)
 
 
 def kind(name: str) -> type[Change]:
@@ -27,9 +26,7 @@ def kind(name: str) -> type[Change]:
     Raises:
         ValueError: no such change.
     """
-    if name not in names():
-        raise ValueError(f"a change must be one of {', '.join(names())}; got {name!r}")
-    change: type[Change] = getattr(import_module(f"{__name__}.{name}"), name.title().replace("_", ""))
+    change: type[Change] = class_of(__name__, names(), name, "a change")
     return change
 
 

@@ -114,10 +114,8 @@ def attend(
     if held is None:
         out = mechanism(query, key, value, key_mask)
     else:
-        count = key.shape[2]
-        mask = None if key_mask is None else key_mask[:, -count:]
-        out, state = mechanism.step(query, key, value, held.state, mask)
-        held.advance(state, count)
+        mask = None if key_mask is None else key_mask[:, -key.shape[2] :]
+        out = held.attend(mechanism, query, key, value, mask)
     return out.transpose(1, 2).contiguous(), None
 
 

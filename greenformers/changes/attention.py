@@ -73,7 +73,8 @@ class Attention(Change):
                 options=self.options, example=example,
             )  # fmt: skip
         except TypeError as error:
-            raise ValueError(f"{self.mechanism}: {str(error).rpartition('() ')[2]}") from error
+            said = str(error)
+            raise ValueError(said if said.startswith(self.mechanism) else f"{self.mechanism}: {said}") from error
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Put the mechanism in place.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import get_type_hints
 
+from greenformers._registry import files
 from greenformers.data._draw import drawn
 from greenformers.data._images import Split, Splits, pooled
 from greenformers.data._kinds import Examples, Labelled, Pairs, Text
@@ -37,7 +37,7 @@ SEEDS = 2**32  # what transformers.set_seed accepts
 
 def names() -> list[str]:
     """Every data set of this folder."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return files(__path__)
 
 
 def load(

@@ -4,10 +4,9 @@
 >>> out = feed_forward(x, mask)
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
+from greenformers._registry import check_options, class_of, files
 from greenformers.feed_forward._contract import FeedForward, Size
 
 __all__ = ["FeedForward", "Size", "build", "feed_forward_class", "names"]
@@ -15,7 +14,7 @@ __all__ = ["FeedForward", "Size", "build", "feed_forward_class", "names"]
 
 def names() -> list[str]:
     """Every kind, by file name."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return files(__path__)
 
 
 def build(name: str, size: Size, **options: Any) -> FeedForward:
@@ -30,7 +29,9 @@ def build(name: str, size: Size, **options: Any) -> FeedForward:
         ValueError: no such kind, one that cannot do what is asked for, or an option out of range.
         TypeError: an option it does not take.
     """
-    return feed_forward_class(name)(size, **options)
+    kind = feed_forward_class(name)
+    check_options(name, kind, options)
+    return kind(size, **options)
 
 
 def feed_forward_class(name: str) -> type[FeedForward]:
@@ -39,9 +40,5 @@ def feed_forward_class(name: str) -> type[FeedForward]:
     Raises:
         ValueError: no such kind.
     """
-    if name not in names():
-        raise ValueError(f"feed_forward must be one of {', '.join(names())}; got {name!r}")
-    module = import_module(f"{__name__}.{name}")
-    # The file's one public class is named as the file, in capitals.
-    kind: type[FeedForward] = getattr(module, name.title().replace("_", ""))
+    kind: type[FeedForward] = class_of(__name__, names(), name, "feed_forward")
     return kind

@@ -20,7 +20,8 @@ class Size:
         activation: makes the activation, an elementwise module.
         layer: index of the layer it stands in, from 0; a decoder's count on from the encoder's.
         layers: of the network.
-        ranks: LED ranks of linear layers by name (up, down); those not named, or None, are dense.
+        ranks: LED ranks of linear layers by name (up, gate, down); those not named, or None, are dense.
+        bias: whether linear layers have one.
 
     Raises:
         ValueError: a number is out of range.
@@ -32,6 +33,7 @@ class Size:
     layer: int = 0
     layers: int = 1
     ranks: Mapping[str, int | None] = field(default_factory=dict)
+    bias: bool = True
 
     def __post_init__(self) -> None:
         for name in ("width", "hidden", "layers"):
@@ -40,13 +42,13 @@ class Size:
         if not 0 <= self.layer < self.layers:
             raise ValueError(f"layer must be in 0..{self.layers - 1}, got {self.layer}")
 
-    def up(self) -> LinearMap:
-        """A linear layer from d to f, dense or of its rank."""
-        return linear_map(self.width, self.hidden, self.ranks.get("up"))
+    def up(self, name: str = "up") -> LinearMap:
+        """A linear layer from d to f, dense or of the rank under its name."""
+        return linear_map(self.width, self.hidden, self.ranks.get(name), bias=self.bias)
 
     def down(self) -> LinearMap:
         """A linear layer from f to d, dense or of its rank."""
-        return linear_map(self.hidden, self.width, self.ranks.get("down"))
+        return linear_map(self.hidden, self.width, self.ranks.get("down"), bias=self.bias)
 
 
 class FeedForward(nn.Module):

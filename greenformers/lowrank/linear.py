@@ -73,9 +73,11 @@ class LED(nn.Module):
 LinearMap = nn.Linear | LED
 
 
-def linear_map(in_features: int, out_features: int, rank: int | None) -> LinearMap:
-    """A dense map, or an LED where a rank is given."""
-    return nn.Linear(in_features, out_features) if rank is None else LED(in_features, out_features, rank)
+def linear_map(in_features: int, out_features: int, rank: int | None, *, bias: bool = True) -> LinearMap:
+    """A dense linear layer, or an LED where a rank is given."""
+    if rank is None:
+        return nn.Linear(in_features, out_features, bias)
+    return LED(in_features, out_features, rank, bias)
 
 
 def encode(maps: Sequence[LinearMap], x: Float[Tensor, "... n"]) -> list[Tensor]:

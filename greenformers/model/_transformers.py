@@ -147,6 +147,15 @@ def model_from_config(model_class: type[Model], config: PreTrainedConfig) -> Mod
     return model_class._from_config(config)
 
 
+def was_loaded(parameter: Tensor) -> bool:
+    """Whether a checkpoint has brought a parameter, which then must not be drawn anew.
+
+    It stands on the mark `_is_hf_initialized` of tensors, which the `torch.nn.init` of transformers goes by too; of a
+    part of a tensor it cannot know. To draw before loading, and not after it, would take its place.
+    """
+    return bool(getattr(parameter, "_is_hf_initialized", False))
+
+
 def allow_training(model: PreTrainedModel) -> None:
     """Take from a model the mark of a quantised one, which would forbid `.half()`, moving and training.
 

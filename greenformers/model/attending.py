@@ -14,7 +14,7 @@ On top of a cache of the positions before:
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,6 +24,7 @@ from greenformers.attention import Attention, Role
 from greenformers.model.beams import BeamLayer
 from greenformers.model.cache import RecentLayer, StateLayer
 from greenformers.model.projected import Projected
+from greenformers.position import Position, Rotation
 
 Codes = dict[str, Tensor]
 KeyMask = Bool[Tensor, "B M"] | None
@@ -38,19 +39,23 @@ class Extras(NamedTuple):
         global_mask: True = a position that all see and that sees all (B, N), for mechanisms that take it.
         choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
             sequence; filled where it is empty.
+        relative: of networks whose positions add to scores, what adds.
+        turn: of networks with rotary positions, what turns queries and keys, and the angles of these positions.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
     choice: dict[str, Tensor] | None = None
+    turn: tuple[Position, Rotation] | None = None
+    relative: Position | None = None
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
 WithCache = Callable[[Projected, Codes, KeyMask, Extras, Cache], Mixed]
 
 
-def without_cache(mechanism: Attention) -> WithoutCache:
+def without_cache(block: Projected) -> WithoutCache:
     """How a mechanism is called on a sequence alone."""
-    return reduced if mechanism.can_reduce else plain
+    return reduced if block.can_reduce else plain
 
 
 def with_cache(mechanism: Attention, memory_length: int) -> WithCache:
@@ -69,23 +74,21 @@ def with_cache(mechanism: Attention, memory_length: int) -> WithCache:
 
 def plain(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras) -> Mixed:
     """Attention of a sequence to itself."""
-    return _call(block, _inputs(block, codes), key_mask, extras)
+    return _call(block, _inputs(block, codes, extras), key_mask, extras)
 
 
 def reduced(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras) -> Mixed:
     """Attention to keys and values that are shortened while they are still codes."""
-    k, v = (block.reduce(role, codes[role], key_mask) for role in get_args(Role))
+    k, v = (block.for_every_head(block.reduce(role, codes[role], key_mask)) for role in get_args(Role))
     return block.mechanism.attend(block.project("q", codes["q"]), k, v), None
 
 
-def stepping(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras, cache: Cache) -> Mixed:
+def stepping(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention on top of the state that the cache holds of the earlier positions."""
-    given = _inputs(block, codes)
-    held, count = StateLayer.of(cache, block.mechanism.shape.layer), given["v"].shape[2]
-    mask = None if key_mask is None else key_mask[:, -count:]
-    out, state = block.mechanism.step(**given, state=held.state, key_mask=mask)
-    held.advance(state, count)
-    return out, None
+    given = {name: block.for_every_head(x) for name, x in _inputs(block, codes, extras).items()}
+    held = StateLayer.of(cache, block.mechanism.shape.layer)
+    mask = None if key_mask is None else key_mask[:, -given["v"].shape[2] :]
+    return held.attend(block.mechanism, **given, key_mask=mask), None
 
 
 def remembering(
@@ -101,7 +104,7 @@ def remembering(
         cache: keeps keys, values and mask.
         limit: how many positions it keeps.
     """
-    given = _inputs(block, codes)
+    given = _inputs(block, codes, extras)
     held = RecentLayer.of(cache, block.mechanism.shape.layer, limit)
     mask = None if key_mask is None else key_mask[:, -given["k"].shape[2] :]
     given["k"], given["v"], mask = held.add(given["k"], given["v"], mask, given["q"].shape[2])
@@ -110,19 +113,27 @@ def remembering(
 
 def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention to all earlier keys and values, which the cache keeps, and to those given."""
-    given, layer = _inputs(block, codes), block.mechanism.shape.layer
+    given, layer = _inputs(block, codes, extras), block.mechanism.shape.layer
     held = cache.layers[layer] if layer < len(cache.layers) else None
     if isinstance(held, BeamLayer):
-        return held.attend(**given), None
+        if extras.relative is not None:
+            raise ValueError("positions that add to scores have no beam search over shared keys")
+        return held.attend(**{name: block.for_every_head(x) for name, x in given.items()}), None
     # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
     has_keys = "k" in codes or block.mechanism.shares_qk
     k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
+    # A static cache has room for keys that are yet to come.
+    total = int(cache.get_seq_length(layer))
+    k, v = k[:, :, :total], v[:, :, :total]
     return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)
 
 
-def _inputs(block: Projected, codes: Codes) -> dict[str, Tensor]:
-    """Queries, keys, values and what else the mechanism has projections of."""
+def _inputs(block: Projected, codes: Codes, extras: Extras) -> dict[str, Tensor]:
+    """Queries, keys, values and what else the mechanism has projections of; keys and values in their own heads."""
     projected = {name: block.project(name, code) for name, code in codes.items()}
+    if extras.turn is not None:
+        position, angles = extras.turn
+        projected |= {name: position.turn(x, angles) for name, x in projected.items() if name[0] in "qk"}
     if block.mechanism.shares_qk:
         projected["k"] = projected["q"]
     # What a mechanism has no projection for it does not read, except for its length.
@@ -132,7 +143,10 @@ def _inputs(block: Projected, codes: Codes) -> dict[str, Tensor]:
 def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras: Extras) -> Mixed:
     """The mechanism itself, with what it takes of the extras."""
     mechanism = block.mechanism
-    further = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
+    given = {name: block.for_every_head(x) for name, x in given.items()}
+    further: dict[str, Any] = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
+    if extras.relative is not None:
+        further["relative"] = extras.relative
     if extras.choice is not None and mechanism.chooses:
         if not extras.choice:
             extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)

@@ -8,11 +8,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from greenformers.attention import Role
+from greenformers.attention import Attention, Role
 from greenformers.model.attending import Extras, with_cache, without_cache
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
+from greenformers.position import Position, Rotation
 
 
 class SelfAttention(Projected):
@@ -35,7 +36,11 @@ class SelfAttention(Projected):
         mechanism = attention_of(config, slot, layer, causal=causal)
         super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
         self.remembers = mechanism.positions == "own" and mechanism.shape.causal
-        self.without_cache = without_cache(mechanism)
+        self.position = None
+        if mechanism.positions == "model":
+            self.position = config.make_position("layers", causal=causal, decoder=decoder)
+            _check_takes(mechanism, self.position)
+        self.without_cache = without_cache(self)
         self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
 
     def mix(
@@ -46,6 +51,7 @@ class SelfAttention(Projected):
         global_mask: Bool[Tensor, "B N"] | None = None,
         choice: dict[str, Tensor] | None = None,
         memory: Float[Tensor, "B m d"] | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
@@ -57,6 +63,7 @@ class SelfAttention(Projected):
             choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
                 sequence; filled where it is empty.
             memory: what is in front of the sequence, to be attended and to attend nothing.
+            rotation: the angles of the positions of `x`, where they are rotary.
 
         Returns:
             The mixtures, and in training the loss of a mechanism that has one.
@@ -75,7 +82,12 @@ class SelfAttention(Projected):
             if key_mask is not None:
                 whole, key_mask = without_gap(whole, key_mask, memory.shape[1])
             codes = self.codes(x, "q") | self.codes(whole, "k", "v")
-        extras = Extras(global_mask, choice)
+        position = self.position
+        turns = position is not None and position.acts == "rotation"
+        if turns and rotation is None:
+            raise ValueError("rotation must be given to a layer whose positions are rotary")
+        turn = (position, rotation) if turns and position is not None and rotation is not None else None
+        extras = Extras(global_mask, choice, turn, None if turns else position)
         if cache is None:
             out, loss = self.without_cache(self, codes, key_mask, extras)
         else:
@@ -105,6 +117,22 @@ class SelfAttention(Projected):
             return [self.split_heads(constant(self.maps[name], y)) for name in names]
 
         return self.mechanism.compress(x, old, mask, project, query_mask=query_mask)
+
+
+def _check_takes(mechanism: Attention, position: Position | None) -> None:
+    """Raise ValueError where a mechanism has no place for what a kind of position does."""
+    if position is None:
+        return
+    known = mechanism.takes_rotation
+    if position.acts == "scores":
+        known = mechanism.adds_to_scores == "all" or (
+            mechanism.adds_to_scores == "distances" and not position.asks_query and not position.has_values
+        )
+    if not known:
+        kinds = (type(each).__module__.rpartition(".")[2] for each in (position, mechanism))
+        raise ValueError(
+            "position {} does not fit {}: it has no scores of queries and keys to put it in".format(*kinds)
+        )
 
 
 class CrossAttention(Projected):
@@ -138,7 +166,8 @@ class CrossAttention(Projected):
             key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
         q = self.project("q", self.codes(x, "q")["q"])
         k, v = self._keys_values(memory, key_mask, cache)
-        out = self.mechanism.attend(q, k, v) if self.mechanism.can_reduce else self.mechanism(q, k, v, key_mask)
+        k, v = self.for_every_head(k), self.for_every_head(v)
+        out = self.mechanism.attend(q, k, v) if self.can_reduce else self.mechanism(q, k, v, key_mask)
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
 
     def _keys_values(
@@ -149,7 +178,7 @@ class CrossAttention(Projected):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
             return stored.keys, stored.values
         codes = self.codes(memory, "k", "v")
-        if self.mechanism.can_reduce:
+        if self.can_reduce:
             k, v = (self.reduce(role, codes[role], key_mask) for role in get_args(Role))
         else:
             k, v = (self.project(name, code) for name, code in codes.items())

@@ -1,5 +1,6 @@
 """The layer of attention and feed-forward with residuals, and layers of other kinds. Vaswani 2017, 3.1."""
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 
@@ -15,7 +16,9 @@ from greenformers.feed_forward import FeedForward, Size, build
 from greenformers.lowrank.feed_forward import can_slice, slice_length
 from greenformers.model.attention import SelfAttention
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.norm import norm_of
 from greenformers.model.projected import constant
+from greenformers.position import Rotation
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -28,8 +31,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.attention = SelfAttention(config, layer, causal=causal)
         self.feed_forward = feed_forward_of(config, layer)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.pre_norm = config.residual == "pre"
         self.reversible = config.residual == "reversible"
@@ -42,6 +44,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         global_mask: Bool[Tensor, "B N"] | None = None,
         memory: Float[Tensor, "B m d"] | None = None,
+        rotation: Rotation | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
@@ -55,19 +58,26 @@ class EncoderLayer(GradientCheckpointingLayer):
         whole = kept or not self.feed_forward.by_position or not can_slice(x)
         if torch.is_grad_enabled() or x.device.type != "cpu" or whole:
             earlier = None if memory is None else self._before(memory)
-            mixed, loss = self.attention.mix(self._before(x), key_mask, past_key_values, global_mask, memory=earlier)
+            mixed, loss = self.attention.mix(
+                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation
+            )
             out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
         tokens = slice_length(self.feed_forward.inner_width)
         rows = max(1, tokens // x.shape[1])
         masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
-        parts = [self._in_slices(y, key, wide, tokens) for y, key, wide in zip(x.split(rows), *masks, strict=False)]
+        angles = repeat(rotation) if rotation is None or len(rotation.cos) == 1 else _split(rotation, rows)
+        slices = zip(x.split(rows), *masks, angles, strict=False)
+        parts = [self._in_slices(some, key, wide, turn, tokens) for some, key, wide, turn in slices]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _in_slices(self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, tokens: int) -> Tensor:
+    def _in_slices(
+        self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, rotation: Rotation | None, tokens: int
+    ) -> Tensor:
         """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
-        mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask)[0].contiguous()
+        before = self._before(x)
+        mixed = self.attention.mix(before, key_mask, global_mask=global_mask, rotation=rotation)[0].contiguous()
         masks = repeat(None) if key_mask is None else key_mask.flatten().split(tokens)
         slices = (y.flatten(0, 1).split(tokens) for y in (x, mixed))
         for x_slice, slice_, mask in zip(*slices, masks, strict=False):
@@ -97,6 +107,11 @@ class EncoderLayer(GradientCheckpointingLayer):
         x = self.attention_norm(x)
         added, loss = feed(self.feed_forward, x, mask)
         return self.feed_forward_norm(x + self.dropout(added)), loss
+
+
+def _split(rotation: Rotation, rows: int) -> Iterator[Rotation]:
+    """The angles of so many sequences at a time."""
+    return map(Rotation._make, zip(*(part.split(rows) for part in rotation), strict=True))
 
 
 class BlockLayer(GradientCheckpointingLayer):
@@ -151,7 +166,8 @@ def feed_forward_of(config: GreenformerConfig, layer: int) -> FeedForward:
         lambda: ACT2FN[config.hidden_act],
         layer=layer,
         layers=config.num_hidden_layers + (config.decoder_layers or 0),
-        ranks={name: config.rank_of(layer, name) for name in ("up", "down")},
+        ranks={name: config.rank_of(layer, name) for name in ("up", "gate", "down")},
+        bias=config.bias,
     )
     options = config.per_layer("feed_forward_options")[layer] or {}
     return build(config.per_layer("feed_forward")[layer], size, **options)

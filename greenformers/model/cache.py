@@ -4,21 +4,35 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
+
+from greenformers.attention import Attention
 
 Kind = TypeVar("Kind", bound=CacheLayerMixin)
 
 
+State = tuple[Tensor, ...]
+"""What a mechanism keeps in place of keys and values, see `Attention.step`."""
+
+
 class StateLayer(CacheLayerMixin):
-    """A layer of a cache that keeps a tuple of tensors (B, ...) in place of keys and values."""
+    """A layer of a cache that keeps a tuple of tensors (B, ...) in place of keys and values.
+
+    For assisted generation, which takes back what was guessed wrong, it also keeps the state before the last call and
+    how to go on from there.
+    """
 
     is_compileable = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.state: tuple[Tensor, ...] | None = None
+        self.state: State | None = None
         self.length = 0
+        self.before: State | None = None
+        self.count = 0
+        self.again: Callable[[int], State] | None = None
 
     @classmethod
     def of(cls, cache: Cache, layer: int) -> "StateLayer":
@@ -29,9 +43,36 @@ class StateLayer(CacheLayerMixin):
         """
         return _layer_of(cache, layer, cls, cls, "a state")
 
-    def advance(self, state: tuple[Tensor, ...], count: int) -> None:
-        """The state after `count` positions more."""
-        self.state, self.length, self.is_initialized = state, self.length + count, True
+    def attend(
+        self, mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> Float[Tensor, "B H N D"]:
+        """Attention of the next N positions, which the state is of from now on; see `Attention.step`."""
+        before = self.state
+        out, state = mechanism.step(q, k, v, before, key_mask)
+
+        def again(some: int) -> State:
+            mask = None if key_mask is None else key_mask[:, :some]
+            return mechanism.step(q[:, :, :some], k[:, :, :some], v[:, :, :some], before, mask)[1]
+
+        self.before, self.count, self.again = before, v.shape[2], again
+        self.state, self.length, self.is_initialized = state, self.length + v.shape[2], True
+        return out
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last positions, given as a number that is not above 0.
+
+        Raises:
+            ValueError: more than those of the last call, before which there is no state to go back to.
+        """
+        removed = -tokens_to_remove
+        if not 0 <= removed <= self.count:
+            raise ValueError(
+                f"a state can take back 0 to {self.count} positions, those of the last call; got {removed}"
+            )
+        if not removed or self.again is None:
+            return
+        self.count, self.length = self.count - removed, self.length - removed
+        self.state = self.again(self.count) if self.count else self.before
 
     def get_seq_length(self) -> int:  # noqa: D102
         return self.length
@@ -55,6 +96,7 @@ class StateLayer(CacheLayerMixin):
 
     def reset(self) -> None:  # noqa: D102
         self.state, self.length, self.is_initialized = None, 0, False
+        self.before, self.count, self.again = None, 0, None
 
     def offload(self) -> None:
         """Nothing: a state is small and stays on its device."""
@@ -74,6 +116,8 @@ class StateLayer(CacheLayerMixin):
     def _map(self, function: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
             self.state = type(self.state)(*map(function, self.state))
+        # What was put in another order cannot be taken back.
+        self.before, self.count, self.again = None, 0, None
 
 
 class RecentLayer(DynamicLayer):
@@ -156,11 +200,11 @@ def _layer_of(cache: Cache, layer: int, kind: type[Kind], make: Callable[[], Kin
     """The layer of a cache, which becomes one of a kind if it has not been used."""
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
-    held = cache.layers[layer]
+    held: Any = cache.layers[layer]
     if isinstance(held, kind):
         return held
-    if type(held) is not DynamicLayer or held.get_seq_length():
-        raise ValueError(f"a mechanism with {what} needs an empty dynamic cache, got {type(held).__name__}")
+    if type(held) not in (DynamicLayer, StaticLayer) or held.get_seq_length():
+        raise ValueError(f"a mechanism with {what} needs an empty plain cache, got {type(held).__name__}")
     made = make()
     cache.layers[layer] = made
     return made

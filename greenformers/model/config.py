@@ -1,18 +1,21 @@
 """One configuration for every variant: the sizes of the network and what stands in each of its slots."""
 
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from greenformers import blocks, feed_forward
+from greenformers import position as positions
 from greenformers.attention import attention_class, names
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "residual": ("post", "pre", "reversible"),
     "depth": ("stacked", "shared"),
-    "position": ("learned", "sinusoidal", "none"),
+    "position": ("none",),
+    "norm": ("layer", "rms"),
     "block": ("standard",),
     "pooling": ("cls", "mean"),
 }
@@ -26,11 +29,11 @@ SHARED = {
 """Which parts of a layer share their parameters, each with its layer norm."""
 
 PROJECTIONS = (
-    "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "down",
+    "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "gate", "down",
     "cross_q", "cross_k", "cross_v", "cross_output",
 )  # fmt: skip
-"""The linear maps of a layer: self-attention's (`hidden` and the global ones of some mechanisms only), two of the
-feed-forward block, and four of cross-attention."""
+"""The linear layers of a layer: self-attention's (`hidden` and the global ones of some mechanisms only), those of the
+feed-forward block (`gate` of a gated one), and four of cross-attention."""
 
 
 def choices(slot: str) -> list[str]:
@@ -42,9 +45,29 @@ def choices(slot: str) -> list[str]:
         return feed_forward.names()
     if slot.endswith("attention"):
         return names()
+    if slot == "position":
+        return [*positions.names(), *SLOTS[slot]]
     files = blocks.names() if slot in ("block", "pooling") else []
     keeps = slot == "block"
     return [*SLOTS[slot], *(name for name in files if blocks.block_class(name).keeps_length == keeps)]
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "bert": {
+        "residual": "post", "position": "learned", "hidden_dropout_prob": 0.1, "initializer_range": 0.02,
+    },
+    "gpt2": {
+        "residual": "pre", "position": "learned", "embedding_norm": False, "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 50257,
+        "max_position_embeddings": 1024,
+    },
+    "llama": {
+        "residual": "pre", "position": "rotary", "embedding_norm": False, "norm": "rms", "layer_norm_eps": 1e-6,
+        "feed_forward": "gated", "hidden_act": "silu", "bias": False, "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""What the layers of well-known networks are made of; their sizes, where they differ from BERT-base's, too."""
 
 
 Rank = int | dict[str, int | None] | None
@@ -64,11 +87,19 @@ class GreenformerConfig(PreTrainedConfig):
         num_hidden_layers: layers; of the encoder, where there is a decoder too.
         decoder_layers: layers of the decoder of an encoder-decoder; None for a single stack.
         num_attention_heads: H, a divisor of d.
+        num_key_value_heads: heads of keys and values, a divisor of H, each shared by as many heads of queries; None: H.
+            Ainslie 2023, arXiv:2305.13245.
         intermediate_size: f.
         hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN.
         hidden_dropout_prob: dropout after the embedding and each block.
-        initializer_range: standard deviation of initial weights.
-        layer_norm_eps: epsilon of layer norm.
+        initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width.
+            With sinusoidal positions embeddings start at e^-1/2 whatever it is, so as not to drown in the waves.
+        norm: slot; "layer", or "rms": without mean and bias (Zhang 2019, arXiv:1910.07467).
+        layer_norm_eps: epsilon of either norm.
+        embedding_norm: whether a norm follows the embedding.
+        bias: whether the linear layers of attention and feed-forward have a bias.
+        qk_norm: whether queries and keys of each head go through an RMS norm before their product. Henry 2020,
+            arXiv:2010.04245.
         attention: slot; a name, or one per layer. Causal where the model is a decoder only.
         attention_options: options of the mechanism; a dictionary, or one per layer.
         decoder_attention: slot; as `attention`, for the causal self-attention of an encoder-decoder's decoder.
@@ -77,15 +108,17 @@ class GreenformerConfig(PreTrainedConfig):
         cross_attention_options: options of that mechanism.
         rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
             (those not named stay dense), or a list of these, one per layer, the encoder's first.
-        feed_forward: slot; a name, or one per layer, the encoder's first. "dense", or "chunked": computed in slices of
-            positions, again in the backward pass.
+        feed_forward: slot; a name, or one per layer, the encoder's first. "dense", "gated" (SwiGLU where hidden_act is
+            "silu"), or "chunked": computed in slices of positions, again in the backward pass.
         feed_forward_options: options of that feed-forward block; a dictionary, or one per layer.
         residual: slot; "post" or "pre" norm, or "reversible": pre-norm, activations are computed back from the output,
             so that their memory does not grow with the layers; for a single stack.
         depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
         shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
-        position: slot; "learned", "sinusoidal" or "none"; without effect where the attention of all layers has
-            positions of its own.
+        position: slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
+            "huang", which add to scores), or "none". None: "rotary" in a causal stack whose attention takes it, else
+            "learned". Attention with positions of its own has them in place of these.
+        position_options: options of that kind of position.
         memory_length: positions of earlier segments that each layer attends, see `SegmentMemory`; for causal attention
             with positions of its own. In `generate` no more are kept; 0: all are.
         block: slot; "standard", or a layer that is more than attention and then feed-forward ("bp", "isab", "star"): a
@@ -110,11 +143,16 @@ class GreenformerConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     decoder_layers: int | None = None
     num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
     intermediate_size: int = 3072
     hidden_act: str = "gelu"
-    hidden_dropout_prob: float = 0.1
-    initializer_range: float = 0.02
+    hidden_dropout_prob: float = 0.0
+    initializer_range: float | None = None
+    norm: str = "layer"
     layer_norm_eps: float = 1e-12
+    embedding_norm: bool = True
+    bias: bool = True
+    qk_norm: bool = False
     attention: str | list[str] = "full"
     attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     decoder_attention: str | list[str] = "full"
@@ -127,7 +165,8 @@ class GreenformerConfig(PreTrainedConfig):
     residual: str = "post"
     depth: str = "stacked"
     shared: str = "all"
-    position: str = "learned"
+    position: str | None = None
+    position_options: dict[str, Any] | None = None
     memory_length: int = 0
     block: str = "standard"
     block_options: dict[str, Any] | None = None
@@ -139,6 +178,23 @@ class GreenformerConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = None
     tie_word_embeddings: bool = True
 
+    @classmethod
+    def shaped(cls, name: str, **options: Any) -> "GreenformerConfig":
+        """The configuration of a network with the layers of a well-known one.
+
+        >>> config = GreenformerConfig.shaped("llama", hidden_size=512, num_attention_heads=8, num_key_value_heads=2)
+
+        Args:
+            name: "bert" (Devlin 2018), "gpt2" (Radford 2019) or "llama" (Touvron 2023).
+            **options: Sizes, and slots that differ.
+
+        Raises:
+            ValueError: There is no such shape, or an option is out of range.
+        """
+        if name not in SHAPES:
+            raise ValueError(f"name must be one of {', '.join(SHAPES)}; got {name!r}")
+        return cls(**SHAPES[name] | options)
+
     def __post_init__(self, **kwargs: Any) -> None:
         # transformers and its friends keep things of their own in a configuration; a misspelt slot is not one of them.
         for name in kwargs.keys() - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
@@ -147,6 +203,8 @@ class GreenformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.is_encoder_decoder = self.decoder_layers is not None
         self._check_sizes()
+        if self.initializer_range is None:
+            self.initializer_range = self.hidden_size**-0.5
         self._check_slots()
 
     def _check_sizes(self) -> None:
@@ -157,6 +215,7 @@ class GreenformerConfig(PreTrainedConfig):
             "num_hidden_layers",
             "decoder_layers",
             "num_attention_heads",
+            "num_key_value_heads",
             "intermediate_size",
             "vocab_size",
             "input_features",
@@ -168,6 +227,11 @@ class GreenformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"num_attention_heads must divide hidden_size {self.hidden_size}, got {self.num_attention_heads}"
             )
+        if self.num_attention_heads % (self.num_key_value_heads or 1):
+            raise ValueError(
+                f"num_key_value_heads must divide num_attention_heads {self.num_attention_heads}, "
+                f"got {self.num_key_value_heads}"
+            )
         if (self.vocab_size is None) == (self.input_features is None):
             raise ValueError(
                 "exactly one of vocab_size (tokens) and input_features (values) must be set, "
@@ -178,7 +242,8 @@ class GreenformerConfig(PreTrainedConfig):
 
     def _check_slots(self) -> None:
         for slot in SLOTS:
-            _check_choice(slot, getattr(self, slot))
+            if slot != "position" or self.position is not None:
+                _check_choice(slot, getattr(self, slot))
         if self.memory_length < 0:
             raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
         if self.memory_length and not (self.own_positions and self.decoder_layers is None):
@@ -196,6 +261,10 @@ class GreenformerConfig(PreTrainedConfig):
             for name in dict.fromkeys(self.per_layer(slot)):
                 _check_choice(slot, name)
             self.per_layer(f"{slot}_options")
+        if self.position is not None:
+            self._check_position()
+        elif self.position_options:
+            raise ValueError("position_options need a position, which is None")
         for rank in self.per_layer("rank"):
             if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
                 raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
@@ -211,13 +280,68 @@ class GreenformerConfig(PreTrainedConfig):
         if self.depth == "shared" and self.shared != "all":
             raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
 
+    def _check_position(self) -> None:
+        """Positions that turn queries and keys need attention that reads nothing of them but their products."""
+        if self.position == "none":
+            if self.position_options:
+                raise ValueError("position none takes no options")
+            return
+        kind = positions.position_class(str(self.position))
+        if kind.acts != "embedding" and self.block != "standard":
+            raise ValueError(f"position {self.position} is for attention layers, block is {self.block}")
+        if kind.acts == "rotation":
+            for name in self._self_attention():
+                if attention_class(name).positions == "model" and not attention_class(name).takes_rotation:
+                    raise ValueError(
+                        f"position {self.position} does not fit {name}, which reads more of queries and keys than "
+                        "their products"
+                    )
+        with torch.device("meta"):
+            self.make_position("embedding" if kind.acts == "embedding" else "layers")  # refuses its options
+
+    def make_position(
+        self, where: Literal["embedding", "layers"], *, causal: bool = False, decoder: bool = False
+    ) -> positions.Position | None:
+        """The positions of a stack, where they act there; None where it has none, or its attention brings them all.
+
+        Args:
+            where: at its embedding, or in its layers.
+            causal: the stack is causal: alone, None stands for rotary positions there, where attention takes them.
+            decoder: it is the decoder of an encoder-decoder.
+        """
+        name = self.position_of(causal=causal and not decoder)
+        if name == "none" or (positions.position_class(name).acts == "embedding") != (where == "embedding"):
+            return None
+        place = positions.Place(
+            self.embedding_size or self.hidden_size,
+            self.num_attention_heads,
+            self.hidden_size // self.num_attention_heads,
+            self.max_position_embeddings,
+            causal=causal,
+        )
+        return positions.build(name, place, **self.position_options or {})
+
+    def position_of(self, *, causal: bool = False) -> str:
+        """The kind of position of a stack by name, with what None stands for, see `make_position`."""
+        if self.own_positions:
+            return "none"
+        if self.position is not None:
+            return self.position
+        alone = causal and self.decoder_layers is None and self.block == "standard"
+        if alone and all(attention_class(name).takes_rotation for name in self._self_attention()):
+            return "rotary"
+        return "learned"
+
+    def _self_attention(self) -> set[str]:
+        slots = ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
+        return {name for slot in slots for name in self.per_layer(slot)}
+
     @property
     def own_positions(self) -> bool:
         """Whether the attention of all layers brings its own positions, or the block does."""
         if self.block != "standard":
             return blocks.block_class(self.block).positions == "own"
-        slots = ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
-        return all(attention_class(name).positions == "own" for slot in slots for name in set(self.per_layer(slot)))
+        return all(attention_class(name).positions == "own" for name in self._self_attention())
 
     def per_layer(self, slot: str) -> list[Any]:
         """The value of an attention or feed-forward slot, its options or `rank` in every layer it is about."""

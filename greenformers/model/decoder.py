@@ -16,8 +16,10 @@ from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
 from greenformers.model.memory import SegmentMemory
+from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
-from greenformers.model.stack import run
+from greenformers.model.stack import rotation_of, run
+from greenformers.position import Rotation
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -34,9 +36,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         if self.feed_forward.has_loss:
             name = config.per_layer("feed_forward")[layer + config.num_hidden_layers]
             raise ValueError(f"feed_forward must have no loss of its own beside an encoder, {name} has one")
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.cross_attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
+        self.feed_forward_norm = norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.pre_norm = config.residual == "pre"
 
@@ -48,11 +49,16 @@ class DecoderLayer(GradientCheckpointingLayer):
         memory_mask: Bool[Tensor, "B M"] | None = None,
         *,
         past_key_values: EncoderDecoderCache | None = None,
+        rotation: Rotation | None = None,
     ) -> Float[Tensor, "B N d"]:
         """One layer (B, N, d) over the last N of P positions."""
         own = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
-        x = self._residual(x, self.attention_norm, lambda y: attention.output(attention.mix(y, key_mask, own)[0]))
+        x = self._residual(
+            x,
+            self.attention_norm,
+            lambda y: attention.output(attention.mix(y, key_mask, own, rotation=rotation)[0]),
+        )
         x = self._residual(
             x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
         )
@@ -73,14 +79,13 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         super().__init__(config)
         if config.vocab_size is None:
             raise ValueError("a decoder needs a vocab_size, got None")
-        self.embedding = Embedding(config)
+        self.embedding = Embedding(config, causal=True)
         if config.decoder_layers is None:
             stack = [layer_of(config, layer, causal=True) for layer in range(config.num_hidden_layers)]
             self.layers = nn.ModuleList(stack)
         else:
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
-        post_norm = config.residual == "post"
-        self.final_norm = nn.Identity() if post_norm else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -148,10 +153,15 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if memory is not None:
             memory = self._checked(memory, x, past)
         if crossed:
+            rotation = rotation_of(self.layers, x, past_key_values, positions)
             for layer in self.layers:
-                x = layer(x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values)
+                x = layer(
+                    x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values, rotation=rotation
+                )
         else:
-            x, loss, following = run(self.layers, x, key_mask, past_key_values=past_key_values, memory=memory)
+            x, loss, following = run(
+                self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions
+            )
         out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
         out.memory = following if past_key_values is None else None
         return out

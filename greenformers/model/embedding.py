@@ -5,24 +5,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import left_padding
+from greenformers.model._transformers import was_loaded
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.norm import norm_of
 
 
 class Placed(nn.Module):
     """Content and positions, to vectors of width d."""
 
-    def __init__(self, config: GreenformerConfig) -> None:
+    def __init__(self, config: GreenformerConfig, *, causal: bool = False) -> None:
         super().__init__()
         self.config = config
         d = config.embedding_size or config.hidden_size
         self.make_content(config, d)
-        # Attention that brings its own positions has them nowhere else.
-        self.kind = "none" if config.own_positions else config.position
-        if self.kind == "learned":
-            self.position = nn.Embedding(config.max_position_embeddings, d)
-        self.norm = nn.LayerNorm(d, eps=config.layer_norm_eps)
+        self.position = config.make_position("embedding", causal=causal)
+        self.norm = norm_of(config, d) if config.embedding_norm else nn.Identity()
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    @property
+    def scales_tokens(self) -> bool:
+        """Whether its positions have content multiplied by the root of its width."""
+        return self.position is not None and self.position.scales_tokens
 
     def make_content(self, config: GreenformerConfig, width: int) -> None:
         """Make what the content comes from."""
@@ -37,11 +41,8 @@ class Placed(nn.Module):
         length, longest = x.shape[1], self.config.max_position_embeddings
         if not 1 <= length <= longest:
             raise ValueError(f"length must be in 1..{longest}, got {length}")
-        if self.kind == "learned":
-            x = x + (self.position.weight[:length] if positions is None else self.position(positions))
-        elif self.kind == "sinusoidal":
-            waves = sinusoidal(torch.arange(length, device=x.device) if positions is None else positions, x.shape[2])
-            x = x + waves.to(x.dtype)
+        if self.position is not None:
+            x = self.position.embed(x, positions)
         return self.dropout(self.widen(self.norm(x)))
 
 
@@ -80,7 +81,7 @@ class Embedding(Placed):
         else:
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
-        if self.kind == "sinusoidal":
+        if self.scales_tokens:
             # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
             x = x * x.shape[2] ** 0.5
         return self.place(x, positions)
@@ -93,9 +94,12 @@ def counted(key_mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"] | None:
     return (torch.arange(key_mask.shape[1], device=key_mask.device) - padding[:, None]).clamp(min=0)
 
 
-def sinusoidal(positions: Int[Tensor, "... N"], width: int) -> Float[Tensor, "... N d"]:
-    """Sine in even columns, cosine in odd ones, wavelengths from 2 pi to 10000 x 2 pi. Vaswani 2017, 3.5."""
-    column = torch.arange(width, device=positions.device)
-    rate = 10000.0 ** (-(column // 2 * 2) / width)
-    angle = positions[..., None] * rate
-    return torch.where(column % 2 == 0, angle.sin(), angle.cos())
+@torch.no_grad()
+def draw_embeddings(word: nn.Embedding) -> None:
+    """Draw embeddings of tokens that are multiplied by sqrt(e): as large as the waves that are added to them.
+
+    With standard deviation s they would have s sqrt(e) beside the 0.7 of a wave: at 0.02 and e 128 a third of it.
+    """
+    nn.init.normal_(word.weight, std=word.embedding_dim**-0.5)
+    if word.padding_idx is not None and not was_loaded(word.weight):
+        nn.init.zeros_(word.weight[word.padding_idx])

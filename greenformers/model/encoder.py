@@ -16,9 +16,11 @@ from greenformers.feed_forward import FeedForward
 from greenformers.lowrank.linear import LED
 from greenformers.model.block import BlockLayer, EncoderLayer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
-from greenformers.model.embedding import Embedding, counted
+from greenformers.model.embedding import Embedding, counted, draw_embeddings
+from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.stack import run
+from greenformers.position import Position
 
 
 def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
@@ -29,7 +31,7 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
     Raises:
         ValueError: layers that are to share have parameters of different names or sizes.
     """
-    tied = _tied_mechanisms(layers)
+    tied = _tied_mechanisms(layers) | _tied_positions(layers)
     shared = ("block",) if config.block != "standard" else SHARED[config.shared]
     for block in shared if config.depth == "shared" else ():
         for part in (block, f"{block}_norm"):
@@ -63,6 +65,18 @@ def _tied_mechanisms(layers: nn.ModuleList) -> dict[str, str]:
     return tied
 
 
+def _tied_positions(layers: nn.ModuleList) -> dict[str, str]:
+    """What layers share of positions: the first layer that has them lends."""
+    own = [(index, getattr(getattr(layer, "attention", None), "position", None)) for index, layer in enumerate(layers)]
+    having = [(index, position) for index, position in own if position is not None]
+    tied = {}
+    for index, position in having[1:]:
+        position.shared(having[0][1])
+        for name in position.shared_parameters:
+            tied[f"layers.{index}.attention.position.{name}"] = f"layers.{having[0][0]}.attention.position.{name}"
+    return tied
+
+
 class GreenformerPreTrainedModel(PreTrainedModel):
     """What every Greenformers model shares: configuration, initialisation, saving and loading."""
 
@@ -88,9 +102,13 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters(self.config.initializer_range)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()
+        elif isinstance(module, Position):
+            module.reset_parameters(cast(float, self.config.initializer_range))
         elif isinstance(module, Embedding):
             if hasattr(module, "cls"):
-                nn.init.normal_(module.cls, std=self.config.initializer_range)
+                nn.init.normal_(module.cls, std=cast(float, self.config.initializer_range))
+            if hasattr(module, "word") and module.scales_tokens:
+                draw_embeddings(module.word)
         else:
             super()._init_weights(module)
 
@@ -107,9 +125,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
-        self.final_norm = (
-            nn.Identity() if config.residual == "post" else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -165,11 +181,12 @@ class GreenformerModel(GreenformerPreTrainedModel):
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
         if input_values is not None and key_mask is not None:  # padding may be NaN
             input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
-        x = self.embedding(input_ids, input_values, counted(key_mask))
+        positions = counted(key_mask)
+        x = self.embedding(input_ids, input_values, positions)
         global_mask = self.key_mask("global_attention_mask", global_attention_mask, given, input_values is not None)
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
-        x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask)
+        x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions)
         return self.finish(x, key_mask, loss)
 
     def finish(self, x: Tensor, key_mask: Tensor | None, loss: Tensor | None = None) -> EncoderOutput:

@@ -105,6 +105,11 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         if config.block != "standard" and self.generation_config is not None:
             self.generation_config.use_cache = False  # its layers read the whole sequence each time
 
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
+        """The mask of tokens as it is, which all mechanisms take: `generate` asks for one where a cache is static."""
+        return attention_mask
+
     @can_return_tuple
     def forward(
         self,

@@ -1,7 +1,8 @@
 """The projections around a mechanism of the attention slot. Vaswani 2017, 3.2.2; low-rank: Cahyawijaya 2021, 3.1.1.
 
 A projection is x W, or (x E) D where it is low-rank. Its code is what is left of it before the last factor: x E, or x
-itself where it is dense.
+itself where it is dense. Keys and values may have fewer heads than queries, each read by several (Ainslie 2023,
+arXiv:2305.13245); queries and keys of a head may be normalised (Henry 2020, arXiv:2010.04245).
 """
 
 from typing import cast
@@ -27,34 +28,64 @@ class Projected(nn.Module):
 
     def __init__(self, config: GreenformerConfig, layer: int, mechanism: Attention, prefix: str = "") -> None:
         super().__init__()
-        d = config.hidden_size
+        d, D, bias = config.hidden_size, mechanism.shape.head_dim, config.bias
         self.mechanism = mechanism
+        self.key_heads = config.num_key_value_heads or config.num_attention_heads
+        if mechanism.shares_qk and self.key_heads != config.num_attention_heads:
+            name = type(mechanism).__name__.lower()
+            raise ValueError(
+                f"num_key_value_heads must be {config.num_attention_heads} for {name}, whose keys are the queries; "
+                f"got {self.key_heads}"
+            )
         self.maps = nn.ModuleDict(
-            {name: linear_map(d, d, config.rank_of(layer, prefix + name)) for name in mechanism.projections}
+            {
+                name: linear_map(
+                    d, self.key_heads * D if name[0] in "kv" else d, config.rank_of(layer, prefix + name), bias=bias
+                )
+                for name in mechanism.projections
+            }
         )
-        self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"))
+        self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
+        self.normalised = (
+            nn.ModuleDict({name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.maps if name[0] in "qk"})
+            if config.qk_norm
+            else None
+        )
+
+    @property
+    def can_reduce(self) -> bool:
+        """Whether keys and values may be shortened before they are projected, see `Attention.reduce`."""
+        return self.mechanism.can_reduce and self.normalised is None
 
     def codes(self, x: Float[Tensor, "B N d"], *names: str) -> dict[str, Tensor]:
         """Codes of the named projections, those of all low-rank ones by one product."""
         projections = [cast(LinearMap, self.maps[name]) for name in names]
         return dict(zip(names, encode(projections, x), strict=True))
 
-    def project(self, name: str, code: Float[Tensor, "B N r"]) -> Float[Tensor, "B H N D"]:
-        """Queries, keys or values from their code."""
-        return self.split_heads(decode(cast(LinearMap, self.maps[name]), code))
+    def project(self, name: str, code: Float[Tensor, "B N r"]) -> Float[Tensor, "B h N D"]:
+        """Queries, keys or values from their code; h heads, H or fewer for keys and values."""
+        x = self.split_heads(decode(cast(LinearMap, self.maps[name]), code))
+        if self.normalised is not None and name in self.normalised:
+            x = self.normalised[name](x)
+        return x
+
+    def for_every_head(self, x: Float[Tensor, "B h N D"]) -> Float[Tensor, "B H N D"]:
+        """Keys or values once for each head of queries that reads them."""
+        H = self.mechanism.shape.heads
+        return x if x.shape[1] == H else x.repeat_interleave(H // x.shape[1], 1)
 
     def reduce(
         self, role: Role, code: Float[Tensor, "B M r"], key_mask: Bool[Tensor, "B M"] | None
-    ) -> Float[Tensor, "B H k D"]:
+    ) -> Float[Tensor, "B h k D"]:
         """Keys or values of a mechanism that shortens them, shortened before the last factor, where it is cheaper."""
         ones = code.new_ones(code.shape[0], code.shape[1], 1)
         short = self.mechanism.reduce(code, key_mask, role=role)
         weights = self.mechanism.reduce(ones, key_mask, role=role)
         return self.split_heads(decode(cast(LinearMap, self.maps[role]), short, kept=weights))
 
-    def split_heads(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N D"]:
-        """One vector of a position as H of D = d / H numbers."""
-        return x.unflatten(2, (self.mechanism.shape.heads, -1)).transpose(1, 2)
+    def split_heads(self, x: Float[Tensor, "B N hD"]) -> Float[Tensor, "B h N D"]:
+        """One vector of a position as those of its heads, of D numbers each."""
+        return x.unflatten(2, (-1, self.mechanism.shape.head_dim)).transpose(1, 2)
 
 
 def attention_of(

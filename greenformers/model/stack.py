@@ -4,13 +4,15 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from greenformers.model.block import BlockLayer, EncoderLayer, feed
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.reversible import Half, reversible
+from greenformers.position import Rotation
 
 
 def run(
@@ -21,6 +23,7 @@ def run(
     past_key_values: Cache | None = None,
     global_mask: Bool[Tensor, "B N"] | None = None,
     memory: SegmentMemory | None = None,
+    positions: Int[Tensor, "b N"] | None = None,
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
     """The output of the last layer; in training the sum of the layers' own losses, None where there is none.
 
@@ -33,16 +36,18 @@ def run(
         past_key_values: keys and values of the positions before.
         global_mask: True = a position that all see, for mechanisms that take it.
         memory: of the segments before.
+        positions: of `x`; by default those behind what is cached, 0 to N - 1 without.
 
     Raises:
         ValueError: a memory for a reversible stack.
     """
     whole = list(layers)
-    given = {"past_key_values": past_key_values, "global_mask": global_mask}
+    rotation = rotation_of(whole, x, past_key_values, positions)
+    given = {"past_key_values": past_key_values, "global_mask": global_mask, "rotation": rotation}
     if whole[0].reversible:
         if memory is not None:
             raise ValueError("a reversible stack takes no memory: it keeps no inputs of its layers")
-        halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask)]
+        halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask, rotation)]
         return *reversible(x, halves), None
     if isinstance(whole[0], BlockLayer):
         if any(one is not None for one in (past_key_values, global_mask, memory)):
@@ -72,14 +77,36 @@ def run(
     return x, sum(losses[1:], losses[0]) if losses else None, following
 
 
+def rotation_of(
+    layers: Iterable[Any],
+    x: Float[Tensor, "B N d"],
+    cache: Cache | None = None,
+    positions: Int[Tensor, "b N"] | None = None,
+) -> Rotation | None:
+    """The angles of all layers with rotary positions; None where no layer has them."""
+    turning = (layer.attention.position for layer in layers if hasattr(layer, "attention"))
+    position = next((each for each in turning if each is not None and each.acts == "rotation"), None)
+    if position is None:
+        return None
+    if positions is None:
+        past = 0 if cache is None else int(cache.get_seq_length())
+        positions = torch.arange(past, past + x.shape[1], device=x.device)[None]
+    angles: Rotation = position.rotation(positions, x.dtype)
+    return angles
+
+
 def _halves(
-    layer: EncoderLayer, key_mask: Tensor | None, cache: Cache | None, global_mask: Tensor | None
+    layer: EncoderLayer,
+    key_mask: Tensor | None,
+    cache: Cache | None,
+    global_mask: Tensor | None,
+    rotation: Rotation | None,
 ) -> tuple[Half, Half]:
     """Attention and feed-forward of a layer, each behind its norm."""
     attention, norm, dropout = layer.attention, layer.attention_norm, layer.dropout
 
     def attend(x: Tensor, choice: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        mixed, loss = attention.mix(norm(x), key_mask, cache, global_mask, choice)
+        mixed, loss = attention.mix(norm(x), key_mask, cache, global_mask, choice, rotation=rotation)
         return dropout(attention.output(mixed)), loss
 
     return (

@@ -42,7 +42,7 @@ class SpeechConfig(GreenformerConfig):
     num_attention_heads: int = 8
     intermediate_size: int = 2048
     hidden_act: str = "relu"
-    position: str = "sinusoidal"
+    position: str | None = "sinusoidal"
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
 

@@ -67,10 +67,11 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, key_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """Hidden states (B, N, d) for the next stage; from the last one the loss (1,) of a micro-batch."""
         model = cast(Any, self._whole[0])
+        positions = counted(key_mask)
         if self.first:
             given = {"input_values" if x.is_floating_point() else "input_ids": x}
-            x = model.base_model.embedding(**given, positions=counted(key_mask))
-        x = run(self.layers, x, key_mask)[0]
+            x = model.base_model.embedding(**given, positions=positions)
+        x = run(self.layers, x, key_mask, positions=positions)[0]
         if not self.last:
             return x
         out = model.base_model.finish(x, key_mask)

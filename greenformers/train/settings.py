@@ -46,7 +46,11 @@ class Training:
     )
     chunk: int | None = setting(None, "Positions the feed-forward block computes at once, to save memory.")
     share: str | None = setting(None, "Parameters all layers share: all, attention or feed_forward.")
-    position: str = setting("learned", "Positions: learned, sinusoidal or none.")
+    position: str | None = setting(
+        None,
+        "Positions: learned, sinusoidal, rotary or none; by default rotary in a causal network whose attention takes "
+        "it, else learned.",
+    )
     memory: int = setting(
         0, "causal_lm: tokens of earlier segments that are remembered; transformer_xl and compressive can."
     )
@@ -156,8 +160,6 @@ class Training:
             "residual": self.residual,
             "position": self.position,
             "pooling": self.pooling,
-            # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
-            "initializer_range": self.hidden**-0.5,
         }
         if self.chunk is not None:
             sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": self.chunk}}

@@ -78,6 +78,7 @@ def test_fewer_queries_than_keys_are_the_last_ones(row):
     torch.testing.assert_close(module(q[:, :, 6:], k, v), module(q, k, v)[:, :, 6:], **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")  # torch's own
 def test_what_is_kept_of_earlier_keys_is_compiled_too():
     """More keys than queries: the backward pass begins with a state that is neither input nor output."""

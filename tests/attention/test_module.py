@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import safetensors.torch
 import torch
-from cases import draw, each_code, each_form, each_kind, each_kind_form, each_mechanism, each_row, holes, kept
+from cases import FIRST, FORMS, draw, each_form, each_kind, each_kind_form, each_mechanism, each_row, form, holes, kept
 from rows import LAYERS
 from torch import nn
 
@@ -61,8 +61,25 @@ OWN_BACKWARD = {
 run. Performer's in the causal form are those of `test_what_is_kept_of_earlier_keys_is_compiled_too`."""
 
 
+# Of two forms of one code the causal one only where its backward pass is its own.
+each_graph = pytest.mark.parametrize(
+    ("row", "causal"),
+    [
+        form(
+            *each,
+            *(
+                []
+                if FIRST[each[0].name, each[1]] is each[0] and (not each[1] or (each[0].name, True) in OWN_BACKWARD)
+                else [pytest.mark.slow]
+            ),
+        )
+        for each in FORMS
+    ],
+)
+
+
 @compiling
-@each_code
+@each_graph
 def test_compiles_to_one_graph(row, causal, compiler):
     if not row.compiles:
         pytest.skip("exempt")

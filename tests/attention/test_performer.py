@@ -2,7 +2,8 @@
 
 import math
 from copy import deepcopy
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, count, pairwise
 
 import pytest
 import torch
@@ -25,12 +26,11 @@ def pairs(size=1.0):
 
 def errors(draws, q, k, **options):
     """phi(q) phi(k) / exp(q k / sqrt(D)) - 1 for every draw of rows and every pair."""
-    torch.manual_seed(0)
-    module = build("performer", SHAPE, **options)
+    module = build("performer", SHAPE, redraw=1, **options)
     exact = torch.exp((q * k).sum(1) / math.sqrt(DIM))
     found = []
     for _ in range(draws):
-        module.reset_parameters()
+        module.update_()
         found.append((features(module, q) * features(module, k)).sum(1) / exact - 1)
     return torch.stack(found)
 
@@ -70,10 +70,11 @@ def test_rows_and_their_negatives_beat_as_many_rows_as_the_lemma_says():
 def test_tends_to_full_attention():
     torch.manual_seed(0)
     q, k, v = (size * torch.randn(4, 1, 16, DIM) for size in (0.5, 0.5, 1))
+    seeds = count()
     full = build("full", SHAPE)(q, k, v)
 
     def error(p):
-        return (build("performer", SHAPE, features=p)(q, k, v) - full).square().mean().sqrt()
+        return (build("performer", SHAPE, features=p, seed=next(seeds))(q, k, v) - full).square().mean().sqrt()
 
     coarse, fine = error(64), error(16384)
     assert fine < 0.03
@@ -134,9 +135,11 @@ def test_never_drawn_again_where_not_wanted():
     assert torch.equal(module.rows, before)
 
 
-def test_two_mechanisms_have_rows_of_their_own():
-    one, other = (build("performer", SHAPE) for _ in range(2))
-    assert not torch.equal(one.rows, other.rows)
+def test_layers_and_seeds_have_rows_of_their_own():
+    which = [(0, 0), (1, 0), (0, 7), (1, 7)]
+    rows = [build("performer", replace(SHAPE, layers=2, layer=layer), seed=seed).rows for layer, seed in which]
+    assert torch.equal(build("performer", replace(SHAPE, layers=2, layer=1), seed=7).rows, rows[-1])
+    assert not any(torch.equal(a, b) for a, b in combinations(rows, 2))
 
 
 @pytest.mark.parametrize(("dim", "features"), [(1, 1), (2, 2), (5, 10), (64, 256), (128, 640)])

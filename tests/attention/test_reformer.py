@@ -166,7 +166,7 @@ def test_rotations_are_drawn_again_after_so_many_steps_alike_in_all_processes():
 
 
 def test_a_loaded_module_hashes_alike():
-    module, other = make(), build("reformer", SHAPE, **SMALL)
+    module, other = make(), build("reformer", SHAPE, **SMALL, seed=1)
     q, _, _ = draw(37, 37)
     assert not torch.equal(other.buckets(q), module.buckets(q))
     other.load_state_dict(module.state_dict())

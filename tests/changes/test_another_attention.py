@@ -189,7 +189,7 @@ HAS_ITS_OWN = "takes the name of an attention and never calls it|has an attentio
             "bert",
             "sliding_window",
             {"options": {"width": 3}},
-            "^sliding_window: got an unexpected keyword argument 'width'",
+            "^sliding_window has no option 'width', it has window, dilation, dropout$",
         ),
         ("bert", "linformer", {"options": {"k": 100}, "length": 64}, "k must be in 1..64"),
     ],

@@ -81,15 +81,19 @@ def applies(row: Row, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every row on every network that it can be made of, and what a fresh process reads."""
+    """What one fresh process reads of every row on every network that it can be made of, and of every two in a row."""
 
     def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
         for row in ROWS:
             for name in ZOO:
                 if applies(row, name):
                     yield f"{row.name}-{name}", name, made(name, [row.change])
+        for name, first, second in CASES:
+            if not refused(first, second):
+                changes = [*fitting(first), *fitting(second, again=first == second)]
+                yield f"{name}-{first}-{second}", name, made(name, changes)
 
-    return read_again(tmp_path_factory.mktemp("alone"), models())
+    return read_again(tmp_path_factory.mktemp("changed"), models())
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -121,19 +125,6 @@ def check_inverse(described: Description, model: PreTrainedModel) -> None:
     assert {key: (x.shape, x.dtype) for key, x in skeleton.state_dict().items()} == shapes
 
 
-@pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Two changes in a row, every two of them, on an encoder and a language model."""
-
-    def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
-        for name, first, second in CASES:
-            if not refused(first, second):
-                changes = [*fitting(first), *fitting(second, again=first == second)]
-                yield f"{name}-{first}-{second}", name, made(name, changes)
-
-    return read_again(tmp_path_factory.mktemp("pairs"), models())
-
-
 def fitting(name: str, again: bool = False) -> list[Change]:
     change = BY_NAME[name].change
     if name == "layers":
@@ -148,7 +139,7 @@ def refused(first: str, second: str) -> bool:
 
 
 @pytest.mark.parametrize(("name", "first", "second"), CASES)
-def test_two_by_two(composed: dict[str, dict[str, Any]], name: str, first: str, second: str) -> None:
+def test_two_by_two(reloaded: dict[str, dict[str, Any]], name: str, first: str, second: str) -> None:
     if refused(first, second):
         model = network(name)
         before = snapshot(model)
@@ -156,7 +147,7 @@ def test_two_by_two(composed: dict[str, dict[str, Any]], name: str, first: str, 
             apply(model, [*fitting(first), *fitting(second)], name)
         check_same(before, snapshot(model))
         return
-    read = composed[f"{name}-{first}-{second}"]
+    read = reloaded[f"{name}-{first}-{second}"]
     assert read["after"]["difference"] == 0
     assert read["after"]["keys"] == {}
     shown = [change for change in dict.fromkeys((first, second)) if BY_NAME[change].shows]

@@ -2,13 +2,17 @@
 
 import ast
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models import folder, pairs
+from typer.testing import CliRunner
 
 import greenformers
 from greenformers.changes import names
@@ -74,29 +78,45 @@ with torch.no_grad():
 """
 
 
-COMMANDS = """
-import json, sys, greenformers.changes
-greenformers.changes.__path__.append(sys.argv[1])
-from typer.testing import CliRunner
-from greenformers.advise.checkpoint import name_of, recipes
-from greenformers.cli import application
-shown = []
-for words in json.loads(sys.argv[2]):
-    done = CliRunner().invoke(application(), words, env={"COLUMNS": "200"})
-    assert done.exit_code == 0, (words, done.output, done.exception)
-    shown.append(done.output)
-print(json.dumps([*shown, [name_of(recipe) for recipe in recipes(9, causal=False)]]))
-"""
+def run_commands(toy: str, commands: list[list[str]]) -> list[Any]:
+    """What commands print where a folder with one change more is there, and the recipes that advice would try."""
+    import greenformers.changes
+
+    for name in [name for name in sys.modules if name.startswith("greenformers.cli")]:
+        del sys.modules[name]  # flags are made as a command is imported
+    greenformers.changes.__path__.append(toy)
+    from greenformers.advise.checkpoint import name_of, recipes
+    from greenformers.cli import application
+
+    shown: list[Any] = []
+    for words in commands:
+        done = CliRunner().invoke(application(), words, env={"COLUMNS": "200"})
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        shown.append(done.output)
+    return [*shown, [name_of(recipe) for recipe in recipes(9, causal=False)]]
 
 
-def fresh(code: str, *words: object) -> list[str]:
+def forked(function: Callable[..., Any], *given: Any) -> Any:
+    """What a function gives in a fork of this process, which it may change as it likes."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: there.send(function(*given)))
+    child.start()
+    there.close()
+    try:
+        return here.recv()
+    finally:
+        child.join(60)
+
+
+def fresh(code: str, *words: object) -> list[Any]:
     """What a fresh process prints last, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=250,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -114,7 +134,9 @@ def test_a_change_is_one_file(tmp_path: Path) -> None:
         ["compress", model, "--recipe", small / "recipe.toml", "--lengths", "", "--out", again],
         ["compress", model, "--change", "toy 2", "--lengths", "", "--out", alone],
     ]
-    help_, listed, said, _, _, tried = fresh(COMMANDS, toy, json.dumps(commands, default=str))
+    help_, listed, said, _, _, tried = forked(
+        run_commands, str(toy), [[str(word) for word in words] for words in commands]
+    )
     assert "--toy-digits" in help_
     assert "Digits after the point." in listed
     assert "toy: 13 layers" in said

@@ -151,6 +151,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prices")
 def test_advice_is_chosen_from_all_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, table = [], advice.table
@@ -160,7 +161,7 @@ def test_advice_is_chosen_from_all_variants(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("prices", "few")
-@pytest.mark.parametrize("task", ["inference", "training"])
+@pytest.mark.parametrize("task", ["inference", pytest.param("training", marks=pytest.mark.slow)])
 def test_advice_is_a_table_and_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], task: str
 ) -> None:

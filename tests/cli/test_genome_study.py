@@ -247,6 +247,7 @@ def test_eager_attention_takes_what_the_budget_is_made_of(there, eager):
     assert png(there / "eager" / "training.png")
 
 
+@pytest.mark.slow
 def test_both_kinds_of_tokens_and_all_networks_are_in_the_table(there):
     out = shown(there, f"{LENGTH} --variants 'transformer (eager),linformer' --mode inference --out networks")
     found = rows(out)
@@ -296,6 +297,7 @@ def test_more_memory_is_a_longer_sequence_in_both_modes(there):
     assert all(png(one) for one in (there / "both").iterdir())
 
 
+@pytest.mark.slow
 def test_the_thesis_is_beside_its_rows(there):
     (there / "theirs").mkdir()
     table = "setting,max_nucleotides\nLinformer + subword tokens,77777\n"

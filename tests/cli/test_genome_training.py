@@ -130,6 +130,7 @@ def test_people_are_in_one_split_of_text(there):
         assert found <= set(whose)
 
 
+@pytest.mark.slow
 def test_pretraining_that_was_stopped_ends_the_same(there, before):
     with stopped("stopped"):
         code, out, _ = told(there, f"{GENOME} --out stopped")

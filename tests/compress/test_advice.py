@@ -296,6 +296,7 @@ def test_rows_are_worked_out_of_records(monkeypatch: Patch) -> None:
     assert advice.rows[2] == Measured(INT8, 4.0, 2.0, 2.0, 0.5, 0.25, None, 12.0, pytest.approx(0.024))
 
 
+@pytest.mark.slow
 def test_beyond_the_positions_of_a_rotary_model() -> None:
     advice = advised(
         strong("llama", "LlamaForCausalLM"), Texts("t", [(line,) for line in sentences(200)]), "gpt2", length=256

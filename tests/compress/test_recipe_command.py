@@ -184,7 +184,7 @@ WINDOW = "BertModel --attention sliding_window"
     ("words", "message"),
     [
         ("BertModel --attention slidingwindow", "attention must be one of "),
-        (f"{WINDOW} --attention-option widow=4", "sliding_window: got an unexpected keyword argument 'widow'"),
+        (f"{WINDOW} --attention-option widow=4", "sliding_window has no option 'widow', it has window, dilation"),
         (f"{WINDOW} --attention-option window", "attention_option must be name=value, got 'window'"),
         (f"{WINDOW} --attention-option window=0", "window must be"),
         (f"{WINDOW} --attention-option window=wide", "window"),

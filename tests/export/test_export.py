@@ -243,7 +243,10 @@ def test_other_attentions_go_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "cls", "more", "forms"),
     # What ONNX makes of int8 products is one translation, whatever the network.
-    [("bert", "BertModel", {"num_hidden_layers": 1}, ["torch"]), ("gpt2", "GPT2LMHeadModel", {"n_layer": 1}, FORMATS)],
+    [
+        pytest.param("bert", "BertModel", {"num_hidden_layers": 1}, ["torch"], marks=pytest.mark.slow),
+        ("gpt2", "GPT2LMHeadModel", {"n_layer": 1}, FORMATS),
+    ],
 )
 def test_int8_weights(name: str, cls: str, more: dict[str, int], forms: Iterable[str], tmp_path: Path) -> None:
     model = network(name, cls, **more)

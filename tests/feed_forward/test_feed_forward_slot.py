@@ -102,7 +102,7 @@ def test_the_names_are_those_of_the_files():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: build("densely", Size(D, F)), ValueError, "feed_forward must be one of chunked, dense; got 'densely'"),
+        (lambda: build("densely", Size(D, F)), ValueError, "feed_forward must be one of .*, gated; got 'densely'"),
         (lambda: build("_contract", Size(D, F)), ValueError, "got '_contract'"),
         (lambda: build("dense", Size(D, F), chunk=3), TypeError, "chunk"),
         (lambda: build("chunked", Size(D, F), chunk=0), ValueError, "chunk must be at least 1, got 0"),

@@ -78,6 +78,7 @@ def test_a_larger_vocabulary_and_more_at_once_need_more(mode: str) -> None:
     assert needed(setting, size(batch=5), TOKENS) > first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [EAGER, "linformer", "lrt"])
 def test_longer_sequences_need_more(variant: str) -> None:
     # Around the length to which linformer projects, and far from it.
@@ -87,6 +88,7 @@ def test_longer_sequences_need_more(variant: str) -> None:
     assert len(set(found)) == len(found)
 
 
+@pytest.mark.slow
 def test_computed_again_it_needs_less_where_there_are_layers() -> None:
     plain, again = (needed(of(EAGER, mode), size(5), TOKENS) for mode in ("training", "recomputed"))
     assert again < 0.6 * plain

@@ -60,7 +60,7 @@ def test_a_memory_is_as_long_as_the_network_says_and_its_compressed_part(attenti
 
 def test_a_call_asks_no_capability_again(monkeypatch):
     """A choice that were made at every call would change here; it would also be paid for at every token."""
-    block, x = made("full"), torch.randn(2, 13, 12, dtype=torch.float64)
+    block, x = made("linear_transformer"), torch.randn(2, 13, 12, dtype=torch.float64)
     expected = block.mix(x, None)[0]
     monkeypatch.setattr(type(block.mechanism), "can_reduce", True)
     torch.testing.assert_close(block.mix(x, None)[0], expected, rtol=0, atol=0)

@@ -59,9 +59,9 @@ def test_a_reloaded_shared_matrix_is_one_tensor_and_trained_as_one(tmp_path):
     ("name", "lacking", "std"),
     [
         ("lrt", "layers.1.attention.maps.q.encoder", 15**-0.5),
-        ("lrt", "layers.1.attention.maps.q.decoder", 0.02 * (15 / 7) ** 0.5),
+        ("lrt", "layers.1.attention.maps.q.decoder", 15**-0.5 * (15 / 7) ** 0.5),
         ("linformer", "layers.1.attention.mechanism.E", None),
-        ("transformer", "layers.1.feed_forward.up.weight", 0.02),
+        ("transformer", "layers.1.feed_forward.up.weight", 15**-0.5),
     ],
 )
 def test_what_a_checkpoint_lacks_is_reported_and_drawn_anew(name, lacking, std, tmp_path):

@@ -14,7 +14,13 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", [*FOUR, "mixed ranks"])
+# What these have is what the others have one by one.
+some = pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in FOUR[:-1]), FOUR[-1], "mixed ranks"]
+)
+
+
+@some
 def test_inference(name):
     block, x, mask = layer(name), torch.randn(B, N, d, dtype=torch.float64), padding(B, N)
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
@@ -22,7 +28,7 @@ def test_inference(name):
         torch.testing.assert_close(compiled(x, mask), block(x, mask), atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", [*FOUR, "mixed ranks"])
+@some
 def test_training(name):
     block, mask = layer(name).train(), padding(B, N)
     x, g = (torch.randn(B, N, d, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -9,14 +9,14 @@ from greenformers.model.config import PROJECTIONS, GreenformerConfig
 SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3}
 
 
-def test_defaults_are_those_of_bert_base():
+def test_sizes_are_those_of_bert_base():
     c = GreenformerConfig()
     assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size) == (768, 12, 12, 3072)
     assert (c.vocab_size, c.max_position_embeddings, c.hidden_act) == (30522, 512, "gelu")
-    assert (c.hidden_dropout_prob, c.initializer_range, c.layer_norm_eps) == (0.1, 0.02, 1e-12)
+    assert (c.hidden_dropout_prob, c.initializer_range, c.layer_norm_eps) == (0.0, 768**-0.5, 1e-12)
     assert (c.attention, c.attention_options, c.rank) == ("full", None, None)
     assert (c.feed_forward, c.residual, c.depth) == ("dense", "post", "stacked")
-    assert (c.position, c.block, c.pooling) == ("learned", "standard", "cls")
+    assert (c.position, c.norm, c.block, c.pooling) == (None, "layer", "standard", "cls")
     assert (c.input_features, c.pad_token_id, c.tie_word_embeddings) == (None, None, True)
 
 
@@ -40,9 +40,17 @@ def test_defaults_are_those_of_bert_base():
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"vocab_size": None, "input_features": 0}, "input_features must be at least 1, got 0"),
         ({"residual": "backwards"}, "residual must be one of post, pre, reversible; got 'backwards'"),
-        ({"feed_forward": "switch"}, "feed_forward must be one of chunked, dense; got 'switch'"),
+        ({"feed_forward": "switch"}, "feed_forward must be one of chunked, dense, gated; got 'switch'"),
         ({"depth": "universal"}, "depth must be one of stacked, shared; got 'universal'"),
-        ({"position": "rotary"}, "position must be one of learned, sinusoidal, none; got 'rotary'"),
+        (
+            {"position": "rotatory"},
+            "position must be one of alibi, huang, learned, rotary, shaw, sinusoidal, t5, none; got 'rotatory'",
+        ),
+        ({"position": "rotary", "position_options": {"share": 2.0}}, "share must be in (0, 1], got 2.0"),
+        ({"position": "rotary", "position_options": {"base": 1}}, "base must be above 1, got 1"),
+        ({"norm": "batch"}, "norm must be one of layer, rms; got 'batch'"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads must divide num_attention_heads 3, got 2"),
         ({"block": "stars"}, "block must be one of standard, bp, isab, star; got 'stars'"),
         ({"pooling": "max"}, "pooling must be one of cls, mean, pma; got 'max'"),
         ({"attention": ["full"]}, "attention must have one entry a layer, 3, got 1"),

@@ -48,7 +48,7 @@ def test_a_padded_sequence_equals_the_short_one(name, side):
 
 @pytest.mark.parametrize("residual", ["post", "pre"])
 def test_hidden_states(residual):
-    network, ids = causal("lrt", residual=residual), tokens(B, N)
+    network, ids = causal("lrt", residual=residual, position="learned"), tokens(B, N)
     out = network(ids, output_hidden_states=True)
     assert len(out.hidden_states) == LAYERS + 1
     torch.testing.assert_close(out.hidden_states[0], network.decoder.embedding(ids))

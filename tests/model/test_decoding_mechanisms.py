@@ -7,7 +7,7 @@ import torch
 from networks import RANK, padding
 from text_networks import PAD, causal, left, pair, tokens
 from transformers import TrainerControl, TrainerState, TrainingArguments
-from transformers.cache_utils import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicCache
 
 from greenformers.attention import Shape, attention_class, build, names
 from greenformers.model.cache import StateLayer
@@ -62,6 +62,35 @@ def test_padding_on_the_left_changes_nothing(name):
         assert torch.equal(generated(network, alone, None)[0, alone.shape[1] :], together[row, N:])
 
 
+WAYS = {
+    "static": {"cache_implementation": "static"},
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "assisted": {"assistant_model": causal(attention="sliding_window", dtype=torch.float32)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_ways_to_generate_write_the_same(name, way):
+    """Assisted, tokens are guessed, read together, and those that were wrong taken back from the cache."""
+    network, ids = causal(**VARIANTS[name], dtype=torch.float32), tokens(1, N).repeat(1, 2)
+    plain, found = (generated(network, ids, torch.ones_like(ids), **more) for more in ({}, WAYS[way]))
+    assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_goes_back_over_its_last_call(name):
+    network, ids = causal(attention=name), tokens(B, N)
+    cache = network(ids[:, :2], use_cache=True).past_key_values
+    network(ids[:, 2:], past_key_values=cache, use_cache=True)
+    cache.crop(-3)
+    assert cache.get_seq_length() == N - 3
+    out = network(ids[:, N - 3 :], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(out, network(ids).logits[:, N - 3 :], **CLOSE)
+    with pytest.raises(ValueError, match="a state can take back 0 to 3 positions, those of the last call; got 4"):
+        cache.crop(-4)
+
+
 @pytest.mark.parametrize("name", STATES)
 def test_a_state_stays_as_large_as_it_is(name):
     network = causal(attention=name)
@@ -92,13 +121,11 @@ def test_in_the_decoder_of_an_encoder_decoder(name):
     assert torch.equal(cached, plain)
 
 
-def test_a_cache_with_keys_or_of_fixed_length_is_refused():
+def test_a_cache_with_keys_is_refused():
     network, ids = causal(attention="performer"), tokens(B, N)
     filled = causal()(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="needs an empty dynamic cache, got DynamicLayer"):
+    with pytest.raises(ValueError, match="needs an empty plain cache, got DynamicLayer"):
         network(tokens(B, 1), past_key_values=filled)
-    with pytest.raises(ValueError, match="needs an empty dynamic cache, got StaticLayer"):
-        network(ids, past_key_values=StaticCache(network.config, max_cache_len=N))
     with pytest.raises(ValueError, match="takes no keys and values"):
         StateLayer().update(ids, ids)
 

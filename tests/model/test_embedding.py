@@ -4,7 +4,8 @@ import pytest
 import torch
 from networks import MAX_LEN, VOCABULARY, config, d, stir
 
-from greenformers.model.embedding import Embedding, sinusoidal
+from greenformers.model.embedding import Embedding
+from greenformers.position.sinusoidal import sinusoidal
 
 B, N, C = 3, 7, 2
 
@@ -37,13 +38,13 @@ def test_projectedstand_behind_a_learned_cls():
 
 def test_position_none():
     module, ids = embedding(position="none"), tokens()
-    assert not hasattr(module, "position")
+    assert module.position is None
     torch.testing.assert_close(module(ids), module.norm(module.word(ids)), atol=0, rtol=0)
 
 
 def test_position_sinusoidal():
     module, ids = embedding(position="sinusoidal"), tokens()
-    assert not hasattr(module, "position")
+    assert not list(module.position.parameters())
     # Vaswani 2017, 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i + 1) = cos of the same.
     table = torch.tensor(
         [

@@ -8,7 +8,8 @@ from networks import NETWORKS, VOCABULARY, config, d, layer, padding
 
 from greenformers.lowrank.linear import LED
 from greenformers.model import GreenformerForMaskedLM, GreenformerForSequenceClassification, GreenformerModel
-from greenformers.model.embedding import Embedding, sinusoidal
+from greenformers.model.embedding import Embedding
+from greenformers.position.sinusoidal import sinusoidal
 
 B, N, C = 3, 13, 2
 

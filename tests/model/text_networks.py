@@ -15,7 +15,26 @@ DECODERS = {
     "rank of each layer": {"rank": [7, {"q": 5, "cross_k": 2, "down": None}]},
     "narrow embedding": {"embedding_size": 11},
     "narrow lrt": {"embedding_size": 11, "rank": RANK},
+    "learned": {"position": "learned"},
     "sinusoidal": {"position": "sinusoidal"},
+    "modern": {
+        "position": "rotary",
+        "norm": "rms",
+        "feed_forward": "gated",
+        "hidden_act": "silu",
+        "bias": False,
+        "embedding_norm": False,
+        "num_key_value_heads": 1,
+        "qk_norm": True,
+    },
+    "modern lrt": {
+        "position": "rotary",
+        "norm": "rms",
+        "feed_forward": "gated",
+        "bias": False,
+        "num_key_value_heads": 1,
+        "rank": {"q": 5, "k": 2, "v": 3, "gate": 5, "up": RANK, "down": 11},
+    },
     "no positions": {"position": "none"},
 }
 """Name of a decoder to its options."""

@@ -16,8 +16,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
-    {"_torch"},
-    {"attention", "lowrank"},
+    {"_torch", "_registry"},
+    {"lowrank", "position"},
+    {"attention"},
     {"feed_forward"},
     {"blocks"},
     {"model"},

@@ -98,6 +98,7 @@ TRANSFORMERS = {
     "PreTrainedModel.get_expanded_tied_weights_keys": "all_ties, refresh_ties: as tied_weights",
     "PreTrainedModel._from_config": "model_from_config: compression from disk to disk",
     "QuantizedConfig._is_quantized": "allow_training: compressed models that were loaded refuse .half() and training",
+    "Loaded._is_hf_initialized": "was_loaded: trained embeddings of a padding token would be set to 0 when loaded",
     "PreTrainedModel._no_split_modules": "whole_layers: sharded training",
     "PreTrainedModel._is_distributed_loading_by_transformers": "mark_as_sharded: sharded training",
     "ShardedModel._is_fsdp_managed_module": "mark_as_sharded: sharded training",
@@ -173,6 +174,15 @@ def sharded_model() -> Any:
     return marked if known(marked) and not known(SimpleNamespace()) else SimpleNamespace()
 
 
+def loaded_tensor() -> Any:
+    """A tensor that carries the mark by which transformers knows what was loaded, if it still goes by that mark."""
+    marked: Any = torch.ones(1)
+    marked._is_hf_initialized = True
+    with importlib.import_module("transformers.initialization").guard_torch_init_functions():
+        nn.init.zeros_(marked)
+    return marked if marked.item() else SimpleNamespace()
+
+
 def profiled() -> Any:
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         torch.zeros(1)
@@ -196,6 +206,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "OwnModel": own_model,
     "QuantizedConfig": quantized_config,
     "ShardedModel": sharded_model,
+    "Loaded": loaded_tensor,
     "Trainer": lambda: Trainer,
     "HfQuantizer": lambda: HfQuantizer,
     "Tracker": lambda: SimpleNamespace(

@@ -108,6 +108,7 @@ def test_the_records_of_the_repository_draw_every_picture() -> None:
     assert names(read(ROOT / "results/bench.jsonl"), REFERENCE) == EVERY  # whether the folder is there or not
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     csv(tmp_path / "published", published.THESIS["lrt", "inference"], THESIS)
     some = [*records(), Record("compare", "lrt", {"length": 9}, "latency", 1.0, "ms")]

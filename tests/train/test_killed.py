@@ -9,7 +9,7 @@ import pytest
 from processes import corpus, curve, finish, kill, start, wait_for, weights
 
 CURVES = ("loss", "eval_loss")
-STEPS = 80
+STEPS = 40
 MANY_STEPS = 900
 
 

@@ -31,8 +31,8 @@ def single(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
 def test_the_curve_is_that_of_one_process(single: Path, data: str, tmp_path: Path, way: str) -> None:
     accumulate = 1 if way == "pipeline" else 2
     settings = SETTINGS | {"accumulate": accumulate}
-    # One of them by torchrun itself; the others are told of each other in the words of torchrun.
-    finish(start(tmp_path / "run", *WAYS[way], processes=2, fresh=way == "data-parallel", folder=data, **settings))
+    # They are told of each other in the words of torchrun; the slow test below is started by torchrun itself.
+    finish(start(tmp_path / "run", *WAYS[way], processes=2, folder=data, **settings))
     expected, found = curve(single, *CURVES), curve(tmp_path / "run", *CURVES)
     assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
     assert len(expected) == 14

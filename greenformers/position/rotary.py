@@ -1,0 +1,85 @@
+"""Rotary positions. Su 2021, arXiv:2104.09864, eq. 34: pairs of columns of q and k turn by i base^(-2c/R).
+
+q_i^T k_j then depends on the positions by i - j alone. No parameters; values are not turned.
+Longer sequences than those of training: positions divided by a factor (Chen 2023, arXiv:2306.15595), or the base
+multiplied by factor^(R/(R - 2)), which leaves fast angles as they were.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from greenformers.position._contract import Place, Position, Rotation
+
+SCALINGS = ("linear", "base")
+
+
+def reference(x: Float[Tensor, "... N D"], positions: Int[Tensor, " N"], base: float) -> Float[Tensor, "... N D"]:
+    """Column c and column c + D/2 as the parts of a complex number, times e^(i base^(-2c/D) sqrt(-1))."""
+    half = x.shape[-1] // 2
+    rates = base ** (-torch.arange(half, dtype=x.dtype) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones_like(rates), positions[:, None] * rates
+    )
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+class Rotary(Position):
+    """Queries and keys turned by their positions before their product.
+
+    Args:
+        place: width D of a head.
+        base: of the wavelengths, from 2 pi to 2 pi base.
+        share: of the columns of a head that are turned, the first ones; in (0, 1].
+        interleaved: pairs are neighbours, (2c, 2c + 1), as in the paper; else (c, c + R/2), as in Llama, which is the
+            same but for the order of the rows of the projections.
+        factor: how many times longer than in training sequences may be.
+        scaling: what the factor changes: "linear", positions are divided by it; "base", the base grows.
+
+    Raises:
+        ValueError: an option is out of range, or fewer than two columns would be turned.
+    """
+
+    acts = "rotation"
+
+    def __init__(
+        self, place: Place, *, base: float = 10000.0, share: float = 1.0, interleaved: bool = False,
+        factor: float = 1.0, scaling: str = "linear",
+    ) -> None:  # fmt: skip
+        super().__init__(place)
+        if not base > 1:
+            raise ValueError(f"base must be above 1, got {base}")
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {share}")
+        if not factor >= 1:
+            raise ValueError(f"factor must be at least 1, got {factor}")
+        if scaling not in SCALINGS:
+            raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}; got {scaling!r}")
+        turned = int(share * place.head_dim) // 2 * 2
+        if turned < 2 or (scaling == "base" and factor > 1 and turned == 2):
+            raise ValueError(f"share must leave pairs of columns to turn, of {place.head_dim} it leaves {turned}")
+        self.base, self.share, self.interleaved, self.factor, self.scaling = base, share, interleaved, factor, scaling
+        self.turned = turned
+
+    def rotation(  # noqa: D102
+        self, positions: Int[Tensor, "b N"], dtype: torch.dtype = torch.float32
+    ) -> Rotation:
+        # In half precision positions beyond some hundreds would be rounded to each other.
+        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        R, base, factor = self.turned, self.base, self.factor
+        if self.scaling == "base" and factor > 1:
+            base, factor = base * factor ** (R / (R - 2)), 1.0
+        rates = base ** (-torch.arange(0, R, 2, device=positions.device, dtype=dtype) / R) / factor
+        angles = positions[:, None, :, None] * rates
+        angles = angles.repeat_interleave(2, -1) if self.interleaved else torch.cat([angles, angles], -1)
+        return Rotation(angles.cos(), angles.sin())
+
+    def turn(self, x: Float[Tensor, "B H N D"], rotation: Rotation) -> Float[Tensor, "B H N D"]:  # noqa: D102
+        cos, sin = (part.to(x.dtype) for part in rotation)
+        part, rest = (x, None) if self.turned == x.shape[3] else (x[..., : self.turned], x[..., self.turned :])
+        if self.interleaved:
+            quarter = torch.stack([-part[..., 1::2], part[..., ::2]], -1).flatten(-2)
+        else:
+            quarter = torch.cat([-part[..., self.turned // 2 :], part[..., : self.turned // 2]], -1)
+        out = torch.addcmul(part * cos, quarter, sin)
+        return out if rest is None else torch.cat([out, rest], -1)
