@@ -59,6 +59,15 @@ class OperatorWatch(TorchDispatchMode):
         return result
 
 
+def in_transform() -> bool:
+    """Whether `torch.func.grad`, `vmap` or another transform of functions is at work.
+
+    It stands on `torch._C._are_functorch_transforms_active`. Functions of autograd that keep nothing but inputs and
+    outputs, with rules of their own for each transform, would not need to ask.
+    """
+    return torch._C._are_functorch_transforms_active()
+
+
 # Nested results.
 
 

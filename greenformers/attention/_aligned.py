@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from greenformers._torch import is_fake
+from greenformers._torch import in_transform, is_fake
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether nobody can look at what a tensor holds: it is compiled, exported or counted."""
-    return torch.compiler.is_compiling() or is_fake(x) or x.is_meta
+    """Whether nobody can look at what a tensor holds: it is compiled, exported, counted or transformed."""
+    return torch.compiler.is_compiling() or in_transform() or is_fake(x) or x.is_meta
 
 
 def text_of(key_mask: Tensor | None, query_mask: Tensor | None, *, cross: bool = False) -> Bool[Tensor, "B M"] | None:

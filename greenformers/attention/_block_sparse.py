@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from greenformers._torch import block_mask
+from greenformers._torch import block_mask, in_transform
 from greenformers.attention._aligned import finite, left_padding, moved, moved_back, text_of
 from greenformers.attention._contract import Attention, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
@@ -210,6 +210,8 @@ class BlockSparse(Attention):
     ) -> Tensor:
         """Attention of the positions from `offset` on of a sequence to each other, and to columns that all see."""
         length = length or k.shape[2]
+        if in_transform():
+            return self._by_pairs(q, k, v, key_mask, columns, offset, length)
         if self.by_kernel(q):
             return self._by_flex(q, k, v, key_mask, columns, offset, length)
         keys, device = k.shape[2], q.device
@@ -233,6 +235,33 @@ class BlockSparse(Attention):
         Decoding would make it a kernel for every length.
         """
         return q.is_cuda and q.shape[2] > 1 and not self.drop() and self.labels() is None
+
+    def _by_pairs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        columns: Columns | None,
+        offset: int,
+        length: int,
+    ) -> Tensor:
+        """The same in plain operations, over all pairs; columns stand before the other keys."""
+        if self.labels() is not None:
+            raise RuntimeError(f"{self.name} is not for torch.func: its relative positions are read in tiles")
+        heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+        i, j = (torch.arange(keys, device=q.device)[-n:] + offset for n in (queries, keys))
+        nowhere = torch.zeros(length, dtype=torch.bool, device=q.device)
+        head = torch.arange(heads, device=q.device)[:, None, None]
+        seen = self.sees(i[:, None], j, head, nowhere, length).expand(1, heads, -1, -1)
+        if key_mask is not None:
+            seen = seen & key_mask[:, None, None]
+        if columns is not None and columns.k is not None and columns.v is not None:
+            count = columns.k.shape[2]
+            first = seen.new_ones(1, 1, 1, count) if columns.bias is None else columns.bias[:, :, None] == 0
+            whole = [x.expand(max(len(first), len(seen)), heads, queries, -1) for x in (first, seen)]
+            k, v, seen = torch.cat([columns.k, k], 2), torch.cat([columns.v, v], 2), torch.cat(whole, 3)
+        return dense_attention(q, k, v, visible=seen, dropout=self.drop())
 
     def _by_flex(
         self,

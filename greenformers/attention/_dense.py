@@ -1,9 +1,14 @@
 """Engine of softmax attention under masks: torch's scaled_dot_product_attention, and what it leaves to its caller."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from greenformers._torch import in_transform
 
 
 def dense_attention(
@@ -48,9 +53,22 @@ def dense_attention(
         seen = visible.any(-1, keepdim=True)
         visible = visible | ~seen
     mask = visible if bias is None else bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=by_kernel, scale=scale)
+    with kernels(mask):
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=by_kernel, scale=scale
+        )
     out = out[..., :dim]
     return out if seen is None else out.masked_fill(~seen, 0.0)
+
+
+def kernels(mask: Tensor | None) -> AbstractContextManager[object]:
+    """A `with` block in which torch's attention has a gradient for its mask, in transforms of functions too.
+
+    Of themselves these choose a kernel that has none.
+    """
+    if mask is None or not mask.is_floating_point() or not in_transform():
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def attention_weights(

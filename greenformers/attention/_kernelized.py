@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from greenformers._gradients import by_hand
+from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite_queries, zeroed
 from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
 from greenformers.attention._feature_map import FeatureMap
@@ -83,7 +84,10 @@ class Kernelized(Attention):
         q = finite_queries(q, key_mask, query_mask, cross=self.shape.cross)
         function = _Causal if self.shape.causal else _Bidirectional
         phi = self.phi
-        out: Tensor = function.apply(q, k, v, key_mask, phi, self._positions(q, phi))
+        given = q, k, v, key_mask, phi, self._positions(q, phi)
+        if in_transform():
+            return (_plain_causal if self.shape.causal else _plain)(*given)
+        out: Tensor = function.apply(*given)
         return out
 
     def _positions(self, q: Tensor, phi: FeatureMap) -> int:
@@ -103,13 +107,10 @@ class Kernelized(Attention):
         state: tuple[Tensor, ...] | None,
         key_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], State]:
-        q, features, outs = zeroed(q, key_mask), self.phi, []
+        q, features = zeroed(q, key_mask), self.phi
         with full_precision(q):
-            state = _empty(q, features) if state is None else State(*state)
-            for q_, k_, v_, mask in _chunks(self._positions(q, features), q, k, v, mask=key_mask):
-                out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
-                outs.append(out)
-        return torch.cat(outs, 2).to(q.dtype), state
+            before = _empty(q, features) if state is None else State(*state)
+            return _stepped(q, k, v, key_mask, features, self._positions(q, features), before)
 
 
 class _Keys(NamedTuple):
@@ -158,8 +159,8 @@ def _forward(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tupl
 
 
 def _reciprocal(den: Tensor) -> Tensor:
-    """1 / den, where that does not overflow; without a key the numerator is 0, and so is the output."""
-    return den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75).reciprocal()
+    """1 / den, where that does not overflow; 0 without a key, whose numerator is 0 too."""
+    return torch.where(den > 0, den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75), torch.inf).reciprocal()
 
 
 def _added(state: State, keys: _Keys) -> State:
@@ -204,6 +205,36 @@ def _of_scores(grad: Tensor, keys: _Keys) -> Tensor:
     return (grad[..., :-1] @ keys.v.mT).add_(grad[..., -1:]).tril_()
 
 
+def _stepped(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int, state: State
+) -> tuple[Tensor, State]:
+    """Causal attention on top of a state, and the state after it, in operations that torch differentiates."""
+    outs = []
+    for q_, k_, v_, mask in _chunks(chunk, q, k, v, mask=key_mask):
+        out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
+        outs.append(out)
+    return torch.cat(outs, 2).to(q.dtype), state
+
+
+def _plain_causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int) -> Tensor:
+    """What `_Causal` gives, in operations that torch differentiates."""
+    state, ((k0, v0, mask0), (k1, v1, mask1)) = _empty(q, features), _split(q, k, v, key_mask)
+    with full_precision(q):
+        for k_, v_, mask in _chunks(chunk, k0, v0, mask=mask0):
+            state = _added(state, _keys(k_, v_, mask, features))
+        return _stepped(q, k1, v1, mask1, features, chunk, state)[0]
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int) -> Tensor:
+    """What `_Bidirectional` gives, in operations that torch differentiates."""
+    state = _empty(q, features)
+    with full_precision(q):
+        for k_, v_, mask in _chunks(chunk, k, v, mask=key_mask):
+            state = _added(state, _keys(k_, v_, mask, features))
+        sums = features.queries(exact(q)) @ state.both
+        return (sums[..., :-1] * _reciprocal(sums[..., -1:])).to(q.dtype)
+
+
 class _Bidirectional(torch.autograd.Function):
     """Every query sees every key."""
 
@@ -226,7 +257,7 @@ class _Bidirectional(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @by_hand(3, lambda ctx, q, k, v: _plain(q, k, v, ctx.saved_tensors[3], ctx.features, ctx.chunk))
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_mask, out, scale, T, m = ctx.saved_tensors
         features, chunk = ctx.features, ctx.chunk
@@ -267,7 +298,7 @@ class _Causal(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @by_hand(3, lambda ctx, q, k, v: _plain_causal(q, k, v, ctx.saved_tensors[3], ctx.features, ctx.chunk))
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_mask, out, scale, m, *before = ctx.saved_tensors
         features, chunk, state = ctx.features, ctx.chunk, State(*before)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from greenformers.attention._aligned import finite
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit
@@ -127,13 +126,17 @@ class _Shifted(torch.autograd.Function):
     Behind the last place of a causal row stands what is behind in memory: keys to come, which nobody may read.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Float[Tensor, "B H N t"], M: int) -> Float[Tensor, "B H N M"]:
-        ctx.shape = x.shape
+    def forward(x: Float[Tensor, "B H N t"], M: int) -> Float[Tensor, "B H N M"]:
         return _moved(x.contiguous(), M)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:  # noqa: ARG004 - as autograd calls it
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # Rows one shorter than they are, one after the other. The last place of a row, where rows are as long as M, is
         # the first of the next one: of a key to come, whose gradient is 0, in all rows but the last.

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from greenformers._torch import softmax_gradient
+from greenformers._gradients import by_hand
+from greenformers._torch import in_transform, softmax_gradient
 from greenformers.attention._contract import exact, full_precision
 from greenformers.attention._dropout import drop_, new_seed
 
@@ -48,6 +49,8 @@ def attend_sorted(
         dropout: probability of dropping an attention weight.
     """
     with full_precision(q):
+        if in_transform():
+            return _plain(q, k, v, P, share, keep, causal, dropout)
         out: Tensor = _Sorted.apply(q, k, v, P, share, keep, causal, dropout, new_seed(dropout))
         return out
 
@@ -168,6 +171,40 @@ def _product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
         out.copy_(into)
 
 
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, P: Tensor, share: Tensor | None, keep: Tensor | None, causal: bool, dropout: float
+) -> Tensor:
+    """What `_Sorted` gives, in operations that torch differentiates."""
+    q_, k_, v_, P_ = (exact(x) for x in (q, k, v, P))
+    first, size, there = P.shape[3] - P.shape[2], k.shape[3], None if share is None else exact(share) > 0
+
+    def both(x: Tensor) -> Tensor:
+        mixed = (P_ @ x.flatten(3)).unflatten(3, x.shape[3:])
+        if share is not None and there is not None:
+            mixed = mixed / torch.where(there, exact(share), 1.0)[..., None]
+        return torch.cat([x[:, :, first:], mixed], 3)
+
+    scores = q_ @ both(k_).mT * q.shape[4] ** -0.5  # (B, H, m, b, 2b)
+    seen = scores.new_ones(size, size, dtype=torch.bool)
+    seen = seen.tril() if causal else seen
+    seen = seen if keep is None else keep[:, None, :, None] & seen
+    seen = torch.cat([seen.expand(*scores.shape[:4], size), torch.ones_like(scores[..., size:], dtype=torch.bool)], 4)
+    if share is not None and there is not None:
+        bias = torch.where(there, exact(share), 1.0).log()[..., None, :]
+        scores = torch.cat([scores[..., :size], scores[..., size:] + bias], 4)
+        seen = torch.cat([seen[..., :size], seen[..., size:] & there[..., None, :]], 4)
+    weights = scores.masked_fill(~seen, HIDDEN).softmax(-1).masked_fill(~seen, 0.0)
+    return (F.dropout(weights, dropout) @ both(v_)).to(v.dtype)
+
+
+def _again(ctx: Any, q: Tensor, k: Tensor, v: Tensor, P: Tensor, share: Tensor | None) -> Tensor:
+    causal, dropout, _ = ctx.options
+    if dropout:
+        raise RuntimeError(f"sinkhorn has no second derivative with dropout: it must be 0, got {dropout}")
+    with full_precision(q):
+        return _plain(q, k, v, P, share, ctx.saved_tensors[5], causal, 0.0)
+
+
 class _Sorted(torch.autograd.Function):
     """Weights are kept for the backward pass, and keys and values made again."""
 
@@ -177,7 +214,7 @@ class _Sorted(torch.autograd.Function):
         causal: bool, dropout: float, seed: int,
     ) -> Tensor:  # fmt: skip
         given, kept = (q, k, v, P, share), []
-        ctx.options = dropout, seed
+        ctx.options = causal, dropout, seed
         out = v.new_empty(q.shape)
         for some in _groups(P):
             group = _Group(given, some)
@@ -188,13 +225,14 @@ class _Sorted(torch.autograd.Function):
                 weights = weights.clone()
                 seed = drop_(weights, dropout, seed)
             _product(weights.flatten(0, 2), group.both(group.v), out[some])
-        ctx.save_for_backward(*given, *kept)
+        ctx.save_for_backward(*given, keep, *kept)
         return out
 
     @staticmethod
-    @once_differentiable
+    @by_hand(5, _again)
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        given, kept, (dropout, seed) = ctx.saved_tensors[:5], ctx.saved_tensors[5:], ctx.options
+        saved, (_, dropout, seed) = ctx.saved_tensors, ctx.options  # asked for once: checkpoints give them once
+        given, kept = saved[:5], saved[6:]
         found = [None if x is None else x.new_empty(x.shape) for x in given]
         with full_precision(dout):
             for some, weights in zip(_groups(given[3]), kept, strict=True):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from greenformers._gradients import only_once
 from greenformers._torch import is_fake
 from greenformers.attention import _tiled
 from greenformers.attention._contract import accurate
@@ -80,7 +80,7 @@ class _Tiled(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @only_once("attention in tiles")
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
         x = Inputs(*tensors)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers._torch import is_fake
-from greenformers.attention._aligned import finite
+from greenformers.attention._aligned import finite, is_traced
 from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._dense import kernels
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 
 BLOCK = 128
@@ -159,8 +159,7 @@ class AdaptiveSpan(Attention):
 
     def _reach(self, z: Tensor, kept: Tensor | None) -> int:
         """One more than the farthest distance that any head sees."""
-        unknown = z.is_meta or is_fake(z)
-        if unknown or (self.dynamic and self.shape.causal):
+        if is_traced(z) or (self.dynamic and self.shape.causal):
             return self.span
         if self.dynamic and kept is not None:
             z = z.detach().masked_fill(~kept[:, None], 0.0)
@@ -181,7 +180,9 @@ class AdaptiveSpan(Attention):
         # A row without keys would be 0 / 0: let it see all, then set it to 0.
         bias = bias.masked_fill(none, 0.0).to(q.dtype)
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout).masked_fill(none, 0.0)
+        with kernels(bias):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        return out.masked_fill(none, 0.0)
 
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, z: Tensor, back: int) -> Tensor:
         """All queries over the keys that any of them sees."""

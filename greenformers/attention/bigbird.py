@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite, first_of, is_traced, length_of, text_of
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
@@ -102,7 +103,8 @@ class Bigbird(BlockSparse):
         self.check(q, k, v, key_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         text = text_of(key_mask, query_mask)
-        if torch.compiler.is_compiling() and key_mask is not None and self.padding == "own":
+        traced = torch.compiler.is_compiling() or in_transform()
+        if traced and key_mask is not None and self.padding == "own":
             raise ValueError("padding must be 'batch' where bigbird is traced with a mask, got 'own'")
         # Where operations are counted, texts are taken to be as long as they can be.
         if key_mask is None or text is None or self.padding == "batch" or is_traced(q):

@@ -12,10 +12,12 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from greenformers._gradients import by_hand
+from greenformers._torch import in_transform
 from greenformers.attention._contract import (
     Attention,
     Shape,
@@ -225,7 +227,8 @@ class Reformer(Attention):
             order, count = self._order(x, kept, choice)
             dropout = self.dropout if self.training else 0.0
             seed = new_seed(dropout)
-            out: Tensor = _Chunked.apply(x, keys, values, order, count, self.chunk, self.scale, dropout, seed)
+            given = x, keys, values, order, count, self.chunk, self.scale, dropout
+            out: Tensor = _plain(*given) if in_transform() else _Chunked.apply(*given, seed)
         if kept is not None:
             out = out.masked_fill(~kept[:, None, :, None], 0.0)
         return out.to(v.dtype)
@@ -366,6 +369,36 @@ def _slices(
         earlier.append(layout.meetings())
 
 
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, order: Tensor, count: Tensor | None, chunk: int, scale: float, dropout: float
+) -> Tensor:
+    """What `_Chunked` gives, in operations that torch differentiates: over all pairs, N^2 of them."""
+    met, N = None, q.shape[2]
+    for one in order:
+        layout = _Layout(one, count, chunk, q.dtype)
+        own = layout.chunk_of
+        before = torch.where(own == 0, layout.last, own - 1)
+        meets = (own[:, None] == own[..., None]) | (own[:, None] == before[..., None])  # (B H, query, key)
+        if count is not None:  # those that are kept come first in every round
+            rank = one.argsort(-1).flatten(0, 1)
+            kept = rank < count.repeat_interleave(q.shape[1])[:, None]
+            meets = meets & kept[:, None]
+        met = meets if met is None else met | meets
+    assert met is not None
+    itself = torch.eye(N, dtype=torch.bool, device=q.device)
+    scores = (q @ k.mT * scale).masked_fill(~met.view(*q.shape[:2], N, N), -torch.inf).masked_fill(itself, OWN)
+    return F.dropout(scores.softmax(-1), dropout) @ v
+
+
+def _again(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    chunk, scale, dropout, _ = ctx.given
+    if dropout:
+        raise RuntimeError(f"reformer has no second derivative with dropout: it must be 0, got {dropout}")
+    with full_precision(q):
+        order, count = ctx.saved_tensors[3:5]
+        return _plain(q, k, v, order, count, chunk, scale, 0.0)
+
+
 class _Chunked(torch.autograd.Function):
     """Attention in all rounds. Weights are computed again for the backward pass, from their sum over all rounds."""
 
@@ -374,7 +407,7 @@ class _Chunked(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, order: Tensor, count: Tensor | None,
         chunk: int, scale: float, dropout: float, seed: int,
     ) -> Tensor:  # fmt: skip
-        ctx.given, shape = (chunk, scale, dropout, seed), q.shape
+        inputs, ctx.given, shape = (q, k, v), (chunk, scale, dropout, seed), q.shape
         q, k, v = (x.reshape(-1, shape[3]) for x in (q, k, v))
         out = lse = None
         for layout, slices in _slices(q, k, order, count, chunk, scale):
@@ -395,16 +428,17 @@ class _Chunked(torch.autograd.Function):
                 out.mul_((lse - both).exp2()[:, None]).addcmul_(found, (of_found - both).exp2()[:, None])
                 lse = both
         assert out is not None
-        ctx.save_for_backward(q, k, v, order, count, out, lse)
+        ctx.save_for_backward(*inputs, order, count, out, lse)
         return out.view(shape)
 
     @staticmethod
-    @once_differentiable
+    @by_hand(3, _again)
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         """Dao 2022, arXiv:2205.14135, algorithm 4, in each round with the sums over all."""
         q, k, v, order, count, out, lse = ctx.saved_tensors
         chunk, scale, dropout, seed = ctx.given
         shape, dout = dout.shape, dout.reshape(out.shape)
+        q, k, v = (x.reshape(out.shape) for x in (q, k, v))
         grads: list[Tensor] = []
         delta = (dout * out).sum(-1)
         with full_precision(dout):

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from greenformers._gradients import by_hand
+from greenformers._torch import in_transform
 from greenformers.lowrank.linear import LED, LinearMap
 
 Activation = Callable[[Tensor], Tensor]
@@ -53,10 +55,16 @@ def sliced_feed_forward(
     """
     code, D = (F.linear(x, up.encoder), up.decoder) if isinstance(up, LED) else (x, up.weight)
     E = down.encoder if isinstance(down, LED) else down.weight
-    inner: Tensor = _SlicedInner.apply(code, D, up.bias, E, activation, length)
+    given = code, D, up.bias, E, activation
+    inner: Tensor = _plain(*given) if in_transform() else _SlicedInner.apply(*given, length)
     if isinstance(down, LED):
         return F.linear(inner, down.decoder, down.bias)
     return inner if down.bias is None else inner + down.bias
+
+
+def _plain(code: Tensor, D: Tensor, b: Tensor | None, E: Tensor, activation: Activation) -> Tensor:
+    """What `_SlicedInner` gives, all at once."""
+    return F.linear(activation(F.linear(code, D, b)), E)
 
 
 class _SlicedInner(torch.autograd.Function):
@@ -66,18 +74,19 @@ class _SlicedInner(torch.autograd.Function):
     def forward(
         ctx: Any, code: Tensor, D: Tensor, b: Tensor | None, E: Tensor, activation: Activation, length: int | None
     ) -> Tensor:
-        code = code.contiguous()
+        given, code = code, code.contiguous()
         out = code.new_empty(*code.shape[:-1], E.shape[0])
         for c, o in zip(_slices(code, len(D), length), _slices(out, len(D), length), strict=True):
             torch.mm(activation(F.linear(c, D, b)), E.mT, out=o)
-        ctx.save_for_backward(code, D, b, E)
+        ctx.save_for_backward(given, D, b, E)
         ctx.activation, ctx.length = activation, length
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @by_hand(4, lambda ctx, code, D, b, E: _plain(code, D, b, E, ctx.activation))
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         code, D, b, E = ctx.saved_tensors
+        code = code.contiguous()
         # Of a frozen map there is none.
         sums = (torch.zeros_like(x) if x is not None and needed else None
                 for x, needed in zip((D, b, E), ctx.needs_input_grad[1:4], strict=True))  # fmt: skip

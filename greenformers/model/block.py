@@ -56,7 +56,8 @@ class EncoderLayer(GradientCheckpointingLayer):
         # and values that are kept for later belong to the whole batch.
         kept = past_key_values is not None or memory is not None
         whole = kept or not self.feed_forward.by_position or not can_slice(x)
-        if torch.is_grad_enabled() or x.device.type != "cpu" or whole:
+        # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
+        if torch.is_grad_enabled() or self.training or x.device.type != "cpu" or whole:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
                 self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation

@@ -15,6 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from greenformers._gradients import only_once
+from greenformers._torch import in_transform
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -45,7 +48,7 @@ def reversible(
         Mean of the two streams (B, N, d), and the sum of the losses, None where there is none.
     """
     learnt = {id(one): one for half in halves for one in half.parameters if one.requires_grad}
-    if torch.is_grad_enabled() and (learnt or x.requires_grad):
+    if torch.is_grad_enabled() and not in_transform() and (learnt or x.requires_grad):
         first, second, loss = _Reversible.apply(x, halves, *learnt.values())
         return (first + second) / 2, loss
     streams, total = [x, x], None
@@ -73,7 +76,7 @@ class _Reversible(torch.autograd.Function):
         return *streams, total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_once("a reversible stack")
     def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor, grad_loss: Tensor | None) -> Any:
         streams = [one.clone() for one in ctx.saved_tensors]
         grads = [grad_first.clone(), grad_second.clone()]

@@ -108,11 +108,22 @@ def test_gradcheck_over_several_slices(bias, monkeypatch):
     assert gradcheck(lambda x, *_: block(x), (x, *block.parameters()))
 
 
-def test_a_second_derivative_is_an_error():
-    block, x = Block(), torch.randn(7, d, requires_grad=True)
-    (first,) = torch.autograd.grad(block(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+@pytest.mark.parametrize("power", [1, 2])
+def test_second_derivatives(power):
+    """For a loss that is linear in the output too, whose gradient there is constant."""
+    block, x = Block().double(), torch.randn(7, d, dtype=torch.float64, requires_grad=True)
+
+    def second(run):
+        (first,) = torch.autograd.grad((run(x) ** power).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, *block.parameters()], allow_unused=True)
+
+    torch.testing.assert_close(second(block), second(block.plain))
+
+
+def test_transforms_of_functions():
+    block, x = Block().double(), torch.randn(7, 3, d, dtype=torch.float64, requires_grad=True)
+    each = torch.func.vmap(torch.func.grad(lambda x: block(x).square().sum()))(x)
+    torch.testing.assert_close(each, torch.autograd.grad(block.plain(x).square().sum(), x)[0])
 
 
 def test_without_gradients():

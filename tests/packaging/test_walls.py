@@ -50,6 +50,7 @@ TORCH = {
     "content of tensors that have none, under torch.compile and in measure.trace",
     "torch._subclasses.fake_tensor.FakeTensorMode": "fake_tensors: measure.trace, and by it all predicted costs",
     "torch.utils._python_dispatch.TorchDispatchMode": "OperatorWatch: measure.trace, and by it all predicted costs",
+    "torch._C._are_functorch_transforms_active": "in_transform: torch.func's transforms of mechanisms",
     "torch.utils._pytree.tree_leaves": "leaves: measure.trace and solve.replay",
     "torch.utils._pytree.tree_map": "map_leaves: solve.replay",
     "torch._softmax_backward_data": "softmax_gradient: the backward pass of sinkhorn and other sorted blocks",
@@ -130,7 +131,6 @@ OVERRIDES = {
 SPELLED_PUBLIC = {
     "torch.utils.flop_counter.sdpa_flop_count": "measure.flops",
     "torch.utils.flop_counter.sdpa_backward_flop_count": "measure.flops",
-    "torch.autograd.function.once_differentiable": "the backward passes of attention/",
     "transformers.activations.ACT2FN": "model.config, model.block and model.heads: activations",
     "transformers.cache_utils.CacheLayerMixin": "model.cache, model.beams: states in the cache of generate",
     "transformers.cache_utils.DynamicLayer": "model.cache, speech.search: keys and values in the cache of generate",
