@@ -36,9 +36,14 @@ def class_of(package: str, names: Iterable[str], name: str, what: str) -> Any:
     return getattr(import_module(f"{package}.{name}"), name.title().replace("_", ""))
 
 
+def options_of(kind: type) -> list[str]:
+    """The options of a class, which are its keyword-only arguments."""
+    return [each.name for each in signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY]
+
+
 def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
     """Raise TypeError, with the options that there are, for one that a class does not take."""
-    known = [each.name for each in signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    known = options_of(kind)
     for option in options:
         if option not in known:
             raise TypeError(f"{name} has no option {option!r}, it has {', '.join(known) or 'none'}")

@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from greenformers._torch import block_mask, in_transform
 from greenformers.attention._aligned import finite, left_padding, moved, moved_back, text_of
-from greenformers.attention._contract import Attention, Shape, check_lengths
+from greenformers.attention._contract import Attention, Shape, check_fit
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._flex import flex
 from greenformers.attention._tiled_op import Columns, tiled_attention
@@ -156,7 +156,7 @@ class BlockSparse(Attention):
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
         """Raise ValueError where the inputs do not fit each other or the shape."""
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         if not self.shape.causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"{self.name} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
 

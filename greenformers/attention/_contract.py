@@ -28,7 +28,7 @@ class Shape:
     Attributes:
         heads: number of heads H.
         head_dim: width of one head D.
-        max_len: longest sequence of keys the mechanism will see.
+        max_len: the longest sequence of keys that it is made for.
         causal: position i sees only positions up to i.
         cross: queries and keys come from different sequences.
         layer: index of the layer the mechanism stands in, from 0.
@@ -94,6 +94,9 @@ class Attention(nn.Module):
     adds_to_scores: Literal["nothing", "distances", "all"] = "nothing"
     """What of relative positions `forward` takes as `relative`: none; those that add a number for a head and a distance
     (`distances`); or also those that ask the query and mix vectors (`all`)."""
+
+    bounded: ClassVar[bool] = False
+    """Whether it has parameters of `max_len` positions, and attends no more keys; else it sets defaults by it."""
 
     compresses: ClassVar[bool] = False
     """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
@@ -249,14 +252,14 @@ class Attention(nn.Module):
 
 
 def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
-    """Raise ValueError where q, k, v and the mask do not fit each other or the shape."""
+    """As `check_fit`, of mechanisms that are `bounded`."""
     check_fit(q, k, v, key_mask, shape)
     if k.shape[2] > shape.max_len:
         raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {k.shape[2]}")
 
 
 def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
-    """As `check_lengths`, of mechanisms for any number of keys."""
+    """Raise ValueError where q, k, v and the mask do not fit each other or the shape."""
     batch, heads, _, dim = q.shape
     keys = k.shape[2]
     if (heads, dim) != (shape.heads, shape.head_dim):
@@ -264,7 +267,7 @@ def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: S
     if k.shape != (batch, heads, keys, dim) or v.shape != k.shape:
         raise ValueError(f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}")
     if keys < 1:
-        raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {keys}")
+        raise ValueError(f"the number of keys must be at least 1, got {keys}")
     if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
         raise ValueError(
             f"key_mask must be a bool tensor ({batch}, {keys}), got {key_mask.dtype} {tuple(key_mask.shape)}"

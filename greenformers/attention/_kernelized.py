@@ -21,7 +21,7 @@ from torch import Tensor
 from greenformers._gradients import by_hand
 from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite_queries, zeroed
-from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision
 from greenformers.attention._feature_map import FeatureMap
 
 
@@ -80,7 +80,7 @@ class Kernelized(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         q = finite_queries(q, key_mask, query_mask, cross=self.shape.cross)
         function = _Causal if self.shape.causal else _Bidirectional
         phi = self.phi

@@ -58,6 +58,8 @@ class Synthesizer(Attention):
         ValueError: `dropout` is not in [0, 1).
     """
 
+    bounded = True
+
     def __init__(
         self, shape: Shape, *, mixed: bool, dropout: float, uses: tuple[str, ...], adds: tuple[str, ...] = ()
     ) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, is_traced
-from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._contract import Attention, Shape, check_fit, exact
 from greenformers.attention._dense import kernels
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 
@@ -137,7 +137,7 @@ class AdaptiveSpan(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The mixtures, z (1, H, 1) or (B, H, N), and which queries are kept."""
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         if not self.shape.causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")

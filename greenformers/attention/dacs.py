@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._aligned import finite, first_of, text_of
-from greenformers.attention._contract import Attention, Shape, accurate, check_lengths
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit
 from greenformers.attention._reference import dot_products, seen_keys, text_by_text
 
 
@@ -79,7 +79,7 @@ class Dacs(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         N, M = q.shape[2], k.shape[2]
         a = torch.sigmoid((q @ k.mT).to(accurate(q)) * q.shape[3] ** -0.5)

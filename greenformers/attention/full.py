@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._aligned import finite
-from greenformers.attention._contract import Attention, Shape, check_lengths
+from greenformers.attention._contract import Attention, Shape, check_fit
 from greenformers.attention._dense import attention_weights, dense_attention
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 from greenformers.position import Position
@@ -65,7 +65,7 @@ class Full(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
         relative: Position | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         if self.shares_qk and q.shape == k.shape:  # with a cache of earlier ones there are more keys than queries
             k = q

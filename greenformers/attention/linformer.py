@@ -79,6 +79,7 @@ class Linformer(Attention):
     """
 
     queries_apart = True
+    bounded = True
     rank_option = "k"
 
     def __init__(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, first_of, length_of, text_of
-from greenformers.attention._contract import Attention, Shape, accurate, check_lengths, exact, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._reference import dot_products, text_by_text
 
@@ -121,7 +121,7 @@ class Nystromformer(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         if self.convolution is not None and q.shape[2] != k.shape[2]:
             raise ValueError(f"convolution needs a value for every query, got {k.shape[2]} and {q.shape[2]}")
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)

@@ -22,7 +22,7 @@ from greenformers.attention._contract import (
     Attention,
     Shape,
     accurate,
-    check_lengths,
+    check_fit,
     drawn_by,
     exact,
     full_precision,
@@ -210,7 +210,7 @@ class Reformer(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
         choice: Int[Tensor, "B H R N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         N = q.shape[2]
         if k.shape[2] != N:
             raise ValueError(f"reformer needs as many keys as queries, got {k.shape[2]} and {N}")

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, length_of, text_of
-from greenformers.attention._contract import Attention, Shape, check_lengths, drawn_by, exact, set_
+from greenformers.attention._contract import Attention, Shape, check_fit, drawn_by, exact, set_
 from greenformers.attention._reference import dot_products, text_by_text
 
 
@@ -178,7 +178,7 @@ class Routing(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys normalised, and the values; once they have been checked."""
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
         q, k, v = finite(q, k, v, key_mask, query_mask)

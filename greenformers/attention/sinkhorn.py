@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._aligned import finite_queries, left_padding, moved, taken, text_of
-from greenformers.attention._contract import Attention, Shape, check_lengths, exact
+from greenformers.attention._contract import Attention, Shape, check_fit, exact
 from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 from greenformers.attention._sorted_blocks import attend_sorted
 
@@ -152,7 +152,7 @@ class Sinkhorn(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape)
         N, M = q.shape[2], k.shape[2]
         if N != M and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")

@@ -21,7 +21,11 @@ from greenformers.model.projected import constant
 from greenformers.position import Rotation
 
 
-class EncoderLayer(GradientCheckpointingLayer):
+class Layer(GradientCheckpointingLayer):
+    """A layer of a stack; its input is what `output_hidden_states` returns."""
+
+
+class EncoderLayer(Layer):
     """Attention and feed-forward with residual and layer norm, after ("post") or before ("pre") each block.
 
     With `causal` it is also the layer of a decoder without an encoder. A "reversible" one is run by `stack.run`.
@@ -115,7 +119,7 @@ def _split(rotation: Rotation, rows: int) -> Iterator[Rotation]:
     return map(Rotation._make, zip(*(part.split(rows) for part in rotation), strict=True))
 
 
-class BlockLayer(GradientCheckpointingLayer):
+class BlockLayer(Layer):
     """A layer of its own kind, see `greenformers.blocks`."""
 
     reversible = False

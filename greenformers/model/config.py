@@ -82,6 +82,8 @@ class GreenformerConfig(PreTrainedConfig):
             [CLS] in front); None for tokens.
         max_position_embeddings: longest sequence, [CLS] included.
         hidden_size: d.
+        type_vocab_size: number of token types, each with a learned vector added to its tokens' embeddings: the first
+            and second text of a pair, `token_type_ids`. Devlin 2018, arXiv:1810.04805, 3. 0: none.
         embedding_size: width of the word and position embeddings where it is not d; a linear map joins the two.
             Lan 2019, arXiv:1909.11942, 3.1.
         num_hidden_layers: layers; of the encoder, where there is a decoder too.
@@ -91,6 +93,8 @@ class GreenformerConfig(PreTrainedConfig):
             Ainslie 2023, arXiv:2305.13245.
         intermediate_size: f.
         hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN.
+        attention_dropout: probability of dropping an attention weight in training, of all layers whose options do not
+            name another; for mechanisms that have weights to drop.
         hidden_dropout_prob: dropout after the embedding and each block.
         initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width.
             With sinusoidal positions embeddings start at e^-1/2 whatever it is, so as not to drown in the waves.
@@ -139,6 +143,7 @@ class GreenformerConfig(PreTrainedConfig):
     input_features: int | None = None
     max_position_embeddings: int = 512
     hidden_size: int = 768
+    type_vocab_size: int = 0
     embedding_size: int | None = None
     num_hidden_layers: int = 12
     decoder_layers: int | None = None
@@ -146,6 +151,7 @@ class GreenformerConfig(PreTrainedConfig):
     num_key_value_heads: int | None = None
     intermediate_size: int = 3072
     hidden_act: str = "gelu"
+    attention_dropout: float = 0.0
     hidden_dropout_prob: float = 0.0
     initializer_range: float | None = None
     norm: str = "layer"
@@ -201,6 +207,10 @@ class GreenformerConfig(PreTrainedConfig):
             if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
                 raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
+        if self.num_labels is None or self.num_labels < 1:
+            raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
         self.is_encoder_decoder = self.decoder_layers is not None
         self._check_sizes()
         if self.initializer_range is None:
@@ -232,6 +242,10 @@ class GreenformerConfig(PreTrainedConfig):
                 f"num_key_value_heads must divide num_attention_heads {self.num_attention_heads}, "
                 f"got {self.num_key_value_heads}"
             )
+        if self.type_vocab_size < 0:
+            raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
+        if self.type_vocab_size and self.vocab_size is None:
+            raise ValueError(f"type_vocab_size must be 0 without tokens, got {self.type_vocab_size}")
         if (self.vocab_size is None) == (self.input_features is None):
             raise ValueError(
                 "exactly one of vocab_size (tokens) and input_features (values) must be set, "

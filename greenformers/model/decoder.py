@@ -1,28 +1,28 @@
 """The decoder: causal layers, with attention to an encoder where there is one. Vaswani 2017, 3.1; thesis 3.1.1."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.model.attention import CrossAttention, SelfAttention
-from greenformers.model.block import BlockLayer, EncoderLayer, feed, feed_forward_of, layer_of
+from greenformers.model.block import Layer, feed, feed_forward_of, layer_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
+from greenformers.model.packed import Lengths, packing
 from greenformers.model.stack import rotation_of, run
 from greenformers.position import Rotation
 
 
-class DecoderLayer(GradientCheckpointingLayer):
+class DecoderLayer(Layer):
     """Causal self-attention, attention to the encoder, feed-forward; each with its residual and layer norm."""
 
     def __init__(self, config: GreenformerConfig, layer: int) -> None:
@@ -73,8 +73,6 @@ class DecoderLayer(GradientCheckpointingLayer):
 class GreenformerDecoder(GreenformerPreTrainedModel):
     """Decoder without a head; with `decoder_layers` in the configuration, the one of an encoder-decoder."""
 
-    _can_record_outputs = {"hidden_states": (EncoderLayer, DecoderLayer, BlockLayer)}  # noqa: RUF012 - transformers' own form
-
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
         if config.vocab_size is None:
@@ -100,16 +98,21 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: Int[Tensor, "B N"],
+        input_ids: Int[Tensor, "B N"] | None = None,
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Float[Tensor, "B M d"] | None = None,
         encoder_attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        position_ids: Int[Tensor, "b N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        cache_position: Int[Tensor, " N"] | None = None,
         *,
         memory: SegmentMemory | None = None,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
+        **lengths: Any,
     ) -> DecoderOutput:
         """Decode the last N of P positions; the P - N before them are in the cache.
 
@@ -122,9 +125,15 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             encoder_attention_mask: 1 = keep, of the encoder's output.
             past_key_values: keys and values of the positions before.
             use_cache: return keys and values for the positions to come.
+            token_type_ids: which text of a pair each token is of, below `type_vocab_size`; by default 0.
+            position_ids: of the tokens, from 0; by default those above. Where they begin anew with each text of one
+                row, texts are packed, and attend themselves alone; they have no cache.
+            inputs_embeds: vectors of the tokens, in place of them.
+            cache_position: where the tokens stand behind those in the cache, which must be what it says.
             memory: of the segments before, for attention with positions of its own; read where the cache is empty.
             output_hidden_states: also return the input of every layer.
             output_attentions: not available: most mechanisms never make the matrix of weights.
+            **lengths: of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
             last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss, of mechanisms that have one;
@@ -140,29 +149,52 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
         if self.config.block != "standard" and past_key_values is not None:
             raise ValueError(f"a network of {self.config.block} keeps no cache: use_cache must be False")
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if tokens is None:
+            raise ValueError("input_ids or inputs_embeds must be given, got neither")
+        packs, of_texts = None, Lengths.of(lengths)
+        if past_key_values is None and not crossed and memory is None:
+            packs = packing(tokens.shape[:2], attention_mask, position_ids, of_texts)
+        elif lengths:
+            raise ValueError(f"packed texts have no cache, memory or encoder: {', '.join(lengths)} must be None")
+        if packs is not None:
+            if output_hidden_states or use_cache:
+                raise ValueError("output_hidden_states and use_cache must be False where texts are packed")
+            input_ids, inputs_embeds, token_type_ids = packs.all_unpacked(input_ids, inputs_embeds, token_type_ids)
+            tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
+            attention_mask, position_ids = packs.mask(tokens.device), None
         if past_key_values is None and use_cache and self.config.block == "standard":
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        key_mask, positions = self._places(attention_mask, input_ids, past)
+        if cache_position is not None and cache_position.tolist() != list(range(past, past + tokens.shape[1])):
+            raise ValueError(
+                f"cache_position must be {past} to {past + tokens.shape[1] - 1}, as the cache says; "
+                f"got {cache_position.tolist()}"
+            )
+        key_mask, positions = self._places(attention_mask, tokens, past)
+        if position_ids is not None:
+            positions = self.positions(position_ids, tokens)
         memory_mask = self._memory_mask(encoder_attention_mask, encoder_hidden_states)
-        x = self.embedding(input_ids, positions=positions)
+        x = self.embedding(input_ids, positions=positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         loss: Tensor | None = None
         following = None
         if memory is not None:
             memory = self._checked(memory, x, past)
-        if crossed:
-            rotation = rotation_of(self.layers, x, past_key_values, positions)
-            for layer in self.layers:
-                x = layer(
-                    x, encoder_hidden_states, key_mask, memory_mask, past_key_values=past_key_values, rotation=rotation
+        with self.kernels():
+            if crossed:
+                rotation = rotation_of(self.layers, x, past_key_values, positions)
+                given = {"past_key_values": past_key_values, "rotation": rotation}
+                for layer in self.layers:
+                    x = layer(x, encoder_hidden_states, key_mask, memory_mask, **given)
+            else:
+                x, loss, following = run(
+                    self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions
                 )
-        else:
-            x, loss, following = run(
-                self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions
-            )
         out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
+        if packs is not None:
+            out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
         out.memory = following if past_key_values is None else None
         return out
 
@@ -194,14 +226,13 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             raise ValueError(f"encoder_attention_mask must be {tuple(memory.shape[:2])}, got {tuple(mask.shape)}")
         return mask.bool()
 
-    def _places(self, mask: Tensor | None, input_ids: Tensor, past: int) -> tuple[Tensor | None, Tensor | None]:
+    def _places(self, mask: Tensor | None, tokens: Tensor, past: int) -> tuple[Tensor | None, Tensor | None]:
         """Key mask (B, P) and positions (B, N) of the tokens, None where they are what they would be anyway."""
-        batch, length = input_ids.shape
-        total, longest = past + length, self.config.max_position_embeddings
-        if total > longest and not self.config.own_positions:
-            raise ValueError(f"length must be in 1..{longest}, got {total}")
+        batch, length = tokens.shape[:2]
+        total = past + length
+        self.embedding.check_length(total)
         if mask is None:
-            here = torch.arange(past, total, device=input_ids.device).expand(batch, -1)
+            here = torch.arange(past, total, device=tokens.device).expand(batch, -1)
             return None, here if past else None
         if mask.shape != (batch, total):
             raise ValueError(f"attention_mask must be {(batch, total)}, got {tuple(mask.shape)}")

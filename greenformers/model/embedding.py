@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import left_padding
+from greenformers.attention._aligned import is_traced, left_padding
 from greenformers.model._transformers import was_loaded
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.norm import norm_of
@@ -18,6 +18,8 @@ class Placed(nn.Module):
         self.config = config
         d = config.embedding_size or config.hidden_size
         self.make_content(config, d)
+        if config.type_vocab_size:
+            self.token_type = nn.Embedding(config.type_vocab_size, d)
         self.position = config.make_position("embedding", causal=causal)
         self.norm = norm_of(config, d) if config.embedding_norm else nn.Identity()
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
@@ -32,18 +34,41 @@ class Placed(nn.Module):
         """Make what the content comes from."""
         raise NotImplementedError
 
-    def place(self, x: Float[Tensor, "B N e"], positions: Int[Tensor, "B N"] | None = None) -> Float[Tensor, "B N d"]:
-        """Content (B, N, e) at positions, from 0, below `max_position_embeddings`; by default 0 to N - 1.
+    def place(
+        self,
+        x: Float[Tensor, "B N e"],
+        positions: Int[Tensor, "b N"] | None = None,
+        types: Int[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """Content (B, N, e) at positions from 0, by default 0 to N - 1, and of types, by default 0.
 
         Raises:
-            ValueError: it is too long.
+            ValueError: it is empty, or longer than there are learned positions; types that the network does not have.
         """
-        length, longest = x.shape[1], self.config.max_position_embeddings
-        if not 1 <= length <= longest:
-            raise ValueError(f"length must be in 1..{longest}, got {length}")
+        self.check_length(x.shape[1])
+        self._check_types(types, x)
+        if self.config.type_vocab_size:
+            x = x + (self.token_type.weight[0] if types is None else self.token_type(types))
         if self.position is not None:
             x = self.position.embed(x, positions)
         return self.dropout(self.widen(self.norm(x)))
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError where there are not so many positions; there is no end to positions that are not learned."""
+        longest = self.config.max_position_embeddings
+        if self.position is not None and self.position.bounded and not 1 <= length <= longest:
+            raise ValueError(f"length must be in 1..{longest}, got {length}")
+        if length < 1:
+            raise ValueError(f"length must be at least 1, got {length}")
+
+    def _check_types(self, types: Tensor | None, x: Tensor) -> None:
+        if types is None:
+            return
+        if types.shape != x.shape[:2]:
+            raise ValueError(f"token_type_ids must be {tuple(x.shape[:2])}, got {tuple(types.shape)}")
+        number = self.config.type_vocab_size or 1  # without types all are 0, as tokenizers give them
+        if not is_traced(types) and not 0 <= int(types.min()) <= (most := int(types.max())) < number:
+            raise ValueError(f"token_type_ids must be in 0..{number - 1} (type_vocab_size), got {most}")
 
 
 class Embedding(Placed):
@@ -60,23 +85,31 @@ class Embedding(Placed):
         self,
         input_ids: Int[Tensor, "B N"] | None = None,
         input_values: Float[Tensor, "B n C"] | None = None,
-        positions: Int[Tensor, "B N"] | None = None,
+        positions: Int[Tensor, "b N"] | None = None,
+        *,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        types: Int[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Embed tokens (B, N), or values (B, n, C) to (B, n + 1, d).
 
         Args:
             input_ids: tokens.
-            input_values: values, in place of tokens.
+            input_values: values, for networks that are fed these.
             positions: see `place`.
+            inputs_embeds: vectors of tokens as the input embeddings give them, in place of tokens.
+            types: see `place`.
 
         Raises:
             ValueError: the input is not of the kind the network is made for, or too long.
         """
-        wanted = "input_ids" if self.config.vocab_size is not None else "input_values"
-        given = [name for name, x in (("input_ids", input_ids), ("input_values", input_values)) if x is not None]
-        if given != [wanted]:
-            raise ValueError(f"this network takes {wanted}, got {' and '.join(given) or 'nothing'}")
-        if input_ids is not None:
+        wanted = ["input_ids", "inputs_embeds"] if self.config.vocab_size is not None else ["input_values"]
+        inputs = {"input_ids": input_ids, "input_values": input_values, "inputs_embeds": inputs_embeds}
+        given = [name for name, x in inputs.items() if x is not None]
+        if len(given) != 1 or given[0] not in wanted:
+            raise ValueError(f"this network takes {' or '.join(wanted)}, got {' and '.join(given) or 'nothing'}")
+        if inputs_embeds is not None:
+            x = inputs_embeds
+        elif input_ids is not None:
             x = self.word(input_ids)
         else:
             values = self.value(input_values)
@@ -84,7 +117,23 @@ class Embedding(Placed):
         if self.scales_tokens:
             # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
             x = x * x.shape[2] ** 0.5
-        return self.place(x, positions)
+        return self.place(x, positions, types)
+
+
+def checked(positions: Int[Tensor, "b N"], length: int, longest: int | None) -> Int[Tensor, "b N"]:
+    """Positions that a user gave.
+
+    Raises:
+        ValueError: they are not (1 or B, `length`), or not below `longest`.
+    """
+    if positions.dim() != 2 or positions.shape[1] != length:
+        raise ValueError(f"position_ids must be (B, {length}), got {tuple(positions.shape)}")
+    if not is_traced(positions):
+        least, most = int(positions.min()), int(positions.max())
+        if least < 0 or (longest is not None and most >= longest):
+            limit = "at least 0" if longest is None else f"in 0..{longest - 1}"
+            raise ValueError(f"position_ids must be {limit}, got {least if least < 0 else most}")
+    return positions
 
 
 def counted(key_mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"] | None:

@@ -1,11 +1,13 @@
 """The encoder: embedding, layers, and the pooled vector the heads read; and what all models share."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
@@ -14,11 +16,13 @@ from greenformers.attention import Attention
 from greenformers.attention._aligned import first_of
 from greenformers.feed_forward import FeedForward
 from greenformers.lowrank.linear import LED
-from greenformers.model.block import BlockLayer, EncoderLayer, layer_of, size_of
+from greenformers.model._transformers import attention_of
+from greenformers.model.block import Layer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
-from greenformers.model.embedding import Embedding, counted, draw_embeddings
+from greenformers.model.embedding import Embedding, checked, counted, draw_embeddings
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
+from greenformers.model.packed import Lengths, packing
 from greenformers.model.stack import run
 from greenformers.position import Position
 
@@ -85,7 +89,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer", "BlockLayer"]  # noqa: RUF012 - the name and type transformers wants
-    _can_record_outputs = {"hidden_states": (EncoderLayer, BlockLayer)}  # noqa: RUF012 - as above
+    _can_record_outputs = {"hidden_states": Layer}  # noqa: RUF012 - as above
     _supports_sdpa = True
     # Every head divides its loss by `num_items_in_batch`, so that a batch in parts has the loss of the whole.
     accepts_loss_kwargs = True
@@ -94,6 +98,29 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """What is tied to what; what mechanisms share over layers is, whether or not the embeddings are."""
         return super().get_expanded_tied_weights_keys(all_submodels) | ({} if all_submodels else self._shared)
+
+    def kernels(self) -> AbstractContextManager[object]:
+        """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels."""
+        return sdpa_kernel(SDPBackend.MATH) if attention_of(self.config) == "eager" else nullcontext()
+
+    def positions(self, position_ids: Int[Tensor, "b N"], given: Tensor | None) -> Int[Tensor, "b N"]:
+        """Positions that a user gave.
+
+        Raises:
+            ValueError: the network has none of its own, or not these.
+        """
+        own = [
+            cast(Any, self.embedding).position,
+            *(getattr(layer.attention, "position", None) for layer in self._layers()),
+        ]
+        kinds = [position for position in own if position is not None and position.acts != "scores"]
+        if not kinds or given is None:
+            raise ValueError("position_ids must be None: this network goes by distances, or by no positions at all")
+        longest = self.config.max_position_embeddings if kinds[0].bounded else None
+        return checked(position_ids, given.shape[1], longest)
+
+    def _layers(self) -> list[Any]:
+        return [layer for layer in cast(nn.ModuleList, self.layers) if hasattr(layer, "attention")]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -150,10 +177,14 @@ class GreenformerModel(GreenformerPreTrainedModel):
         input_ids: Int[Tensor, "B N"] | None = None,
         attention_mask: Tensor | None = None,
         input_values: Float[Tensor, "B n C"] | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        position_ids: Int[Tensor, "b N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
         *,
         global_attention_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
+        **lengths: Any,
     ) -> EncoderOutput:
         """Encode a batch.
 
@@ -163,31 +194,51 @@ class GreenformerModel(GreenformerPreTrainedModel):
                 are counted from the first kept one: padding changes nothing, on either side of tokens, and behind
                 values.
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
+            token_type_ids: which text of a pair each token is of, below `type_vocab_size`; by default 0.
+            position_ids: of the tokens, from 0; by default counted from the first kept one. Where they begin anew with
+                each text of one row, texts are packed, and attend themselves alone.
+            inputs_embeds: vectors of the tokens, in place of them.
             global_attention_mask: 1 or True = a position that all see and that sees all, as `attention_mask`; for
                 mechanisms that take it (`longformer`). A [CLS] before values is global where it is given.
             output_hidden_states: also return the input of every layer; `return_dict=False` gives a tuple.
             output_attentions: not available: most mechanisms never make the matrix of weights.
+            **lengths: of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
-            last_hidden_state (B, N, d) and pooler_output (B, d), with pooling "cls" that of the first kept position;
-            in training auxiliary_loss, of mechanisms with one.
+            last_hidden_state (B, N, d) and pooler_output (B, d), one for each packed text, with pooling "cls" that of
+            the first kept position; in training auxiliary_loss, of mechanisms with one.
 
         Raises:
             ValueError: the input or the mask does not fit the network, or attention weights are asked for.
         """
         if output_attentions:
             raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
-        given = input_ids if input_values is None else input_values
+        packs, of_texts = None, Lengths.of(lengths)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if tokens is not None and input_values is None:
+            packs = packing(tokens.shape[:2], attention_mask, position_ids, of_texts)
+        if packs is not None:
+            if output_hidden_states:
+                raise ValueError("output_hidden_states must be False where texts are packed")
+            input_ids, inputs_embeds, token_type_ids, global_attention_mask = packs.all_unpacked(
+                input_ids, inputs_embeds, token_type_ids, global_attention_mask
+            )
+            attention_mask, position_ids = packs.mask(self.device), None
+        given = next((x for x in (input_values, inputs_embeds, input_ids) if x is not None), None)
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
         if input_values is not None and key_mask is not None:  # padding may be NaN
             input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
-        positions = counted(key_mask)
-        x = self.embedding(input_ids, input_values, positions)
+        positions = counted(key_mask) if position_ids is None else self.positions(position_ids, given)
+        x = self.embedding(input_ids, input_values, positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         global_mask = self.key_mask("global_attention_mask", global_attention_mask, given, input_values is not None)
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
-        x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions)
-        return self.finish(x, key_mask, loss)
+        with self.kernels():
+            x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions)
+        out = self.finish(x, key_mask, loss)
+        if packs is not None:
+            out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
+        return out
 
     def finish(self, x: Tensor, key_mask: Tensor | None, loss: Tensor | None = None) -> EncoderOutput:
         """What follows the layers: the last norm, and the vector that stands for each sequence."""

@@ -54,10 +54,13 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Int[Tensor, "B N"],
+        input_ids: Int[Tensor, "B N"] | None = None,
         attention_mask: Tensor | None = None,
         labels: Int[Tensor, "B N"] | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        position_ids: Int[Tensor, "b N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Score every token at every position.
@@ -67,15 +70,18 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
             attention_mask: 1 = keep (B, N).
             labels: the right tokens (B, N), -100 where none is asked for.
             num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            **kwargs: to the encoder.
+            token_type_ids: to the encoder; as all that follows.
+            position_ids: of the tokens.
+            inputs_embeds: vectors of the tokens, in place of them.
+            **kwargs: what else the encoder takes.
 
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that have a label.
         """
-        return self.head(
-            self.encoder(input_ids, attention_mask, return_dict=True, **kwargs), labels, num_items_in_batch
-        )
+        given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out = self.encoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
+        return self.head(out, labels, num_items_in_batch)
 
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -113,7 +119,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
     @can_return_tuple
     def forward(
         self,
-        input_ids: Int[Tensor, "B N"],
+        input_ids: Int[Tensor, "B N"] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         labels: Int[Tensor, "B N"] | None = None,
@@ -121,6 +127,8 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         memory: SegmentMemory | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Score the token that follows each position.
@@ -134,7 +142,9 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             logits_to_keep: only score the last so many positions; 0 for all.
             num_items_in_batch: what the loss is divided by, where not by the number of labels here.
             memory: of the segments before, see `SegmentMemory`.
-            **kwargs: to the decoder.
+            token_type_ids: to the decoder; as all that follows.
+            inputs_embeds: vectors of the tokens, in place of them.
+            **kwargs: what else the decoder takes, `position_ids` say.
 
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
@@ -144,7 +154,8 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         Raises:
             ValueError: labels and logits_to_keep are given.
         """
-        given = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
+        given: dict[str, Any] = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
+        given |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
         if labels is not None and logits_to_keep:
             raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
         out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
@@ -180,7 +191,7 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         super().__init__(config)
         self.encoder = GreenformerModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 1)
+        self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
         self.post_init()
 
     @can_return_tuple
@@ -191,6 +202,9 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         input_values: Float[Tensor, "B n C"] | None = None,
         labels: Int[Tensor, "B N"] | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        position_ids: Int[Tensor, "b N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Score every label at every position.
@@ -201,16 +215,17 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
             input_values: values (B, n, C), in place of tokens; the [CLS] in front counts in N.
             labels: classes (B, N), -100 where none is asked for.
             num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            **kwargs: to the encoder.
+            token_type_ids: to the encoder; as all that follows.
+            position_ids: of the tokens.
+            inputs_embeds: vectors of the tokens, in place of them.
+            **kwargs: what else the encoder takes.
 
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, labels).
         """
-        return self.head(
-            self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs),
-            labels,
-            num_items_in_batch,
-        )
+        given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out = self.encoder(input_ids, attention_mask, input_values, return_dict=True, **given, **kwargs)
+        return self.head(out, labels, num_items_in_batch)
 
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -229,7 +244,7 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         super().__init__(config)
         self.encoder = GreenformerModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 1)
+        self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
         self.post_init()
 
     @can_return_tuple
@@ -240,6 +255,9 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         input_values: Float[Tensor, "B n C"] | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        position_ids: Int[Tensor, "b N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Score every label.
@@ -251,16 +269,17 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
             labels: classes (B,); numbers (B,) where the network has one label; 0 or 1 for each label (B, labels) where
                 the configuration's problem_type is "multi_label_classification".
             num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            **kwargs: to the encoder.
+            token_type_ids: to the encoder; as all that follows.
+            position_ids: of the tokens.
+            inputs_embeds: vectors of the tokens, in place of them.
+            **kwargs: what else the encoder takes.
 
         Returns:
             loss (cross-entropy in nats, or squared error for numbers) if labels are given, and logits (B, labels).
         """
-        return self.head(
-            self.encoder(input_ids, attention_mask, input_values, return_dict=True, **kwargs),
-            labels,
-            num_items_in_batch,
-        )
+        given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out = self.encoder(input_ids, attention_mask, input_values, return_dict=True, **given, **kwargs)
+        return self.head(out, labels, num_items_in_batch)
 
     def head(
         self,

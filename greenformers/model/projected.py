@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention import Attention, Role, Shape, build
+from greenformers._registry import options_of
+from greenformers.attention import Attention, Role, Shape, attention_class, build
 from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
 from greenformers.model.config import GreenformerConfig
 
@@ -106,7 +107,15 @@ def attention_of(
         layer=layer,
         layers=len(layers),
     )
-    mechanism = build(layers[layer], shape, **(config.per_layer(f"{slot}_options")[layer] or {}))
+    options = dict(config.per_layer(f"{slot}_options")[layer] or {})
+    if config.attention_dropout and "dropout" not in options:
+        if "dropout" not in options_of(attention_class(layers[layer])):
+            raise ValueError(
+                f"attention_dropout must be 0 for {layers[layer]}, which has no attention weights to drop; "
+                f"got {config.attention_dropout}"
+            )
+        options["dropout"] = config.attention_dropout
+    mechanism = build(layers[layer], shape, **options)
     if cross and mechanism.projections != ("q", "k", "v"):
         used = ", ".join(mechanism.projections)
         raise ValueError(f"cross-attention needs a mechanism of q, k and v, got {layers[layer]!r}, which uses {used}")

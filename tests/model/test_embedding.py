@@ -85,21 +85,22 @@ def test_padding_token_gets_no_gradient():
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
-        ({}, {}, "this network takes input_ids, got nothing"),
-        ({}, {"input_values": values()}, "this network takes input_ids, got input_values"),
+        ({}, {}, "this network takes input_ids or inputs_embeds, got nothing"),
+        ({}, {"input_values": values()}, "this network takes input_ids or inputs_embeds, got input_values"),
         (
             {}, {"input_ids": tokens(), "input_values": values()},
-            "this network takes input_ids, got input_ids and input_values",
+            "this network takes input_ids or inputs_embeds, got input_ids and input_values",
         ),
         ({"input_features": C}, {}, "this network takes input_values, got nothing"),
         ({"input_features": C}, {"input_ids": tokens()}, "this network takes input_values, got input_ids"),
         ({}, {"input_ids": torch.zeros(2, MAX_LEN + 1).long()}, f"length must be in 1..{MAX_LEN}, got {MAX_LEN + 1}"),
         ({}, {"input_ids": torch.zeros(2, 0).long()}, f"length must be in 1..{MAX_LEN}, got 0"),
         (
-            {"input_features": C, "position": "none"},
+            {"input_features": C},
             {"input_values": torch.zeros(2, MAX_LEN, C)},
             f"length must be in 1..{MAX_LEN}, got {MAX_LEN + 1}",
         ),
+        ({"position": "none"}, {"input_ids": torch.zeros(2, 0).long()}, "length must be at least 1, got 0"),
     ],
 )  # fmt: skip
 def test_wrong_input(options, given, message):

@@ -134,7 +134,7 @@ SPELLED_PUBLIC = {
     "transformers.activations.ACT2FN": "model.config, model.block and model.heads: activations",
     "transformers.cache_utils.CacheLayerMixin": "model.cache, model.beams: states in the cache of generate",
     "transformers.cache_utils.DynamicLayer": "model.cache, speech.search: keys and values in the cache of generate",
-    "transformers.modeling_layers.GradientCheckpointingLayer": "model.block, model.decoder: recomputed activations",
+    "transformers.modeling_layers.GradientCheckpointingLayer": "model.block: recomputed activations",
     "transformers.quantizers.auto.register_quantization_config": "checkpoint.plugin: loading compressed models",
     "transformers.quantizers.auto.register_quantizer": "checkpoint.plugin: loading compressed models",
     "transformers.trainer_callback.CallbackHandler": "train.fit_pipeline: events of a pipeline",
