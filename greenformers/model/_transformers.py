@@ -17,6 +17,7 @@ from transformers.masking_utils import (
     prepare_padding_mask,
     sdpa_mask,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 from transformers.trainer_pt_utils import get_parameter_names
 
@@ -197,3 +198,15 @@ def parameters_outside(model: nn.Module, layers: Sequence[type[nn.Module]], patt
     for. A walk over `named_modules` would take its place.
     """
     return get_parameter_names(model, list(layers), list(patterns))
+
+
+# Names by which the Trainer knows kinds of models.
+
+
+def shift_labels_of(model_type: str, model_class: type[PreTrainedModel]) -> None:
+    """Have the Trainer's label smoothing compare each score of a causal model with the token that follows.
+
+    It stands on `transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `AutoModel.register`
+    leaves as it is. Smoothing in the model itself would take its place.
+    """
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = model_class.__name__

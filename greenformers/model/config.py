@@ -28,6 +28,9 @@ SHARED = {
 }
 """Which parts of a layer share their parameters, each with its layer norm."""
 
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+"""Kinds of problems of classifying heads, see `greenformers.model.classification`."""
+
 PROJECTIONS = (
     "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "gate", "down",
     "cross_q", "cross_k", "cross_v", "cross_output",
@@ -80,6 +83,10 @@ class GreenformerConfig(PreTrainedConfig):
         vocab_size: size of the vocabulary; None for networks that are fed values.
         input_features: numbers per position for networks that are fed values (`input_values`, with a learned
             [CLS] in front); None for tokens.
+        image_size: height and width of images, in pixels, for networks that are fed these in patches; then
+            `input_features` is num_channels * patch_size^2. Dosovitskiy 2020, arXiv:2010.11929.
+        patch_size: height and width of a patch, a divisor of `image_size`.
+        num_channels: numbers per pixel.
         max_position_embeddings: longest sequence, [CLS] included.
         hidden_size: d.
         type_vocab_size: number of token types, each with a learned vector added to its tokens' embeddings: the first
@@ -129,6 +136,8 @@ class GreenformerConfig(PreTrainedConfig):
             file of `greenformers.blocks`. It has residuals of its own, and no place for `attention`.
         block_options: options of that layer.
         pooling: slot; "cls", "mean", or a block that does not keep the length ("pma": attention of a learned seed).
+        contrastive_temperature: what similarities of sentences are divided by in their loss. Chen 2020,
+            arXiv:2002.05709.
         sparse_prediction: where labels are given, language model heads score only the positions that have one,
             and return their logits (n, vocabulary).
 
@@ -141,6 +150,9 @@ class GreenformerConfig(PreTrainedConfig):
 
     vocab_size: int | None = 30522
     input_features: int | None = None
+    image_size: int | None = None
+    patch_size: int | None = None
+    num_channels: int = 3
     max_position_embeddings: int = 512
     hidden_size: int = 768
     type_vocab_size: int = 0
@@ -177,6 +189,7 @@ class GreenformerConfig(PreTrainedConfig):
     block: str = "standard"
     block_options: dict[str, Any] | None = None
     pooling: str = "cls"
+    contrastive_temperature: float = 0.05
     sparse_prediction: bool = False
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -209,6 +222,10 @@ class GreenformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         if self.num_labels is None or self.num_labels < 1:
             raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")
+        if self.problem_type not in (None, *PROBLEMS):
+            raise ValueError(f"problem_type must be one of {', '.join(PROBLEMS)}; got {self.problem_type!r}")
+        if not self.contrastive_temperature > 0:
+            raise ValueError(f"contrastive_temperature must be above 0, got {self.contrastive_temperature}")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
         self.is_encoder_decoder = self.decoder_layers is not None
@@ -229,6 +246,9 @@ class GreenformerConfig(PreTrainedConfig):
             "intermediate_size",
             "vocab_size",
             "input_features",
+            "image_size",
+            "patch_size",
+            "num_channels",
         ):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -251,8 +271,24 @@ class GreenformerConfig(PreTrainedConfig):
                 "exactly one of vocab_size (tokens) and input_features (values) must be set, "
                 f"got {self.vocab_size} and {self.input_features}"
             )
+        self._check_image()
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}; got {self.hidden_act!r}")
+
+    def _check_image(self) -> None:
+        if self.image_size is None and self.patch_size is None:
+            return
+        if self.image_size is None or self.patch_size is None:
+            raise ValueError(
+                f"image_size and patch_size must be set together, got {self.image_size}, {self.patch_size}"
+            )
+        if self.image_size % self.patch_size:
+            raise ValueError(f"patch_size must divide image_size {self.image_size}, got {self.patch_size}")
+        numbers = self.num_channels * self.patch_size**2
+        if self.input_features != numbers:
+            raise ValueError(
+                f"input_features must be num_channels * patch_size^2 = {numbers}, got {self.input_features}"
+            )
 
     def _check_slots(self) -> None:
         for slot in SLOTS:

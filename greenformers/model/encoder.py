@@ -103,8 +103,10 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels."""
         return sdpa_kernel(SDPBackend.MATH) if attention_of(self.config) == "eager" else nullcontext()
 
-    def positions(self, position_ids: Int[Tensor, "b N"], given: Tensor | None) -> Int[Tensor, "b N"]:
-        """Positions that a user gave.
+    def positions(
+        self, position_ids: Int[Tensor, "b N"], given: Tensor | None, *, has_cls: bool = False
+    ) -> Int[Tensor, "b N"]:
+        """Positions that a user gave, of what is given and of the [CLS] before it.
 
         Raises:
             ValueError: the network has none of its own, or not these.
@@ -117,7 +119,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         if not kinds or given is None:
             raise ValueError("position_ids must be None: this network goes by distances, or by no positions at all")
         longest = self.config.max_position_embeddings if kinds[0].bounded else None
-        return checked(position_ids, given.shape[1], longest)
+        return checked(position_ids, given.shape[1] + has_cls, longest)
 
     def _layers(self) -> list[Any]:
         return [layer for layer in cast(nn.ModuleList, self.layers) if hasattr(layer, "attention")]
@@ -195,8 +197,9 @@ class GreenformerModel(GreenformerPreTrainedModel):
                 values.
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
             token_type_ids: which text of a pair each token is of, below `type_vocab_size`; by default 0.
-            position_ids: of the tokens, from 0; by default counted from the first kept one. Where they begin anew with
-                each text of one row, texts are packed, and attend themselves alone.
+            position_ids: of the tokens, or of the [CLS] and the values behind it, from 0; by default counted from the
+                first kept one. Where they begin anew with each text of one row, texts are packed, and attend
+                themselves alone.
             inputs_embeds: vectors of the tokens, in place of them.
             global_attention_mask: 1 or True = a position that all see and that sees all, as `attention_mask`; for
                 mechanisms that take it (`longformer`). A [CLS] before values is global where it is given.
@@ -228,7 +231,9 @@ class GreenformerModel(GreenformerPreTrainedModel):
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
         if input_values is not None and key_mask is not None:  # padding may be NaN
             input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
-        positions = counted(key_mask) if position_ids is None else self.positions(position_ids, given)
+        positions = counted(key_mask)
+        if position_ids is not None:
+            positions = self.positions(position_ids, given, has_cls=input_values is not None)
         x = self.embedding(input_ids, input_values, positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         global_mask = self.key_mask("global_attention_mask", global_attention_mask, given, input_values is not None)
         if output_hidden_states and self.config.residual == "reversible":

@@ -8,6 +8,7 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     CausalLMOutputWithPast,
 )
+from transformers.utils import ModelOutput
 
 from greenformers.model.memory import SegmentMemory
 
@@ -45,3 +46,35 @@ class CausalLMOutput(CausalLMOutputWithPast):
     """
 
     memory: SegmentMemory | None = None
+
+
+@dataclass
+class PreTrainingOutput(ModelOutput):
+    """That of masked tokens and pairs of texts, by the names that BERT's has.
+
+    Attributes:
+        loss: sum of both tasks.
+        prediction_logits: scores of tokens (B, N, vocabulary).
+        seq_relationship_logits: scores (B, 2) of "the second text follows the first" and "it does not".
+        hidden_states: input of every layer.
+    """
+
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class SentenceEmbeddingOutput(ModelOutput):
+    """That of sentence embeddings.
+
+    Attributes:
+        loss: contrastive, where pairs were given.
+        embeddings: vectors of length 1 (B, d), or (B, 2, d) of pairs.
+        hidden_states: input of every layer.
+    """
+
+    loss: Tensor | None = None
+    embeddings: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None

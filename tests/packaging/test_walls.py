@@ -88,6 +88,8 @@ TRANSFORMERS = {
     "transformers.masking_utils.bidirectional_mask_function": "sees_all: another attention in encoders",
     "transformers.masking_utils.prepare_padding_mask": "kept_keys: another attention, with padding",
     "transformers.masking_utils.sdpa_mask": "whole_mask: another attention beside a pattern of the model's own",
+    "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "shift_labels_of: the Trainer's label "
+    "smoothing teaches our causal models to repeat the token they read",
     "transformers.pytorch_utils.Conv1D": "TransposedLinear: every change of GPT-2 and its kin",
     "transformers.trainer_pt_utils.get_parameter_names": "parameters_outside: weight decay of a pipeline",
     "PreTrainedModel._can_set_attn_implementation": "can_choose_attention: another attention",

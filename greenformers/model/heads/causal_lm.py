@@ -1,0 +1,108 @@
+"""Causal language modelling: every position scores the token that follows it."""
+
+from typing import Any, cast
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from greenformers.model.config import GreenformerConfig
+from greenformers.model.decoder import GreenformerDecoder
+from greenformers.model.encoder import GreenformerPreTrainedModel
+from greenformers.model.loss import Scoring, asked_for, narrow, token_loss, with_auxiliary
+from greenformers.model.memory import SegmentMemory
+from greenformers.model.outputs import CausalLMOutput
+
+
+class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixin):
+    """Decoder that continues a text; the output embedding is the input embedding."""
+
+    base_model_prefix = "decoder"
+    _tied_weights_keys = {"score.weight": "decoder.embedding.word.weight"}  # noqa: RUF012 - transformers' own form
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__(config)
+        if config.is_encoder_decoder:
+            raise ValueError(f"a causal language model has no encoder: no decoder_layers, got {config.decoder_layers}")
+        self.decoder = GreenformerDecoder(config)
+        self.narrow = narrow(config)
+        self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
+        self.post_init()
+        if config.block != "standard" and self.generation_config is not None:
+            self.generation_config.use_cache = False  # its layers read the whole sequence each time
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
+        """The mask of tokens as it is, which all mechanisms take: `generate` asks for one where a cache is static."""
+        return attention_mask
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "B N"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        memory: SegmentMemory | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Score the token that follows each position.
+
+        Args:
+            input_ids: tokens (B, N).
+            attention_mask: 1 = keep (B, P), P counting the positions in the cache too.
+            past_key_values: keys and values of the positions before.
+            labels: the tokens themselves (B, N), shifted here; -100 where none is asked for.
+            use_cache: return keys and values for the positions to come.
+            logits_to_keep: only score the last so many positions; 0 for all.
+            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
+            memory: of the segments before, see `SegmentMemory`.
+            token_type_ids: to the decoder; as all that follows.
+            inputs_embeds: vectors of the tokens, in place of them.
+            **kwargs: what else the decoder takes, `position_ids` say.
+
+        Returns:
+            loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
+            labels, the logits (n, vocabulary) of the n positions that are followed by a label. Where a memory was
+            given and no cache, that of the next segment.
+
+        Raises:
+            ValueError: labels and logits_to_keep are given.
+        """
+        given: dict[str, Any] = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
+        given |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
+        if labels is not None and logits_to_keep:
+            raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
+        out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
+        return self.head(out, labels, num_items_in_batch, logits_to_keep)
+
+    def head(
+        self,
+        out: BaseModelOutputWithPast,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int = 0,
+    ) -> CausalLMOutput:
+        """What follows the decoder; arguments as in `forward`."""
+        x = cast(Tensor, out.last_hidden_state)[:, -logits_to_keep:]
+        following = None if labels is None else F.pad(labels, (0, 1), value=-100)[:, 1:]
+        x, following = asked_for(x, following, self.config)
+        logits = self.score(self.narrow(x))
+        loss = None if following is None else token_loss(logits, following, num_items_in_batch)
+        loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), following, num_items_in_batch)
+        return CausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            memory=getattr(out, "memory", None),
+        )

@@ -1,0 +1,86 @@
+"""Extractive question answering: where in a text the answer begins and ends. Devlin 2018, arXiv:1810.04805, 4.2."""
+
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput, QuestionAnsweringModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from greenformers.model.config import GreenformerConfig
+from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
+from greenformers.model.loss import IGNORED, token_loss, with_auxiliary
+
+
+class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
+    """Encoder that scores every position as the first and as the last one of the answer."""
+
+    def __init__(self, config: GreenformerConfig) -> None:
+        super().__init__(config)
+        self.encoder = GreenformerModel(config)
+        self.spans = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"] | None = None,
+        attention_mask: Tensor | None = None,
+        start_positions: Int[Tensor, " B"] | None = None,
+        end_positions: Int[Tensor, " B"] | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Int[Tensor, "B N"] | None = None,
+        position_ids: Int[Tensor, "b N"] | None = None,
+        inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Score the two ends of the answer.
+
+        Args:
+            input_ids: tokens (B, N) of question and text.
+            attention_mask: 1 = keep (B, N).
+            start_positions: where answers begin (B,); those that are no position of the sequence are ignored.
+            end_positions: their last positions (B,), likewise.
+            num_items_in_batch: what each cross-entropy is divided by, where not by the number of its positions.
+            token_type_ids: to the encoder; as all that follows.
+            position_ids: of the tokens.
+            inputs_embeds: vectors of the tokens, in place of them.
+            **kwargs: what else the encoder takes.
+
+        Returns:
+            loss, the mean of the two cross-entropies in nats, if both positions are given; start_logits (B, N) and
+            end_logits (B, N).
+
+        Raises:
+            ValueError: one of the two positions is given alone.
+        """
+        given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out = self.encoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
+        return self.head(out, start_positions, end_positions, num_items_in_batch)
+
+    def head(
+        self,
+        out: BaseModelOutput,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> QuestionAnsweringModelOutput:
+        """What follows the encoder; arguments as in `forward`."""
+        start, end = self.spans(out.last_hidden_state).unbind(-1)
+        if (start_positions is None) != (end_positions is None):
+            missing = "start_positions" if start_positions is None else "end_positions"
+            raise ValueError(f"start_positions and end_positions must be given together, {missing} is None")
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            first, last = (_inside(positions, start.shape[1]) for positions in (start_positions, end_positions))
+            loss = (token_loss(start, first, num_items_in_batch) + token_loss(end, last, num_items_in_batch)) / 2
+            loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), first, num_items_in_batch)
+        return QuestionAnsweringModelOutput(
+            loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states
+        )
+
+
+def _inside(positions: Tensor, length: int) -> Tensor:
+    """Positions (B,), or (B, 1) as some collators give them; -100 for those that the sequence does not have."""
+    positions = positions.flatten()
+    return positions.masked_fill((positions < 0) | (positions >= length), IGNORED)
