@@ -18,7 +18,7 @@ from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
 from greenformers.model.packed import Lengths, packing
-from greenformers.model.stack import rotation_of, run
+from greenformers.model.stack import of_keys, rotation_of, run
 from greenformers.position import Rotation
 
 
@@ -50,6 +50,7 @@ class DecoderLayer(Layer):
         *,
         past_key_values: EncoderDecoderCache | None = None,
         rotation: Rotation | None = None,
+        pairs: Tensor | None = None,
     ) -> Float[Tensor, "B N d"]:
         """One layer (B, N, d) over the last N of P positions."""
         own = None if past_key_values is None else past_key_values.self_attention_cache
@@ -57,7 +58,7 @@ class DecoderLayer(Layer):
         x = self._residual(
             x,
             self.attention_norm,
-            lambda y: attention.output(attention.mix(y, key_mask, own, rotation=rotation)[0]),
+            lambda y: attention.output(attention.mix(y, key_mask, own, rotation=rotation, pairs=pairs)[0]),
         )
         x = self._residual(
             x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
@@ -118,8 +119,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
 
         Args:
             input_ids: tokens (B, N).
-            attention_mask: 1 = keep (B, P). Positions are counted over what is kept, so that padding on the
-                left changes nothing.
+            attention_mask: 1 = keep (B, P), or which positions each one sees, see `of_keys`. Positions are counted
+                over what is kept, so that padding on the left changes nothing.
             encoder_hidden_states: the encoder's output (B, M, d), or (B / W, M, d) for W rows of tokens each;
                 exactly where the network has an encoder.
             encoder_attention_mask: 1 = keep, of the encoder's output.
@@ -171,6 +172,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
                 f"cache_position must be {past} to {past + tokens.shape[1] - 1}, as the cache says; "
                 f"got {cache_position.tolist()}"
             )
+        attention_mask, pairs = of_keys(attention_mask)
         key_mask, positions = self._places(attention_mask, tokens, past)
         if position_ids is not None:
             positions = self.positions(position_ids, tokens)
@@ -185,13 +187,14 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         with self.kernels():
             if crossed:
                 rotation = rotation_of(self.layers, x, past_key_values, positions)
-                given = {"past_key_values": past_key_values, "rotation": rotation}
+                given = {"past_key_values": past_key_values, "rotation": rotation, "pairs": pairs}
                 for layer in self.layers:
                     x = layer(x, encoder_hidden_states, key_mask, memory_mask, **given)
             else:
                 x, loss, following = run(
-                    self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions
-                )
+                    self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
+                    pairs=pairs,
+                )  # fmt: skip
         out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))

@@ -23,7 +23,7 @@ from greenformers.model.embedding import Embedding, checked, counted, draw_embed
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.packed import Lengths, packing
-from greenformers.model.stack import run
+from greenformers.model.stack import of_keys, run
 from greenformers.position import Position
 
 
@@ -190,7 +190,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
 
         Args:
             input_ids: tokens (B, N), for networks with a vocabulary.
-            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept). Positions
+            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept); or which
+                positions each one sees, see `of_keys`. Positions
                 are counted from the first kept one: padding changes nothing, on either side of tokens, and behind
                 values.
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
@@ -225,6 +226,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
             )
             attention_mask, position_ids = packs.mask(self.device), None
         given = next((x for x in (input_values, inputs_embeds, input_ids) if x is not None), None)
+        attention_mask, pairs = of_keys(attention_mask)
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
         if input_values is not None and key_mask is not None:  # padding may be NaN
             input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
@@ -234,7 +236,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         with self.kernels():
-            x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions)
+            x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions, pairs=pairs)
         out = self.finish(x, key_mask, loss)
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
