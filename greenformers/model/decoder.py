@@ -34,12 +34,12 @@ class DecoderLayer(Layer):
         self.cross_attention = CrossAttention(config, layer)
         self.feed_forward = feed_forward_of(config, layer + config.num_hidden_layers)
         if self.feed_forward.has_loss:
-            name = config.per_layer("feed_forward")[layer + config.num_hidden_layers]
+            name = config.feed_forward_names()[layer + config.num_hidden_layers]
             raise ValueError(f"feed_forward must have no loss of its own beside an encoder, {name} has one")
         self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
         self.feed_forward_norm = norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.pre_norm = config.residual == "pre"
+        self.pre_norm = config.residual_of() == "pre"
 
     def forward(
         self,
@@ -84,7 +84,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             self.layers = nn.ModuleList(stack)
         else:
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
-        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
+        self.final_norm = nn.Identity() if config.residual_of(causal=True) == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 

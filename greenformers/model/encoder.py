@@ -152,7 +152,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
-        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
+        self.final_norm = nn.Identity() if config.residual_of() == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
