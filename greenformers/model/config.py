@@ -70,6 +70,23 @@ SHAPES: dict[str, dict[str, Any]] = {
 """What the layers of well-known networks are made of; their sizes, where they differ from BERT-base's, too."""
 
 
+FOREIGN = {
+    **dict.fromkeys(("n_embd", "d_model", "dim", "n_embed", "hidden_dim"), "hidden_size"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "encoder_layers", "num_encoder_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "encoder_attention_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "ffn_hidden_size"), "intermediate_size"),
+    **dict.fromkeys(("n_positions", "n_ctx", "max_seq_len", "max_sequence_length"), "max_position_embeddings"),
+    **dict.fromkeys(("dropout", "dropout_rate", "resid_pdrop", "embd_pdrop", "hidden_dropout"), "hidden_dropout_prob"),
+    **dict.fromkeys(("attention_probs_dropout_prob", "attn_pdrop", "attn_dropout"), "attention_dropout"),
+    **dict.fromkeys(("activation_function", "activation", "hidden_activation"), "hidden_act"),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "norm_eps"), "layer_norm_eps"),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), "bias"),
+    **dict.fromkeys(("position_embedding_type", "rope_theta", "rope_scaling", "rope_parameters"), "position"),
+    **dict.fromkeys(("n_kv_heads", "num_kv_heads"), "num_key_value_heads"),
+    **dict.fromkeys(("init_std", "initializer_std"), "initializer_range"),
+}
+"""What other models of transformers call options of ours, and would be kept here without effect."""
+
 Rank = int | dict[str, int | None] | None
 
 
@@ -113,6 +130,8 @@ class GreenformerConfig(PreTrainedConfig):
         cross_attention_options: options of that mechanism.
         rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
             (those not named stay dense), or a list of these, one per layer, the encoder's first.
+        rank_per_head: whether the ranks of q, k and v are those of each head, with two factors of its own and no bias:
+            the thesis' LRMHA as eq. 3.2 prints it. They must have ranks.
         feed_forward: slot; a name, or one per layer, the encoder's first. "dense", "gated" (SwiGLU where hidden_act is
             "silu"), or "chunked": computed in slices of positions, again in the backward pass. None: "gated" in a
             causal stack, else "dense".
@@ -169,6 +188,7 @@ class GreenformerConfig(PreTrainedConfig):
     cross_attention: str | list[str] = "full"
     cross_attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     rank: Rank | list[Rank] = None
+    rank_per_head: bool = False
     feed_forward: str | list[str] | None = None
     feed_forward_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     residual: str | None = None
@@ -207,6 +227,8 @@ class GreenformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         # transformers and its friends keep things of their own in a configuration; a misspelt slot is not one of them.
         for name in kwargs.keys() - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
+            if name in FOREIGN:
+                raise TypeError(f"GreenformerConfig takes no option {name!r}; here it is {FOREIGN[name]!r}")
             if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
                 raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
@@ -283,6 +305,8 @@ class GreenformerConfig(PreTrainedConfig):
             self._check_position()
         elif self.position_options:
             raise ValueError("position_options need a position, which is None")
+        if self.rank_per_head and all(self.rank_of(layer, "q") is None for layer in range(self.num_hidden_layers)):
+            raise ValueError(f"rank_per_head needs ranks of q, k and v, rank is {self.rank!r}")
         for rank in self.per_layer("rank"):
             if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
                 raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")

@@ -15,7 +15,7 @@ from greenformers import blocks
 from greenformers.attention import Attention
 from greenformers.attention._aligned import first_of
 from greenformers.feed_forward import FeedForward
-from greenformers.lowrank.linear import LED
+from greenformers.lowrank.linear import LED, HeadLED
 from greenformers.model._transformers import attention_of
 from greenformers.model.block import Layer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
@@ -125,7 +125,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
-        if isinstance(module, LED):
+        if isinstance(module, LED | HeadLED):
             module.reset_parameters(self.config.initializer_range)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()

@@ -84,6 +84,22 @@ def test_a_name_there_is_not(options, start, end):
 
 
 @pytest.mark.parametrize(
+    ("theirs", "meant"),
+    [("dropout", "hidden_dropout_prob"), ("n_layer", "num_hidden_layers"), ("attn_pdrop", "attention_dropout")],
+)
+def test_what_other_models_call_an_option_is_refused(theirs, meant):
+    """It would be kept, and have no effect."""
+    with pytest.raises(TypeError, match=f"^GreenformerConfig takes no option '{theirs}'; here it is '{meant}'$"):
+        GreenformerConfig(**{theirs: 1})
+    assert GreenformerConfig(a_note_of_mine=3).a_note_of_mine == 3
+
+
+def test_no_labels_are_refused():
+    with pytest.raises(ValueError, match=r"^num_labels must be at least 1, got 0$"):
+        GreenformerConfig(num_labels=0)
+
+
+@pytest.mark.parametrize(
     ("misspelt", "meant"),
     [
         ("hiden_size", "hidden_size"),
