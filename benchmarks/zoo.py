@@ -12,6 +12,7 @@ not see them; and each text gets what it gets alone. Bar: no combination fails.
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from _harness import Benchmark, Option, Run, yes
 from rich.table import Table
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "tests/attention"))
-from rows import DIM, HEADS, ROWS  # type: ignore[import-not-found]
+from greenformers.attention import Attention
+
+ROWS = Path(__file__).parents[1] / "tests/attention/rows.py"
 
 LONGEST = 37
 LENGTHS = (1, 2, 5, 13, 16, LONGEST)
@@ -70,18 +72,27 @@ class Case(NamedTuple):
         return f"{self.row}, {form}, mask {self.mask}, {self.dtype}, length {self.length}"
 
 
-def drawn(length: int, seed: int, size: float = 1.0) -> list[Tensor]:
+def contract() -> Any:
+    """The rows of the contract tests, and their sizes."""
+    spec = spec_from_file_location("contract_rows", ROWS)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def drawn(module: Attention, length: int, seed: int, size: float = 1.0) -> list[Tensor]:
     """Queries, keys and values (B, H, N, D)."""
-    generator = torch.Generator().manual_seed(seed)
-    return [size * torch.randn(BATCH, HEADS, length, DIM, generator=generator, dtype=torch.float64) for _ in range(3)]
+    generator, shape = torch.Generator().manual_seed(seed), (BATCH, module.shape.heads, length, module.shape.head_dim)
+    q, k, v = (size * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    return [q, q if module.shares_qk else k, v]
 
 
 def faults(case: Case, mask: Tensor | None) -> list[str]:
     """What is wrong with a combination."""
     module = case.row.build(causal=case.causal, max_len=LONGEST).to(case.dtype).eval()
-    given = [x.to(case.dtype) for x in drawn(case.length, 1)]
-    if module.shares_qk:
-        given[1] = given[0]
+    given = [x.to(case.dtype) for x in drawn(module, case.length, 1)]
     keep = torch.ones(BATCH, case.length, dtype=torch.bool) if mask is None else mask
     there = keep[:, None, :, None]
 
@@ -106,9 +117,7 @@ def faults(case: Case, mask: Tensor | None) -> list[str]:
             expected = case.row.reference(module, *given, mask) * there
             if not torch.allclose(out, expected, atol=close, rtol=close):
                 found.append("not the formula")
-        other = [x.to(case.dtype) for x in drawn(case.length, 2, 10.0)]
-        if module.shares_qk:
-            other[1] = other[0]
+        other = [x.to(case.dtype) for x in drawn(module, case.length, 2, 10.0)]
         changed = [torch.where(there, x, y) for x, y in zip(given, other, strict=True)]
         if not torch.equal(run(*changed) * there, out):
             found.append("padding seen")
@@ -132,9 +141,10 @@ def faults(case: Case, mask: Tensor | None) -> list[str]:
 
 def main(run: Run) -> bool:
     names = None if run.given.names is None else run.given.names.split(",")
-    rows = [row for row in ROWS if names is None or row.name in names]
+    every = contract().ROWS
+    rows = [row for row in every if names is None or row.name in names]
     if not rows:
-        run.refuse(f"--names must be of {', '.join(dict.fromkeys(row.name for row in ROWS))}; got {run.given.names}")
+        run.refuse(f"--names must be of {', '.join(dict.fromkeys(row.name for row in every))}; got {run.given.names}")
     lengths = [length for length in LENGTHS if not run.quick or length <= 5]
     counts: Counter[str] = Counter()
     failed: dict[str, list[str]] = {}
