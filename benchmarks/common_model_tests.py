@@ -73,6 +73,12 @@ def main(run: Run) -> bool:
         counts[case.attrib["classname"].rpartition(".")[2]][outcome] += 1
     table = Table("models", "passed", "skipped", "failed")
     for name, found in sorted(counts.items()):
+        run.write(
+            [
+                run.record("checks", found["passed"], name, {"suite": "transformers common"}),
+                run.record("failures", found["failure"] + found["error"], name, {"suite": "transformers common"}),
+            ]
+        )
         table.add_row(name, str(found["passed"]), str(found["skipped"]), str(found["failure"] + found["error"]))
     run.console.print(table)
     failed = sum(found["failure"] + found["error"] for found in counts.values())

@@ -2,9 +2,10 @@
 
     python benchmarks/language_models.py [--quick] [--json results/language_models.jsonl] [--picture FILE]
 
-Causal on Tiny Shakespeare for each mechanism that has a causal form, masked on WikiText-2 for all; several seeds, each
-with its own weights and batches, the same for every mechanism. With --json a run that is in the file is not repeated,
-so that the same command goes on where it was stopped.
+Causal on Tiny Shakespeare for each mechanism that has a causal form, in a network as it is by default (rotary
+positions where the mechanism takes them, else learned ones or its own); masked on WikiText-2 for all. Several seeds,
+each with its own weights and batches, the same for every mechanism. With --json a run that is in the file is not
+repeated, so that the same command goes on where it was stopped.
 """
 
 import math
@@ -30,7 +31,11 @@ from greenformers.train.text import LanguageModelling
 BASELINE = "full"
 HIDDEN, HEADS, LAYERS, FEED_FORWARD = 64, 4, 2, 256
 STEPS, TOKENS, RATE = 2000, 1024, 5e-3  # tokens of a step
-DEVIATION = 0.08  # of the initial weights, about that of BERT's 0.02 at its width
+# Masked language models begin with about BERT's 0.02 at their width; else what is there by default.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "causal_lm": {},
+    "masked_lm": {"initializer_range": 0.08, "residual": "pre", "position": "sinusoidal"},
+}
 EVALUATIONS = 10
 CHARACTERS = {"train": 1_000_000, "valid": 50_000}
 QUICK = {"train": 30_000, "valid": 2_000}
@@ -61,6 +66,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }
 
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "Synthesizers": (
+        "synthesizer_random", "synthesizer_dense", "synthesizer_factorized_random", "synthesizer_factorized_dense",
+        "synthesizer_random (fixed)",
+    ),
+    "Kernels, and mixtures": (
+        "performer", "performer (redrawn)", "linear_transformer", "full + synthesizer_random",
+        "full + synthesizer_dense",
+    ),
+    "Patterns": ("sliding_window", "cascade", "local_blocks", "sparse_strided", "sparse_fixed"),
+    "Recurrence, and what is learnt": ("transformer_xl", "compressive", "adaptive_span", "dacs", "sinkhorn"),
+    "Low rank, hashes and clusters": ("linformer", "nystromformer", "reformer", "routing"),
+    "Patterns without a causal form": ("longformer", "bigbird", "etc", "blockwise"),
+}  # fmt: skip
+"""Panels of the picture, each with dense attention beside it: six lines at most."""
+
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
@@ -69,6 +90,7 @@ BENCHMARK = Benchmark(
         data("--data", ".", "folder of both data sets' folders", *(task.data for task in TASKS.values())),
         Option("--steps", f"of each training; {STEPS} if not given", int),
         Option("--seeds", "trainings of each; 2 if not given", int),
+        Option("--task", "one of the two; both if not given", choices=TASKS),
         Option("--only", "one mechanism or variant, as the table names it"),
         Option("--picture", "PNG of the loss curves", Path),
     ),
@@ -81,10 +103,12 @@ def main(run: Run) -> None:
     characters = QUICK if run.quick else CHARACTERS
     steps, seeds = given.steps or (4 if run.quick else STEPS), given.seeds or (1 if run.quick else 2)
     every = trainings(steps, seeds, characters["train"])
+    every = [training for training in every if given.task in (None, training.task)]
     wanted = [training for training in every if given.only in (None, training.variant)]
     if not wanted:
         run.refuse(f"--only must be one of {', '.join(dict.fromkeys(training.variant for training in every))}")
-    objectives = {task: objective(task, given.data, characters) for task in TASKS}
+    tasks = [task for task in TASKS if given.task in (None, task)]
+    objectives = {task: objective(task, given.data, characters) for task in tasks}
     records = run.trainings(
         wanted,
         lambda training: (training.variant, training.setting(steps)),
@@ -92,10 +116,10 @@ def main(run: Run) -> None:
         lambda own: f"loss {own[-2].value:.4f}, {1000 * own[-1].value / steps:.0f} ms a step",
     )
     records = of_trainings(records, every)
-    run.show(*(shown(task, records, steps) for task in TASKS))
+    run.show(*(shown(task, records, steps) for task in tasks))
     if given.picture:
         title = f"Language models of bytes, d {HIDDEN}, {LAYERS} layers: mean and range of seeds ({seeds})"
-        save(loss_curves(title, records, {name: task.title for name, task in TASKS.items()}), given.picture)
+        save(loss_curves(title, records, {task: TASKS[task].title for task in tasks}, FAMILIES), given.picture)
 
 
 class Training(NamedTuple):
@@ -114,7 +138,7 @@ class Training(NamedTuple):
         length = TASKS[self.task].length
         return {
             "task": self.task, "length": length, "batch": TOKENS // length, "hidden": HIDDEN, "layers": LAYERS,
-            "heads": HEADS, "feed_forward": FEED_FORWARD, "learning_rate": RATE, "deviation": DEVIATION,
+            "heads": HEADS, "feed_forward": FEED_FORWARD, "learning_rate": RATE, "network": NETWORKS[self.task],
             "options": self.options, "characters": self.characters, "steps": self.steps, "seed": self.seed,
             "step": step,
         }  # fmt: skip
@@ -157,8 +181,7 @@ def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
     model = task.build(
         task.config(
             hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
-            hidden_dropout_prob=0.0, initializer_range=DEVIATION, residual="pre", position="sinusoidal",
-            attention=own.mechanism, attention_options=own.options,
+            hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=own.options, **NETWORKS[own.task],
         )
     )  # fmt: skip
     schedule = Schedule(

@@ -8,13 +8,15 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from greenformers import names
+from greenformers import names, position
 from greenformers.cli import application
 from greenformers.measure.record import read
 from greenformers.report.table import markdown
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+ORDER = ("learned", "sinusoidal", "rotary", "alibi", "t5", "shaw", "huang")
+"""Positions as the page on networks has them."""
 
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +30,17 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert space["out"].shape == (1, 12, 4096, 64)
     units = space["report"].units  # type: ignore[attr-defined]
     assert 0.2 < sum(unit.after for unit in units) / sum(unit.before for unit in units) <= 0.25
+
+
+def test_the_code_of_the_page_on_networks_runs() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    space: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, space)
+    assert space["loss"].isfinite()  # type: ignore[attr-defined]
+    table = page.partition("## Positions")[2].partition("##")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [name for name in ORDER if name in position.names()]
+    assert sorted(ORDER) == position.names()
 
 
 def test_every_command_exists() -> None:

@@ -70,6 +70,10 @@ class Attention(nn.Module):
     takes_global_mask: ClassVar[bool] = False
     """Whether `forward` takes `global_mask` (B, N), the positions that see all and are seen by all."""
 
+    takes_pairs: ClassVar[bool] = False
+    """Whether `forward` takes `pairs` (B, 1 or H, N, M): which keys each query sees, True = sees, in place of all that
+    the shape says; or, of floats, what is added to their scores."""
+
     queries_apart: bool = False
     """Whether in cross-attention what a query gets depends on no other query: beams can share a memory then."""
 

@@ -4,6 +4,7 @@ The fast form is torch's kernel, which never holds the N x M matrix. Time O(N M 
 where `causal` meets a key mask or M > N.
 """
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -42,6 +43,7 @@ class Full(Attention):
 
     queries_apart = True
     only_masks = True
+    takes_pairs = True
     takes_rotation = True
     adds_to_scores = "all"
 
@@ -64,16 +66,28 @@ class Full(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
         relative: Position | None = None,
+        pairs: Tensor | None = None,
     ) -> Float[Tensor, "B H N D"]:
         check_fit(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         if self.shares_qk and q.shape == k.shape:  # with a cache of earlier ones there are more keys than queries
             k = q
         dropout = self.dropout if self.training else 0.0
-        causal = self.shape.causal
-        bias = None if relative is None else relative.added(q, k.shape[2])
+        causal, visible, bias = self.shape.causal and pairs is None, None, None
+        if pairs is not None:
+            (batch, heads, queries, _), keys = q.shape, k.shape[2]
+            if tuple(pairs.shape) not in [(batch, some, queries, keys) for some in (1, heads)]:
+                wanted = f"({batch}, 1 or {heads}, {queries}, {keys})"
+                raise ValueError(f"pairs must be {wanted}, got {tuple(pairs.shape)}")
+            visible = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min / 2
+            bias = None if pairs.dtype == torch.bool else pairs.to(q.dtype).masked_fill(~visible, 0.0)
+        if relative is not None:
+            added = relative.added(q, k.shape[2])
+            bias = added if bias is None else bias + added
         if relative is None or not relative.has_values:
-            return dense_attention(q, k, v, key_mask, causal=causal, bias=bias, dropout=dropout)
+            return dense_attention(q, k, v, key_mask, causal=causal, visible=visible, bias=bias, dropout=dropout)
+        if visible is not None:
+            raise ValueError("pairs are not for positions that mix values by distances")
         weights = attention_weights(q, k, key_mask, causal=causal, bias=bias)
         weights = F.dropout(weights, dropout)
         return weights @ v + relative.values(weights)

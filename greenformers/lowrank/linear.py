@@ -70,13 +70,79 @@ class LED(nn.Module):
         return f"{self.in_features}, {self.out_features}, rank={self.rank}, bias={self.bias is not None}"
 
 
-LinearMap = nn.Linear | LED
+class HeadLED(nn.Module):
+    """The projections of H heads, each of two factors of its own. Thesis, eq. 3.2 as printed: x E_i D_i, without bias.
+
+    It is an LED of rank H r whose second factor is block-diagonal: H r (n + D) parameters.
+
+    Args:
+        in_features: width n of the input.
+        out_features: H D, one vector of a head after the other.
+        rank: r of each head, in 1..min(n, D).
+        heads: H, a divisor of `out_features`.
+
+    Attributes:
+        encoder: E_1^T to E_H^T, one under the other (H r, n).
+        decoder: D_1^T to D_H^T (H, D, r).
+
+    Raises:
+        ValueError: rank out of range.
+    """
+
+    bias = None
+
+    def __init__(self, in_features: int, out_features: int, rank: int, heads: int) -> None:
+        super().__init__()
+        width = out_features // heads
+        limit = min(in_features, width)
+        if not 1 <= rank <= limit:
+            raise ValueError(f"rank must be in 1..{limit} for heads of {in_features} x {width}, got {rank}")
+        self.in_features, self.out_features, self.heads = in_features, out_features, heads
+        self.encoder = nn.Parameter(torch.empty(heads * rank, in_features))
+        self.decoder = nn.Parameter(torch.empty(heads, width, rank))
+        self.reset_parameters()
+
+    @property
+    def rank(self) -> int:
+        """H r, the width of the code."""
+        return len(self.encoder)
+
+    @property
+    def weight(self) -> Float[Tensor, "m n"]:
+        """The dense weight the factors stand for, as nn.Linear holds it."""
+        return torch.block_diag(*self.decoder) @ self.encoder
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        """Draw the factors, see `LED.reset_parameters`."""
+        if self.encoder.is_meta:
+            return
+        std = (3 * self.in_features) ** -0.5 if std is None else std
+        nn.init.normal_(self.encoder, std=self.in_features**-0.5)
+        nn.init.normal_(self.decoder, std=std * (self.in_features / self.decoder.shape[2]) ** 0.5)
+
+    def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
+        """Map the last dimension, through the ranks."""
+        return self.decode(F.linear(x, self.encoder))
+
+    def decode(self, code: Float[Tensor, "... Hr"]) -> Float[Tensor, "... m"]:
+        """The last factors, of the codes of all heads."""
+        return torch.einsum("...hr,hdr->...hd", code.unflatten(-1, (self.heads, -1)), self.decoder).flatten(-2)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"{self.in_features}, {self.out_features}, rank={self.decoder.shape[2]}, heads={self.heads}"
 
 
-def linear_map(in_features: int, out_features: int, rank: int | None, *, bias: bool = True) -> LinearMap:
-    """A dense linear layer, or an LED where a rank is given."""
+LinearMap = nn.Linear | LED | HeadLED
+
+
+def linear_map(
+    in_features: int, out_features: int, rank: int | None, *, bias: bool = True, heads: int | None = None
+) -> LinearMap:
+    """A dense linear layer, or an LED where a rank is given: one of each head where there are so many."""
     if rank is None:
         return nn.Linear(in_features, out_features, bias)
+    if heads is not None:
+        return HeadLED(in_features, out_features, rank, heads)
     return LED(in_features, out_features, rank, bias)
 
 
@@ -85,12 +151,12 @@ def encode(maps: Sequence[LinearMap], x: Float[Tensor, "... n"]) -> list[Tensor]
 
     All LEDs share one matrix product: x is read once, and one wide product is faster than many narrow ones.
     """
-    leds = [item for item in maps if isinstance(item, LED)]
+    leds = [item for item in maps if isinstance(item, LED | HeadLED)]
     if not leds:
         return [x] * len(maps)
     encoder = leds[0].encoder if len(leds) == 1 else torch.cat([led.encoder for led in leds])
     codes = iter(F.linear(x, encoder).split([led.rank for led in leds], dim=-1))
-    return [next(codes) if isinstance(item, LED) else x for item in maps]
+    return [next(codes) if isinstance(item, LED | HeadLED) else x for item in maps]
 
 
 def decode(item: LinearMap, code: Float[Tensor, "... r"], kept: Float[Tensor, "... 1"] | None = None) -> Tensor:
@@ -101,6 +167,8 @@ def decode(item: LinearMap, code: Float[Tensor, "... r"], kept: Float[Tensor, ".
         code: codes (..., r).
         kept: where codes were summed over positions, the sum of their weights: the bias counts that often.
     """
+    if isinstance(item, HeadLED):
+        return item.decode(code)
     if not isinstance(item, LED):
         found = item(code)  # as a module: hooks on it see what it maps
         return found if kept is None or item.bias is None else torch.addcmul(found, kept - 1, item.bias)

@@ -38,6 +38,8 @@ METRICS: dict[str, Metric] = {
     "vocabulary_length": Metric("Characters a token, in the vocabulary", "characters", False),
     "odds_ratio": Metric("Odds ratio", "", False),
     "longest_sequence": Metric("Longest sequence", "nucleotides", False),
+    "checks": Metric("Checks", "", False),
+    "failures": Metric("Failures", ""),
     "unknown": Metric("Tokens not in the vocabulary", "%"),
     "auc": Metric("Area under the ROC curve", "%", False),
     "f1": Metric("F1", "%", False),

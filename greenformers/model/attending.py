@@ -40,6 +40,7 @@ class Extras(NamedTuple):
         choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
             sequence; filled where it is empty.
         relative: of networks whose positions add to scores, what adds.
+        pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
         turn: of networks with rotary positions, what turns queries and keys, and the angles of these positions.
     """
 
@@ -47,6 +48,7 @@ class Extras(NamedTuple):
     choice: dict[str, Tensor] | None = None
     turn: tuple[Position, Rotation] | None = None
     relative: Position | None = None
+    pairs: Tensor | None = None
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
@@ -147,6 +149,8 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
     further: dict[str, Any] = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
     if extras.relative is not None:
         further["relative"] = extras.relative
+    if extras.pairs is not None:
+        further["pairs"] = extras.pairs
     if extras.choice is not None and mechanism.chooses:
         if not extras.choice:
             extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)

@@ -52,6 +52,7 @@ class SelfAttention(Projected):
         choice: dict[str, Tensor] | None = None,
         memory: Float[Tensor, "B m d"] | None = None,
         rotation: Rotation | None = None,
+        pairs: Tensor | None = None,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
@@ -64,6 +65,7 @@ class SelfAttention(Projected):
                 sequence; filled where it is empty.
             memory: what is in front of the sequence, to be attended and to attend nothing.
             rotation: the angles of the positions of `x`, where they are rotary.
+            pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
 
         Returns:
             The mixtures, and in training the loss of a mechanism that has one.
@@ -75,6 +77,10 @@ class SelfAttention(Projected):
             raise ValueError(f"{type(self.mechanism).__name__} has no memory: its positions are the model's")
         if global_mask is not None and not self.mechanism.takes_global_mask:
             raise ValueError(f"{type(self.mechanism).__name__} takes no global mask")
+        if pairs is not None and not self.mechanism.takes_pairs:
+            raise ValueError(
+                f"{type(self.mechanism).__name__} takes no mask of queries and keys: it must be (B, M), of keys alone"
+            )
         if memory is None:
             codes = self.codes(x, *self.mechanism.projections)
         else:
@@ -87,7 +93,7 @@ class SelfAttention(Projected):
         if turns and rotation is None:
             raise ValueError("rotation must be given to a layer whose positions are rotary")
         turn = (position, rotation) if turns and position is not None and rotation is not None else None
-        extras = Extras(global_mask, choice, turn, None if turns else position)
+        extras = Extras(global_mask, choice, turn, None if turns else position, pairs)
         if cache is None:
             out, loss = self.without_cache(self, codes, key_mask, extras)
         else:

@@ -34,11 +34,11 @@ class EncoderLayer(Layer):
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
         super().__init__()
         self.attention = SelfAttention(config, layer, causal=causal)
-        self.feed_forward = feed_forward_of(config, layer)
+        self.feed_forward = feed_forward_of(config, layer, causal=causal)
         self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.pre_norm = config.residual == "pre"
-        self.reversible = config.residual == "reversible"
+        residual = config.residual_of(causal=causal)
+        self.pre_norm, self.reversible = residual == "pre", residual == "reversible"
 
     def forward(
         self,
@@ -49,6 +49,7 @@ class EncoderLayer(Layer):
         global_mask: Bool[Tensor, "B N"] | None = None,
         memory: Float[Tensor, "B m d"] | None = None,
         rotation: Rotation | None = None,
+        pairs: Tensor | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
@@ -59,12 +60,12 @@ class EncoderLayer(Layer):
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
         kept = past_key_values is not None or memory is not None
-        whole = kept or not self.feed_forward.by_position or not can_slice(x)
+        whole = kept or pairs is not None or not self.feed_forward.by_position or not can_slice(x)
         # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
         if torch.is_grad_enabled() or self.training or x.device.type != "cpu" or whole:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
-                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation
+                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs
             )
             out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
@@ -159,23 +160,24 @@ def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> b
     )
 
 
-def feed_forward_of(config: GreenformerConfig, layer: int) -> FeedForward:
+def feed_forward_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> FeedForward:
     """The feed-forward block of one layer, of the kind in its slot; a decoder's layers count on from the encoder's.
 
     Raises:
         ValueError: it cannot do what is asked for, or an option is out of range.
     """
+    name = config.feed_forward_names(causal=causal)[layer]
     size = Size(
         config.hidden_size,
         config.intermediate_size,
-        lambda: ACT2FN[config.hidden_act],
+        lambda: ACT2FN[config.activation_of(name)],
         layer=layer,
         layers=config.num_hidden_layers + (config.decoder_layers or 0),
         ranks={name: config.rank_of(layer, name) for name in ("up", "gate", "down")},
         bias=config.bias,
     )
     options = config.per_layer("feed_forward_options")[layer] or {}
-    return build(config.per_layer("feed_forward")[layer], size, **options)
+    return build(name, size, **options)
 
 
 def feed(block: FeedForward, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

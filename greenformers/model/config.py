@@ -73,6 +73,23 @@ SHAPES: dict[str, dict[str, Any]] = {
 """What the layers of well-known networks are made of; their sizes, where they differ from BERT-base's, too."""
 
 
+FOREIGN = {
+    **dict.fromkeys(("n_embd", "d_model", "dim", "n_embed", "hidden_dim"), "hidden_size"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "encoder_layers", "num_encoder_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "encoder_attention_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "ffn_hidden_size"), "intermediate_size"),
+    **dict.fromkeys(("n_positions", "n_ctx", "max_seq_len", "max_sequence_length"), "max_position_embeddings"),
+    **dict.fromkeys(("dropout", "dropout_rate", "resid_pdrop", "embd_pdrop", "hidden_dropout"), "hidden_dropout_prob"),
+    **dict.fromkeys(("attention_probs_dropout_prob", "attn_pdrop", "attn_dropout"), "attention_dropout"),
+    **dict.fromkeys(("activation_function", "activation", "hidden_activation"), "hidden_act"),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "norm_eps"), "layer_norm_eps"),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), "bias"),
+    **dict.fromkeys(("position_embedding_type", "rope_theta", "rope_scaling", "rope_parameters"), "position"),
+    **dict.fromkeys(("n_kv_heads", "num_kv_heads"), "num_key_value_heads"),
+    **dict.fromkeys(("init_std", "initializer_std"), "initializer_range"),
+}
+"""What other models of transformers call options of ours, and would be kept here without effect."""
+
 Rank = int | dict[str, int | None] | None
 
 
@@ -99,7 +116,8 @@ class GreenformerConfig(PreTrainedConfig):
         num_key_value_heads: heads of keys and values, a divisor of H, each shared by as many heads of queries; None: H.
             Ainslie 2023, arXiv:2305.13245.
         intermediate_size: f.
-        hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN.
+        hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN. None: "silu" of gated ones,
+            "gelu" of others.
         attention_dropout: probability of dropping an attention weight in training, of all layers whose options do not
             name another; for mechanisms that have weights to drop.
         hidden_dropout_prob: dropout after the embedding and each block.
@@ -119,11 +137,15 @@ class GreenformerConfig(PreTrainedConfig):
         cross_attention_options: options of that mechanism.
         rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
             (those not named stay dense), or a list of these, one per layer, the encoder's first.
+        rank_per_head: whether the ranks of q, k and v are those of each head, with two factors of its own and no bias:
+            the thesis' LRMHA as eq. 3.2 prints it. They must have ranks.
         feed_forward: slot; a name, or one per layer, the encoder's first. "dense", "gated" (SwiGLU where hidden_act is
-            "silu"), or "chunked": computed in slices of positions, again in the backward pass.
+            "silu"), or "chunked": computed in slices of positions, again in the backward pass. None: "gated" in a
+            causal stack, else "dense".
         feed_forward_options: options of that feed-forward block; a dictionary, or one per layer.
         residual: slot; "post" or "pre" norm, or "reversible": pre-norm, activations are computed back from the output,
-            so that their memory does not grow with the layers; for a single stack.
+            so that their memory does not grow with the layers; for a single stack. None: "pre" in a causal stack, else
+            "post".
         depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
         shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
         position: slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
@@ -162,7 +184,7 @@ class GreenformerConfig(PreTrainedConfig):
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
     intermediate_size: int = 3072
-    hidden_act: str = "gelu"
+    hidden_act: str | None = None
     attention_dropout: float = 0.0
     hidden_dropout_prob: float = 0.0
     initializer_range: float | None = None
@@ -178,9 +200,10 @@ class GreenformerConfig(PreTrainedConfig):
     cross_attention: str | list[str] = "full"
     cross_attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     rank: Rank | list[Rank] = None
-    feed_forward: str | list[str] = "dense"
+    rank_per_head: bool = False
+    feed_forward: str | list[str] | None = None
     feed_forward_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
-    residual: str = "post"
+    residual: str | None = None
     depth: str = "stacked"
     shared: str = "all"
     position: str | None = None
@@ -217,6 +240,8 @@ class GreenformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         # transformers and its friends keep things of their own in a configuration; a misspelt slot is not one of them.
         for name in kwargs.keys() - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
+            if name in FOREIGN:
+                raise TypeError(f"GreenformerConfig takes no option {name!r}; here it is {FOREIGN[name]!r}")
             if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
                 raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
@@ -272,7 +297,7 @@ class GreenformerConfig(PreTrainedConfig):
                 f"got {self.vocab_size} and {self.input_features}"
             )
         self._check_image()
-        if self.hidden_act not in ACT2FN:
+        if self.hidden_act not in (None, *ACT2FN):
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}; got {self.hidden_act!r}")
 
     def _check_image(self) -> None:
@@ -292,7 +317,7 @@ class GreenformerConfig(PreTrainedConfig):
 
     def _check_slots(self) -> None:
         for slot in SLOTS:
-            if slot != "position" or self.position is not None:
+            if getattr(self, slot) is not None or slot not in ("position", "residual"):
                 _check_choice(slot, getattr(self, slot))
         if self.memory_length < 0:
             raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
@@ -309,12 +334,15 @@ class GreenformerConfig(PreTrainedConfig):
             self._check_block()
         for slot in ("attention", "decoder_attention", "cross_attention", "feed_forward"):
             for name in dict.fromkeys(self.per_layer(slot)):
-                _check_choice(slot, name)
+                if name is not None or slot != "feed_forward":
+                    _check_choice(slot, name)
             self.per_layer(f"{slot}_options")
         if self.position is not None:
             self._check_position()
         elif self.position_options:
             raise ValueError("position_options need a position, which is None")
+        if self.rank_per_head and all(self.rank_of(layer, "q") is None for layer in range(self.num_hidden_layers)):
+            raise ValueError(f"rank_per_head needs ranks of q, k and v, rank is {self.rank!r}")
         for rank in self.per_layer("rank"):
             if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
                 raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
@@ -325,7 +353,7 @@ class GreenformerConfig(PreTrainedConfig):
         if blocks.block_class(self.block).has_feed_forward:
             del wanted["feed_forward"]
         for slot, value in wanted.items():
-            if getattr(self, slot) != value:
+            if getattr(self, slot) not in (None, value):
                 raise ValueError(f"{slot} must be {value} where block is {self.block}, got {getattr(self, slot)!r}")
         if self.depth == "shared" and self.shared != "all":
             raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
@@ -377,10 +405,25 @@ class GreenformerConfig(PreTrainedConfig):
             return "none"
         if self.position is not None:
             return self.position
-        alone = causal and self.decoder_layers is None and self.block == "standard"
-        if alone and all(attention_class(name).takes_rotation for name in self._self_attention()):
+        if self._alone(causal) and all(attention_class(name).takes_rotation for name in self._self_attention()):
             return "rotary"
         return "learned"
+
+    def residual_of(self, *, causal: bool = False) -> str:
+        """The residual of a stack, with what None stands for."""
+        return self.residual or ("pre" if self._alone(causal) else "post")
+
+    def feed_forward_names(self, *, causal: bool = False) -> list[str]:
+        """The kind of feed-forward block of each layer of a stack, with what None stands for."""
+        return [name or ("gated" if self._alone(causal) else "dense") for name in self.per_layer("feed_forward")]
+
+    def activation_of(self, feed_forward: str) -> str:
+        """The activation of a kind of feed-forward block, with what None stands for."""
+        return self.hidden_act or ("silu" if feed_forward == "gated" else "gelu")
+
+    def _alone(self, causal: bool) -> bool:
+        """Whether a stack is causal by itself: there None stands for what today's language models have."""
+        return causal and self.decoder_layers is None and self.block == "standard"
 
     def _self_attention(self) -> set[str]:
         slots = ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]

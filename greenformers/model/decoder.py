@@ -18,7 +18,7 @@ from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
 from greenformers.model.packed import Lengths, packing
-from greenformers.model.stack import rotation_of, run
+from greenformers.model.stack import of_keys, rotation_of, run
 from greenformers.position import Rotation
 
 
@@ -34,12 +34,12 @@ class DecoderLayer(Layer):
         self.cross_attention = CrossAttention(config, layer)
         self.feed_forward = feed_forward_of(config, layer + config.num_hidden_layers)
         if self.feed_forward.has_loss:
-            name = config.per_layer("feed_forward")[layer + config.num_hidden_layers]
+            name = config.feed_forward_names()[layer + config.num_hidden_layers]
             raise ValueError(f"feed_forward must have no loss of its own beside an encoder, {name} has one")
         self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
         self.feed_forward_norm = norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.pre_norm = config.residual == "pre"
+        self.pre_norm = config.residual_of() == "pre"
 
     def forward(
         self,
@@ -50,6 +50,7 @@ class DecoderLayer(Layer):
         *,
         past_key_values: EncoderDecoderCache | None = None,
         rotation: Rotation | None = None,
+        pairs: Tensor | None = None,
     ) -> Float[Tensor, "B N d"]:
         """One layer (B, N, d) over the last N of P positions."""
         own = None if past_key_values is None else past_key_values.self_attention_cache
@@ -57,7 +58,7 @@ class DecoderLayer(Layer):
         x = self._residual(
             x,
             self.attention_norm,
-            lambda y: attention.output(attention.mix(y, key_mask, own, rotation=rotation)[0]),
+            lambda y: attention.output(attention.mix(y, key_mask, own, rotation=rotation, pairs=pairs)[0]),
         )
         x = self._residual(
             x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
@@ -83,7 +84,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             self.layers = nn.ModuleList(stack)
         else:
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
-        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
+        self.final_norm = nn.Identity() if config.residual_of(causal=True) == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -118,8 +119,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
 
         Args:
             input_ids: tokens (B, N).
-            attention_mask: 1 = keep (B, P). Positions are counted over what is kept, so that padding on the
-                left changes nothing.
+            attention_mask: 1 = keep (B, P), or which positions each one sees, see `of_keys`. Positions are counted
+                over what is kept, so that padding on the left changes nothing.
             encoder_hidden_states: the encoder's output (B, M, d), or (B / W, M, d) for W rows of tokens each;
                 exactly where the network has an encoder.
             encoder_attention_mask: 1 = keep, of the encoder's output.
@@ -171,6 +172,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
                 f"cache_position must be {past} to {past + tokens.shape[1] - 1}, as the cache says; "
                 f"got {cache_position.tolist()}"
             )
+        attention_mask, pairs = of_keys(attention_mask)
         key_mask, positions = self._places(attention_mask, tokens, past)
         if position_ids is not None:
             positions = self.positions(position_ids, tokens)
@@ -185,13 +187,14 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         with self.kernels():
             if crossed:
                 rotation = rotation_of(self.layers, x, past_key_values, positions)
-                given = {"past_key_values": past_key_values, "rotation": rotation}
+                given = {"past_key_values": past_key_values, "rotation": rotation, "pairs": pairs}
                 for layer in self.layers:
                     x = layer(x, encoder_hidden_states, key_mask, memory_mask, **given)
             else:
                 x, loss, following = run(
-                    self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions
-                )
+                    self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
+                    pairs=pairs,
+                )  # fmt: skip
         out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))

@@ -15,7 +15,7 @@ from greenformers import blocks
 from greenformers.attention import Attention
 from greenformers.attention._aligned import first_of
 from greenformers.feed_forward import FeedForward
-from greenformers.lowrank.linear import LED
+from greenformers.lowrank.linear import LED, HeadLED
 from greenformers.model._transformers import attention_of
 from greenformers.model.block import Layer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
@@ -23,7 +23,7 @@ from greenformers.model.embedding import Embedding, checked, counted, draw_embed
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.packed import Lengths, packing
-from greenformers.model.stack import run
+from greenformers.model.stack import of_keys, run
 from greenformers.position import Position
 
 
@@ -127,7 +127,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
-        if isinstance(module, LED):
+        if isinstance(module, LED | HeadLED):
             module.reset_parameters(self.config.initializer_range)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()
@@ -154,7 +154,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
-        self.final_norm = nn.Identity() if config.residual == "post" else norm_of(config)
+        self.final_norm = nn.Identity() if config.residual_of() == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -192,7 +192,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
 
         Args:
             input_ids: tokens (B, N), for networks with a vocabulary.
-            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept). Positions
+            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept); or which
+                positions each one sees, see `of_keys`. Positions
                 are counted from the first kept one: padding changes nothing, on either side of tokens, and behind
                 values.
             input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
@@ -228,6 +229,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
             )
             attention_mask, position_ids = packs.mask(self.device), None
         given = next((x for x in (input_values, inputs_embeds, input_ids) if x is not None), None)
+        attention_mask, pairs = of_keys(attention_mask)
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
         if input_values is not None and key_mask is not None:  # padding may be NaN
             input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
@@ -239,7 +241,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         with self.kernels():
-            x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions)
+            x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions, pairs=pairs)
         out = self.finish(x, key_mask, loss)
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))

@@ -39,12 +39,7 @@ class Projected(nn.Module):
                 f"got {self.key_heads}"
             )
         self.maps = nn.ModuleDict(
-            {
-                name: linear_map(
-                    d, self.key_heads * D if name[0] in "kv" else d, config.rank_of(layer, prefix + name), bias=bias
-                )
-                for name in mechanism.projections
-            }
+            {name: self._map(config, config.rank_of(layer, prefix + name), name) for name in mechanism.projections}
         )
         self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
         self.normalised = (
@@ -52,6 +47,12 @@ class Projected(nn.Module):
             if config.qk_norm
             else None
         )
+
+    def _map(self, config: GreenformerConfig, rank: int | None, name: str) -> LinearMap:
+        """The projection of this name."""
+        heads, D = self.key_heads if name[0] in "kv" else config.num_attention_heads, self.mechanism.shape.head_dim
+        own = heads if config.rank_per_head else None
+        return linear_map(config.hidden_size, heads * D, rank, bias=config.bias, heads=own)
 
     @property
     def can_reduce(self) -> bool:

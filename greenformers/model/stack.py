@@ -24,6 +24,7 @@ def run(
     global_mask: Bool[Tensor, "B N"] | None = None,
     memory: SegmentMemory | None = None,
     positions: Int[Tensor, "b N"] | None = None,
+    pairs: Tensor | None = None,
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
     """The output of the last layer; in training the sum of the layers' own losses, None where there is none.
 
@@ -36,6 +37,7 @@ def run(
         past_key_values: keys and values of the positions before.
         global_mask: True = a position that all see, for mechanisms that take it.
         memory: of the segments before.
+        pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
         positions: of `x`; by default those behind what is cached, 0 to N - 1 without.
 
     Raises:
@@ -43,7 +45,9 @@ def run(
     """
     whole = list(layers)
     rotation = rotation_of(whole, x, past_key_values, positions)
-    given = {"past_key_values": past_key_values, "global_mask": global_mask, "rotation": rotation}
+    given = {"past_key_values": past_key_values, "global_mask": global_mask, "rotation": rotation, "pairs": pairs}
+    if pairs is not None and (whole[0].reversible or isinstance(whole[0], BlockLayer)):
+        raise ValueError("a mask of queries and keys is for layers of attention one after the other")
     if whole[0].reversible:
         if memory is not None:
             raise ValueError("a reversible stack takes no memory: it keeps no inputs of its layers")
@@ -123,3 +127,14 @@ def _feed_forward(
 ) -> tuple[Tensor, Tensor | None]:
     added, loss = feed(layer.feed_forward, layer.feed_forward_norm(x), key_mask)
     return layer.dropout(added), loss
+
+
+def of_keys(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A mask as it was given: of keys, (B, M), or second one of queries and keys, (B, 1 or H, N, M).
+
+    The latter says all, also of the future: True = sees, or, of floats, what is added to scores, the least number of
+    the type or less being unseen. That is for mechanisms that take it (`full`).
+    """
+    if mask is None or mask.dim() != 4:
+        return mask, None
+    return None, mask if mask.is_floating_point() else mask.bool()

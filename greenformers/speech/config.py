@@ -41,7 +41,7 @@ class SpeechConfig(GreenformerConfig):
     decoder_layers: int | None = 4
     num_attention_heads: int = 8
     intermediate_size: int = 2048
-    hidden_act: str = "relu"
+    hidden_act: str | None = "relu"
     position: str | None = "sinusoidal"
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False

@@ -41,8 +41,10 @@ class Training:
     decoder_layers: int | None = setting(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")
     heads: int = setting(4, "Number of heads, a divisor of the width.")
     feed_forward: int = setting(256, "Width f of the feed-forward blocks.")
-    residual: str = setting(
-        "post", "post or pre: layer norm; reversible: activations are computed back, to save memory."
+    residual: str | None = setting(
+        None,
+        "post or pre: layer norm; reversible: activations are computed back, to save memory; by default pre in a "
+        "causal network, else post.",
     )
     chunk: int | None = setting(None, "Positions the feed-forward block computes at once, to save memory.")
     share: str | None = setting(None, "Parameters all layers share: all, attention or feed_forward.")
@@ -151,7 +153,7 @@ class Training:
             )
         if options and attention in ("transformer", "lrt"):
             raise ValueError(f"option is for an attention, the variant is {self.variant!r}; got {', '.join(options)}")
-        sizes = {
+        sizes: dict[str, Any] = {
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,

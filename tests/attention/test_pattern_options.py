@@ -52,13 +52,6 @@ def test_without_a_causal_form_queries_are_as_many_as_keys(name):
         build(name, SHAPE)(q, k, k)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_more_positions_than_max_len_say_so(name):
-    x = torch.zeros(2, 3, 31, 5)
-    with pytest.raises(ValueError, match=r"the number of keys must be in 1\.\.30, got 31"):
-        build(name, SHAPE)(x, x, x)
-
-
 def test_defaults_follow_the_length():
     shape = Shape(heads=3, head_dim=5, max_len=1000)
     assert build("sparse_strided", shape).stride == build("sparse_fixed", shape).stride == 32

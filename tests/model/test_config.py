@@ -12,10 +12,10 @@ SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3}
 def test_sizes_are_those_of_bert_base():
     c = GreenformerConfig()
     assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size) == (768, 12, 12, 3072)
-    assert (c.vocab_size, c.max_position_embeddings, c.hidden_act) == (30522, 512, "gelu")
+    assert (c.vocab_size, c.max_position_embeddings, c.hidden_act) == (30522, 512, None)
     assert (c.hidden_dropout_prob, c.initializer_range, c.layer_norm_eps) == (0.0, 768**-0.5, 1e-12)
     assert (c.attention, c.attention_options, c.rank) == ("full", None, None)
-    assert (c.feed_forward, c.residual, c.depth) == ("dense", "post", "stacked")
+    assert (c.feed_forward, c.residual, c.depth) == (None, None, "stacked")
     assert (c.position, c.norm, c.block, c.pooling) == (None, "layer", "standard", "cls")
     assert (c.input_features, c.pad_token_id, c.tie_word_embeddings) == (None, None, True)
 
@@ -81,6 +81,22 @@ def test_a_name_there_is_not(options, start, end):
     assert str(caught.value).endswith(end)
     known = "relu" if "hidden_act" in options else "linformer"
     assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "meant"),
+    [("dropout", "hidden_dropout_prob"), ("n_layer", "num_hidden_layers"), ("attn_pdrop", "attention_dropout")],
+)
+def test_what_other_models_call_an_option_is_refused(theirs, meant):
+    """It would be kept, and have no effect."""
+    with pytest.raises(TypeError, match=f"^GreenformerConfig takes no option '{theirs}'; here it is '{meant}'$"):
+        GreenformerConfig(**{theirs: 1})
+    assert GreenformerConfig(a_note_of_mine=3).a_note_of_mine == 3
+
+
+def test_no_labels_are_refused():
+    with pytest.raises(ValueError, match=r"^num_labels must be at least 1, got 0$"):
+        GreenformerConfig(num_labels=0)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +172,21 @@ def test_from_pretrained(tmp_path, loader):
     assert (changed.pooling, changed.residual) == ("cls", "pre")
 
 
+def test_what_none_stands_for():
+    """Today's layers in a causal stack by itself, BERT's in all others."""
+    plain, pair, block = GreenformerConfig(), GreenformerConfig(decoder_layers=1), GreenformerConfig(block="bp")
+    found = {(c.residual_of(causal=True), *c.feed_forward_names(causal=True)) for c in (pair, block)}
+    assert {each[:2] for each in found} == {("post", "dense")}
+    assert (plain.residual_of(), plain.feed_forward_names()[0]) == ("post", "dense")
+    assert (plain.residual_of(causal=True), plain.feed_forward_names(causal=True)[0]) == ("pre", "gated")
+    assert (plain.activation_of("gated"), plain.activation_of("dense")) == ("silu", "gelu")
+    given = GreenformerConfig(residual="post", feed_forward="dense", hidden_act="relu")
+    assert (given.residual_of(causal=True), given.feed_forward_names(causal=True)[0]) == ("post", "dense")
+    assert given.activation_of("gated") == "relu"
+
+
 def test_a_bad_value_in_a_file_is_an_error(tmp_path):
-    config().save_pretrained(tmp_path)
+    config(residual="post").save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace('"post"', '"past"'))
     with pytest.raises(ValueError, match="residual must be one of post, pre, reversible; got 'past'"):

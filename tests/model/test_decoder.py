@@ -59,7 +59,7 @@ def test_hidden_states(residual):
 
 
 def test_dropout_acts_in_training_only():
-    network, ids = causal("lrt", hidden_dropout_prob=1.0), tokens(B, N)
+    network, ids = causal("lrt", hidden_dropout_prob=1.0, residual="post"), tokens(B, N)
     torch.testing.assert_close(network(ids).logits, plain_text.causal_lm(network, ids), atol=1e-12, rtol=1e-12)
     x = torch.zeros(B, N, d, dtype=torch.float64)
     for layer in network.decoder.layers:

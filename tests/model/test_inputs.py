@@ -174,3 +174,49 @@ def test_no_more_than_learned_positions_end_a_text(name: str) -> None:
         drawn(GreenformerForCausalLM, attention="full", position="learned")(ids)
     with pytest.raises(ValueError, match=r"^the number of (keys|queries) must be in 1\.\.16, got 40$"):
         drawn(GreenformerForCausalLM, attention="synthesizer_random", position="none")(ids)
+
+
+def pairs_of(mask: Tensor) -> Tensor:
+    """A mask of keys as one of queries and keys."""
+    return mask[:, None, None].expand(-1, 1, mask.shape[1], -1)
+
+
+@pytest.mark.parametrize("form", [torch.bool, torch.long, torch.float64])
+@pytest.mark.parametrize("kind", [GreenformerModel, GreenformerForCausalLM])
+def test_a_mask_of_queries_and_keys(kind: type, form: torch.dtype) -> None:
+    network, ids, mask = drawn(kind), tokens(2, 7), torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    pairs = pairs_of(mask)
+    if kind is GreenformerForCausalLM:
+        pairs = pairs & torch.ones(7, 7, dtype=torch.bool).tril()
+    expected = network(ids, mask)[0]
+    if form.is_floating_point:
+        given = torch.zeros(pairs.shape, dtype=form).masked_fill(~pairs, torch.finfo(form).min)
+    else:
+        given = pairs.to(form)
+    torch.testing.assert_close(network(ids, given)[0][mask], expected[mask], **CLOSE)
+
+
+def test_a_mask_of_queries_and_keys_says_all() -> None:
+    """A prefix that sees itself whole, before a text that sees what is before it."""
+    network, ids = drawn(GreenformerForCausalLM), tokens(1, 7)
+    pairs = torch.ones(7, 7, dtype=torch.bool).tril()
+    pairs[:3, :3] = True
+    changed = ids.clone()
+    changed[0, 2] = (ids[0, 2] + 1) % 50
+    before, after = (network(x, pairs[None, None]).logits for x in (ids, changed))
+    assert (before - after)[0, 0].abs().max() > 1e-6
+    behind = pairs.clone()
+    behind[:, 2] = False
+    before, after = (network(x, behind[None, None]).logits for x in (ids, changed))
+    torch.testing.assert_close(before[:, 3:], after[:, 3:], **CLOSE)
+
+
+def test_a_mask_of_queries_and_keys_that_has_no_place() -> None:
+    ids, pairs = tokens(2, 7), torch.ones(2, 1, 7, 7)
+    with pytest.raises(ValueError, match=r"^Performer takes no mask of queries and keys: it must be \(B, M\)"):
+        drawn(attention="performer")(ids, pairs)
+    with pytest.raises(ValueError, match=r"^pairs must be \(2, 1 or 3, 7, 7\), got \(2, 2, 7, 7\)$"):
+        drawn()(ids, torch.ones(2, 2, 7, 7))
+    with pytest.raises(ValueError, match=r"^a mask of queries and keys is for layers of attention one after the other"):
+        drawn(residual="reversible")(ids, pairs)

@@ -68,7 +68,7 @@ def test_of_a_configuration(make, options, message):
     [
         ({"attention_mask": torch.ones(B, N + 1)}, "attention_mask must be (3, 13), got (3, 14)"),
         ({"attention_mask": torch.ones(1, N)}, "attention_mask must be (3, 13), got (1, 13)"),
-        ({"attention_mask": torch.ones(B, 1, N, N)}, "attention_mask must be (3, 13), got (3, 1, 13, 13)"),
+        ({"attention_mask": torch.ones(B, N, N)}, "attention_mask must be (3, 13), got (3, 13, 13)"),
         (
             {"encoder_hidden_states": torch.ones(B, M, d, dtype=torch.float64)},
             "encoder_hidden_states must not be given to this decoder",

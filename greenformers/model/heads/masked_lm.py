@@ -29,7 +29,7 @@ class TokenPrediction(GreenformerPreTrainedModel):
         width = config.embedding_size or config.hidden_size
         self.encoder = GreenformerModel(config)
         self.transform = nn.Linear(config.hidden_size, width)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = ACT2FN[config.activation_of("dense")]
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.decoder = nn.Linear(width, config.vocab_size)
 
