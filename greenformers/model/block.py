@@ -50,6 +50,7 @@ class EncoderLayer(Layer):
         memory: Float[Tensor, "B m d"] | None = None,
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
+        attentions: list[Tensor] | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
@@ -59,14 +60,15 @@ class EncoderLayer(Layer):
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
-        kept = past_key_values is not None or memory is not None
+        kept = past_key_values is not None or memory is not None or attentions is not None
         whole = kept or pairs is not None or not self.feed_forward.by_position or not can_slice(x)
         # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
         if torch.is_grad_enabled() or self.training or x.device.type != "cpu" or whole:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
-                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs
-            )
+                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs,
+                attentions=attentions,
+            )  # fmt: skip
             out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)

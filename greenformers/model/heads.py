@@ -91,7 +91,7 @@ class GreenformerForMaskedLM(GreenformerPreTrainedModel):
         logits = self.decoder(self.norm(self.activation(self.transform(x))))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
 
 
 class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixin):
@@ -180,6 +180,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             logits=logits,
             past_key_values=out.past_key_values,
             hidden_states=out.hidden_states,
+            attentions=out.attentions,
             memory=getattr(out, "memory", None),
         )
 
@@ -234,7 +235,9 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         logits = self.classifier(self.dropout(out.last_hidden_state))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+        )
 
 
 class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
@@ -291,7 +294,9 @@ class GreenformerForSequenceClassification(GreenformerPreTrainedModel):
         logits = self.classifier(self.dropout(out.pooler_output))
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+        )
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         several = self.config.problem_type == "multi_label_classification"
