@@ -187,7 +187,9 @@ class CrossAttention(Projected):
         k, v = self.for_every_head(k), self.for_every_head(v)
         if attentions is not None:
             weights, added = self.mechanism.weights(q, k, key_mask)
-            attentions.append(weights.unflatten(2, (rows // len(weights), -1)).transpose(1, 2).flatten(0, 1))
+            each = rows // len(weights)  # sequences of a memory
+            by_row = weights.unflatten(2, (each, -1)).transpose(1, 2).flatten(0, 1) if each > 1 else weights
+            attentions.append(by_row)
             out = F.dropout(weights, getattr(self.mechanism, "dropout", 0.0), self.training) @ v + added
         else:
             out = self.mechanism.attend(q, k, v) if reduces else self.mechanism(q, k, v, key_mask)
