@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 
 from greenformers.attention import Attention, Role
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import RecentLayer, StateLayer
+from greenformers.model.cache import GrowingLayer, RecentLayer, StateLayer
 from greenformers.model.projected import Projected
 from greenformers.position import Position, Rotation
 
@@ -121,6 +121,7 @@ def remembering(
 def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention to all earlier keys and values, which the cache keeps, and to those given."""
     given, layer = _inputs(block, codes, extras), block.mechanism.shape.layer
+    GrowingLayer.make(cache, layer)
     held = cache.layers[layer] if layer < len(cache.layers) else None
     if isinstance(held, BeamLayer):
         if extras.relative is not None:

@@ -51,8 +51,11 @@ class EncoderLayer(Layer):
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
         attentions: list[Tensor] | None = None,
+        last: int = 0,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
+
+        On top of a cache, only of the `last` positions where so many are asked for: others are keys and values alone.
 
         In training, of a mechanism or a feed-forward block that has a loss of its own, that loss too.
         """
@@ -69,6 +72,8 @@ class EncoderLayer(Layer):
                 self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs,
                 attentions=attentions,
             )  # fmt: skip
+            if last and past_key_values is not None:
+                x, mixed = x[:, -last:], mixed[:, -last:]
             out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
@@ -108,13 +113,18 @@ class EncoderLayer(Layer):
 
     def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """All that follows once positions are mixed, and in training the loss of a feed-forward block that has one."""
-        x = x + self.dropout(self.attention.output(mixed))
+        dropout = self.dropout if self.training else _as_it_is  # a call is much beside a single token
+        x = x + dropout(self.attention.output(mixed))
         if self.pre_norm:
             added, loss = feed(self.feed_forward, self.feed_forward_norm(x), mask)
-            return x + self.dropout(added), loss
+            return x + dropout(added), loss
         x = self.attention_norm(x)
         added, loss = feed(self.feed_forward, x, mask)
-        return self.feed_forward_norm(x + self.dropout(added)), loss
+        return self.feed_forward_norm(x + dropout(added)), loss
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _split(rotation: Rotation, rows: int) -> Iterator[Rotation]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import capture_outputs
 
+from greenformers.attention._aligned import is_traced
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.block import Layer, feed, feed_forward_of, layer_of
 from greenformers.model.config import GreenformerConfig
@@ -116,6 +117,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         cache_position: Int[Tensor, " N"] | None = None,
         *,
         memory: SegmentMemory | None = None,
+        logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
         **lengths: Any,
@@ -137,6 +139,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             inputs_embeds: vectors of the tokens, in place of them.
             cache_position: where the tokens stand behind those in the cache, which must be what it says.
             memory: of the segments before, for attention with positions of its own; read where the cache is empty.
+            logits_to_keep: on top of a cache the last layer may leave out all positions but the last so many, which
+                are all that is scored; 0 for none.
             output_hidden_states: also return the input of every layer.
             output_attentions: also return how much of each position each one gets, (B, H, N, P) a layer, of an
                 encoder's too; slow, and quadratic in memory with any mechanism, see `Attention.weights`.
@@ -189,6 +193,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         loss: Tensor | None = None
         following = None
+        last = 0 if self.config.output_hidden_states or output_hidden_states else logits_to_keep
         if memory is not None:
             memory = self._checked(memory, x, past)
         with self.kernels():
@@ -201,7 +206,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             else:
                 x, loss, following = run(
                     self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
-                    pairs=pairs, attentions=attentions,
+                    pairs=pairs, attentions=attentions, last=last,
                 )  # fmt: skip
         out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
         if attentions is not None:
@@ -251,4 +256,6 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if mask.shape != (batch, total):
             raise ValueError(f"attention_mask must be {(batch, total)}, got {tuple(mask.shape)}")
         key_mask = mask.bool()
+        if mask.device.type == "cpu" and not is_traced(mask) and bool(key_mask.all()):
+            return self._places(None, tokens, past)
         return key_mask, (key_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]

@@ -26,6 +26,7 @@ def run(
     positions: Int[Tensor, "b N"] | None = None,
     pairs: Tensor | None = None,
     attentions: list[Tensor] | None = None,
+    last: int = 0,
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
     """The output of the last layer; in training the sum of the layers' own losses, None where there is none.
 
@@ -41,6 +42,7 @@ def run(
         pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
         positions: of `x`; by default those behind what is cached, 0 to N - 1 without.
         attentions: where the weights are wanted, the list that gets those of each layer, (B, H, N, M).
+        last: on top of a cache, of how many positions at the end an output is wanted; 0 for all.
 
     Raises:
         ValueError: layers that have no place for what is given or wanted.
@@ -73,7 +75,8 @@ def run(
             mask = memory.key_mask(index, key_mask, x)
             out = layer(x, mask, **given, memory=memory.of(index), attentions=attentions)
         else:
-            out = layer(x, key_mask, **given, attentions=attentions)
+            own_last = last if index == len(whole) - 1 else 0
+            out = layer(x, key_mask, **given, attentions=attentions, last=own_last)
         if isinstance(out, tuple):
             x, own = out
             losses.append(own)
