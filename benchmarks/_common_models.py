@@ -105,7 +105,7 @@ for _name in (Path(__file__).parents[1] / "names").read_text().split():
             )
             globals()[_class] = type(_class, _bases, {
                 "kind": _kind, "mechanism": _name, "is_encoder_decoder": _kind == "Seq2Seq",
-                "all_model_classes": tuple(getattr(ours, each) for each in _classes), "has_attentions": False,
+                "all_model_classes": tuple(getattr(ours, each) for each in _classes), "has_attentions": True,
                 # The kernel of a compressed memory learns from what leaves a memory, and here nothing does.
                 "test_all_params_have_gradient": _name != "compressive",
             })  # fmt: skip

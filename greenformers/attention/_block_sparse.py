@@ -26,6 +26,9 @@ from greenformers.attention._flex import flex
 from greenformers.attention._tiled_op import Columns, tiled_attention
 from greenformers.attention._tiles import Tiling, bias_of, groups
 
+_FEW = 16
+"""Queries on top of a cache, up to which a mask over all keys in reach costs less than tiles do."""
+
 
 class BlockSparse(Attention):
     """Softmax attention of each query over the keys that `visible` shows it.
@@ -101,6 +104,11 @@ class BlockSparse(Attention):
         """Vectors of relative positions (H, 2c + 1, D), see `tiled_attention`."""
         return None
 
+    def seen_by_last(self, keys: int) -> int | None:
+        """How many keys the last of so many positions sees, where these are the last of them; None: other ones."""
+        del keys
+        return None
+
     def is_global(self, length: int, device: torch.device) -> Bool[Tensor, " M"]:
         """Which positions are global in every example."""
         front, back = self.ends(length)
@@ -128,8 +136,12 @@ class BlockSparse(Attention):
         self.check(q, k, v, key_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         shift = None if self.period == 1 else left_padding(text_of(key_mask, query_mask), self.period)
+        few = q.shape[2] < k.shape[2] and q.shape[2] <= _FEW
+        if few and q.shape[2] == 1 and shift is None and (last := self.seen_by_last(k.shape[2])) is not None:
+            k, v = k[:, :, -last:], v[:, :, -last:]
+            return dense_attention(q, k, v, None if key_mask is None else key_mask[:, -last:], dropout=self.drop())
         if key_mask is None or shift is None:
-            return self.from_the_front(q, k, v, key_mask)
+            return self.behind_a_cache(q, k, v, key_mask) if few else self.from_the_front(q, k, v, key_mask)
         if q.shape[2] < k.shape[2]:
             return self.behind_a_cache(q, k, v, key_mask, shift)
         q, k, v, key_mask = (moved(x, shift) for x in (q, k, v, key_mask))
@@ -141,14 +153,18 @@ class BlockSparse(Attention):
             return self.local(q, k, v, key_mask)
         return self.with_ends(q, k, v, key_mask, rows=(q, k, v))
 
-    def behind_a_cache(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, shift: Tensor) -> Tensor:
-        """The last positions of texts that begin at different ones: few queries, by dense attention under a mask."""
+    def behind_a_cache(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shift: Tensor | None = None
+    ) -> Tensor:
+        """The last positions of texts, which may begin at different ones: few queries, dense attention under a mask."""
         tiling, keys = self.tilings(k.shape[2])[0], k.shape[2]
         if tiling.left is not None and self.columns(keys, q.device) is None:
             # Of the keys those that a tile can meet.
             last = min(keys, q.shape[2] + tiling.rows + tiling.left)
-            k, v, key_mask = k[:, :, -last:], v[:, :, -last:], key_mask[:, -last:]
-        at = torch.arange(keys, device=q.device) - shift[:, None, None]  # (B, 1, M)
+            k, v = k[:, :, -last:], v[:, :, -last:]
+            key_mask = None if key_mask is None else key_mask[:, -last:]
+        at = torch.arange(keys, device=q.device)[None, None]
+        at = at if shift is None else at - shift[:, None, None]  # (B, 1, M)
         i, j = at[..., -q.shape[2] :, None], at[..., None, -k.shape[2] :]
         heads = torch.arange(q.shape[1], device=q.device)[:, None, None]
         visible = self.sees(i, j, heads, self.is_global(keys, q.device), keys)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -156,6 +156,47 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
         """`forward`, and a loss to be added to that of the task, already weighted; nothing is kept on the module."""
         raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
+
+    def weights(
+        self,
+        q: Float[Tensor, "B H N D"],
+        k: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        **further: Any,
+    ) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N D"]]:
+        """How much of each value a query gets: W and c of out = W v + c, by `forward` of unit vectors, D at a time.
+
+        Slow, and quadratic in memory whatever the mechanism is. All is as in evaluation: nothing is dropped or drawn.
+
+        Args:
+            q: queries (B, H, N, D).
+            k: keys (B, H, M, D).
+            key_mask: True = keep (B, M).
+            **further: what else `forward` takes; of values (`v_global`) too the unit vectors take the place.
+
+        Returns:
+            W (B, H, N, M); and c (B, H, N, D), what is added without reading the values: 0 but for vectors of
+            positions and biases.
+
+        Raises:
+            ValueError: the output is no weighted sum of values.
+        """
+        training, (B, H, M, D) = self.training, k.shape
+        units = torch.eye(M, M + -M % D, dtype=k.dtype, device=k.device)
+
+        def mixed(v: Float[Tensor, "M D"]) -> Tensor:
+            v = v.expand(B, H, M, D).contiguous()
+            values = {"v": v} | {name: v for name in further if name[0] == "v"}
+            out: Tensor = self(q=q, k=k, key_mask=key_mask, **further | values)
+            return out
+
+        self.eval()
+        try:
+            added = mixed(torch.zeros_like(units[:, :D]))
+            parts = [mixed(part) - added for part in units.split(D, 1)]
+        finally:
+            self.train(training)
+        return torch.cat(parts, -1)[..., :M], added
 
     def choose(
         self,

@@ -158,6 +158,18 @@ def _forward(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tupl
     return (sums[..., :-1] + scores @ keys.v) * scale, scale, m, _added(state, keys)
 
 
+def _one(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, State]:
+    """The same of one position: it sees all that the state after it is of."""
+    phi, S, z, m = features.queries(q), state.S, state.z, state.m
+    of_key = keys.phi.mT  # (B, H, F, 1)
+    if keys.shift is not None:
+        m = torch.maximum(keys.shift.detach(), state.m)
+        of_key, before = of_key * (keys.shift - m).exp(), (state.m - m).exp()
+        S, z = before * S, before * z
+    after = State(torch.addcmul(S, of_key, keys.v), z + of_key, m)
+    return (phi @ after.S) * _reciprocal(phi @ after.z), after
+
+
 def _reciprocal(den: Tensor) -> Tensor:
     """1 / den, where that does not overflow; 0 without a key, whose numerator is 0 too."""
     return torch.where(den > 0, den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75), torch.inf).reciprocal()
@@ -209,6 +221,9 @@ def _stepped(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int, state: State
 ) -> tuple[Tensor, State]:
     """Causal attention on top of a state, and the state after it, in operations that torch differentiates."""
+    if q.shape[2] == 1:
+        out, state = _one(exact(q), _keys(k, v, key_mask, features), features, state)
+        return out.to(q.dtype), state
     outs = []
     for q_, k_, v_, mask in _chunks(chunk, q, k, v, mask=key_mask):
         out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)

@@ -7,7 +7,7 @@ the first column is that of the first kept position.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +113,12 @@ class Linformer(Attention):
         if len(set(self.k_per_head)) > 1 and projection != "linear":
             raise ValueError(f"k per head needs projection 'linear', got {projection!r}")
         self._make_parameters(rows)
+
+    def weights(self, *given: Any, **further: Any) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N D"]]:
+        """See `Attention.weights`; a maximum is no sum of values, and a convolution has other weights a channel."""
+        if self.projection in ("max", "convolution"):
+            raise ValueError(f"output_attentions must be False with projection {self.projection!r}: it has no weights")
+        return super().weights(*given, **further)
 
     def _make_parameters(self, rows: int) -> None:
         shape = self.shape

@@ -47,5 +47,8 @@ class LocalBlocks(BlockSparse):
         back = i // self.block - j // self.block
         return (back == 0) | (back == 1)
 
+    def seen_by_last(self, keys: int) -> int | None:  # noqa: D102
+        return min(keys, self.block + (keys - 1) % self.block + 1)
+
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
         return (blocks_of(self.block, before=1, causal=self.shape.causal),)

@@ -49,5 +49,8 @@ class SlidingWindow(BlockSparse):
     ) -> Tensor:
         return within(i, j, self.window, self.dilation, head)
 
+    def seen_by_last(self, keys: int) -> int | None:  # noqa: D102
+        return min(keys, self.window + 1) if set(self.dilation) == {1} else None
+
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
         return bands(self.window, self.dilation, causal=self.shape.causal)

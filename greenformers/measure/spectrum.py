@@ -10,18 +10,14 @@ so that a k read from it describes the decoder and cannot be put to use.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.attention import Attention
-from greenformers.attention.full import Full
 from greenformers.measure.quality import evaluating
 from greenformers.measure.record import Record
-from greenformers.model import GreenformerPreTrainedModel
 from greenformers.model._transformers import attention_of
 
 MULTIPLE = 8  # a k is rounded up to this, so that matrix products stay fast
@@ -91,7 +87,7 @@ def attention_spectrum(model: PreTrainedModel, batches: Iterable[Tensor]) -> Spe
     Time O(L B H N^3) a batch, for the singular values.
 
     Args:
-        model: of `transformers`, or one of ours in which every attention is full. It is left as it was.
+        model: of `transformers`, or one of ours with any mechanism. It is left as it was.
         batches: token ids (B, N), without padding, all of one N; see `blocks`.
 
     Raises:
@@ -100,12 +96,11 @@ def attention_spectrum(model: PreTrainedModel, batches: Iterable[Tensor]) -> Spe
     """
     total: Any = 0
     count, length, causal = 0, None, True
-    weights = _own_weights if isinstance(model, GreenformerPreTrainedModel) else _weights
     with evaluating(model), _eager(model), torch.no_grad():
         for ids in batches:
             length = length or ids.shape[1]
             _check_length(model, ids.shape[1], length)
-            layers = weights(model, ids.to(model.device))
+            layers = _weights(model, ids.to(model.device))
             if not all(layer.isfinite().all() for layer in layers):
                 raise ValueError("attention weights must be numbers, got nan or infinity")
             total = total + torch.stack([cumulative(layer).sum(0).cpu() for layer in layers])
@@ -222,27 +217,3 @@ def _weights(model: PreTrainedModel, ids: Tensor) -> Sequence[Tensor]:
     if not layers or any(layer is None or layer.shape[2:] != wanted for layer in layers):
         raise ValueError(f"{type(model).__name__} gives no attention weights (N, N) of its layers")
     return cast(Sequence[Tensor], layers)
-
-
-def _own_weights(model: PreTrainedModel, ids: Tensor) -> Sequence[Tensor]:
-    """The same of our own models, whose mechanisms keep no weights: from the queries and keys they are given."""
-    found: list[Tensor] = []
-
-    def keep(mechanism: nn.Module, _: tuple[Any, ...], given: dict[str, Tensor]) -> None:
-        q, k = given["q"], given["k"]
-        scores = q @ k.mT / sqrt(q.shape[3])  # (B, H, N, N)
-        if cast(Attention, mechanism).shape.causal:
-            later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(later, -torch.inf)
-        found.append(scores.softmax(-1))
-
-    mechanisms = [module for module in _encoder(model).modules() if isinstance(module, Attention)]
-    if not mechanisms or not all(isinstance(mechanism, Full) for mechanism in mechanisms):
-        raise ValueError(f"{type(model).__name__} has attention that is not full, and makes no weights (N, N)")
-    hooks = [mechanism.register_forward_pre_hook(keep, with_kwargs=True) for mechanism in mechanisms]
-    try:
-        _run(model, ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from greenformers.attention import Attention, Role
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import RecentLayer, StateLayer
+from greenformers.model.cache import GrowingLayer, RecentLayer, StateLayer
 from greenformers.model.projected import Projected
 from greenformers.position import Position, Rotation
 
@@ -42,6 +43,7 @@ class Extras(NamedTuple):
         relative: of networks whose positions add to scores, what adds.
         pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
         turn: of networks with rotary positions, what turns queries and keys, and the angles of these positions.
+        attentions: where weights are asked for, the list they are added to.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
@@ -49,6 +51,7 @@ class Extras(NamedTuple):
     turn: tuple[Position, Rotation] | None = None
     relative: Position | None = None
     pairs: Tensor | None = None
+    attentions: list[Tensor] | None = None
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
@@ -87,6 +90,8 @@ def reduced(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras) -> Mix
 
 def stepping(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention on top of the state that the cache holds of the earlier positions."""
+    if extras.attentions is not None:
+        raise ValueError("output_attentions must be False on top of a state that stands for all earlier keys")
     given = {name: block.for_every_head(x) for name, x in _inputs(block, codes, extras).items()}
     held = StateLayer.of(cache, block.mechanism.shape.layer)
     mask = None if key_mask is None else key_mask[:, -given["v"].shape[2] :]
@@ -116,10 +121,13 @@ def remembering(
 def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention to all earlier keys and values, which the cache keeps, and to those given."""
     given, layer = _inputs(block, codes, extras), block.mechanism.shape.layer
+    GrowingLayer.make(cache, layer)
     held = cache.layers[layer] if layer < len(cache.layers) else None
     if isinstance(held, BeamLayer):
         if extras.relative is not None:
             raise ValueError("positions that add to scores have no beam search over shared keys")
+        if extras.attentions is not None:
+            raise ValueError("output_attentions must be False in a beam search over shared keys")
         return held.attend(**{name: block.for_every_head(x) for name, x in given.items()}), None
     # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
     has_keys = "k" in codes or block.mechanism.shares_qk
@@ -156,5 +164,14 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
             extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)
         further |= extras.choice
     if block.training and mechanism.has_loss:
-        return mechanism.forward_with_loss(**given, key_mask=key_mask, **further)
-    return mechanism(**given, key_mask=key_mask, **further), None
+        out, loss = mechanism.forward_with_loss(**given, key_mask=key_mask, **further)
+    else:
+        out, loss = mechanism(**given, key_mask=key_mask, **further), None
+    if extras.attentions is not None:
+        v = given.pop("v")
+        weights, added = mechanism.weights(**given, key_mask=key_mask, **further)
+        extras.attentions.append(weights)
+        if "v_global" not in given:
+            # From the weights, so that these have a gradient.
+            out = F.dropout(weights, getattr(mechanism, "dropout", 0.0), block.training) @ v + added
+    return out, loss

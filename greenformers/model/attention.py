@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from greenformers.attention import Attention, Role
-from greenformers.model.attending import Extras, with_cache, without_cache
+from greenformers.model.attending import Extras, plain, with_cache, without_cache
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
@@ -53,6 +54,7 @@ class SelfAttention(Projected):
         memory: Float[Tensor, "B m d"] | None = None,
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
+        attentions: list[Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
@@ -66,6 +68,7 @@ class SelfAttention(Projected):
             memory: what is in front of the sequence, to be attended and to attend nothing.
             rotation: the angles of the positions of `x`, where they are rotary.
             pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
+            attentions: where the weights are wanted, the list that gets them, (B, H, N, M); see `Attention.weights`.
 
         Returns:
             The mixtures, and in training the loss of a mechanism that has one.
@@ -93,9 +96,10 @@ class SelfAttention(Projected):
         if turns and rotation is None:
             raise ValueError("rotation must be given to a layer whose positions are rotary")
         turn = (position, rotation) if turns and position is not None and rotation is not None else None
-        extras = Extras(global_mask, choice, turn, None if turns else position, pairs)
+        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions)
         if cache is None:
-            out, loss = self.without_cache(self, codes, key_mask, extras)
+            without_cache = self.without_cache if attentions is None else plain
+            out, loss = without_cache(self, codes, key_mask, extras)
         else:
             out, loss = self.with_cache(self, codes, key_mask, extras, cache)
         return out.transpose(1, 2).flatten(2), loss
@@ -154,6 +158,7 @@ class CrossAttention(Projected):
         memory: Float[Tensor, "B M d"],
         key_mask: Bool[Tensor, "B M"] | None,
         cache: EncoderDecoderCache | None = None,
+        attentions: list[Tensor] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Attention of `x` to `memory` (B, N, d), before the output projection.
 
@@ -162,8 +167,15 @@ class CrossAttention(Projected):
             memory: the encoder's output.
             key_mask: True = keep, of the memory.
             cache: keeps the keys and values of the memory after their first use.
+            attentions: where the weights are wanted, the list that gets them, (B, H, N, M).
+
+        Raises:
+            ValueError: the weights of a mechanism that keeps shortened keys and values are wanted.
         """
         rows = x.shape[0]
+        reduces = self.can_reduce and (attentions is None or cache is not None)
+        if reduces and attentions is not None:
+            raise ValueError("output_attentions must be False where shortened keys and values are kept: use no cache")
         if self.mechanism.queries_apart:
             # Several sequences are so many queries: the keys and values of the memory are there once.
             x = x.reshape(memory.shape[0], -1, x.shape[2])
@@ -171,20 +183,27 @@ class CrossAttention(Projected):
             memory = memory.repeat_interleave(rows // memory.shape[0], 0)
             key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
         q = self.project("q", self.codes(x, "q")["q"])
-        k, v = self._keys_values(memory, key_mask, cache)
+        k, v = self._keys_values(memory, key_mask, cache, reduces=reduces)
         k, v = self.for_every_head(k), self.for_every_head(v)
-        out = self.mechanism.attend(q, k, v) if self.can_reduce else self.mechanism(q, k, v, key_mask)
+        if attentions is not None:
+            weights, added = self.mechanism.weights(q, k, key_mask)
+            each = rows // len(weights)  # sequences of a memory
+            by_row = weights.unflatten(2, (each, -1)).transpose(1, 2).flatten(0, 1) if each > 1 else weights
+            attentions.append(by_row)
+            out = F.dropout(weights, getattr(self.mechanism, "dropout", 0.0), self.training) @ v + added
+        else:
+            out = self.mechanism.attend(q, k, v) if reduces else self.mechanism(q, k, v, key_mask)
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
 
     def _keys_values(
-        self, memory: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None
+        self, memory: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None, *, reduces: bool
     ) -> tuple[Tensor, Tensor]:
         layer = self.mechanism.shape.layer
         if cache is not None and cache.is_updated.get(layer):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
             return stored.keys, stored.values
         codes = self.codes(memory, "k", "v")
-        if self.can_reduce:
+        if reduces:
             k, v = (self.reduce(role, codes[role], key_mask) for role in get_args(Role))
         else:
             k, v = (self.project(name, code) for name, code in codes.items())

@@ -50,8 +50,12 @@ class EncoderLayer(Layer):
         memory: Float[Tensor, "B m d"] | None = None,
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
+        attentions: list[Tensor] | None = None,
+        last: int = 0,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
+
+        On top of a cache, only of the `last` positions where so many are asked for: others are keys and values alone.
 
         In training, of a mechanism or a feed-forward block that has a loss of its own, that loss too.
         """
@@ -59,14 +63,17 @@ class EncoderLayer(Layer):
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
         # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
         # and values that are kept for later belong to the whole batch.
-        kept = past_key_values is not None or memory is not None
+        kept = past_key_values is not None or memory is not None or attentions is not None
         whole = kept or pairs is not None or not self.feed_forward.by_position or not can_slice(x)
         # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
         if torch.is_grad_enabled() or self.training or x.device.type != "cpu" or whole:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
-                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs
-            )
+                self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs,
+                attentions=attentions,
+            )  # fmt: skip
+            if last and past_key_values is not None:
+                x, mixed = x[:, -last:], mixed[:, -last:]
             out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
@@ -106,13 +113,18 @@ class EncoderLayer(Layer):
 
     def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """All that follows once positions are mixed, and in training the loss of a feed-forward block that has one."""
-        x = x + self.dropout(self.attention.output(mixed))
+        dropout = self.dropout if self.training else _as_it_is  # a call is much beside a single token
+        x = x + dropout(self.attention.output(mixed))
         if self.pre_norm:
             added, loss = feed(self.feed_forward, self.feed_forward_norm(x), mask)
-            return x + self.dropout(added), loss
+            return x + dropout(added), loss
         x = self.attention_norm(x)
         added, loss = feed(self.feed_forward, x, mask)
-        return self.feed_forward_norm(x + self.dropout(added)), loss
+        return self.feed_forward_norm(x + dropout(added)), loss
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _split(rotation: Rotation, rows: int) -> Iterator[Rotation]:

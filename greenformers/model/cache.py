@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
 from greenformers.attention import Attention
+from greenformers.attention._aligned import is_traced
 
 Kind = TypeVar("Kind", bound=CacheLayerMixin)
 
@@ -118,6 +119,64 @@ class StateLayer(CacheLayerMixin):
             self.state = type(self.state)(*map(function, self.state))
         # What was put in another order cannot be taken back.
         self.before, self.count, self.again = None, 0, None
+
+
+class GrowingLayer(DynamicLayer):
+    """All keys and values, in tensors with room for some more: new ones are written behind them, and none is copied.
+
+    `keys` and `values` are views of what is there. Where a gradient may be wanted of them, and where nobody can look
+    at what they are, all is as in `DynamicLayer`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: dict[str, Tensor] = {}
+
+    @staticmethod
+    def make(cache: Cache, layer: int) -> None:
+        """Let an unused plain layer of a cache be one of this kind."""
+        if getattr(cache, "offloading", False):
+            return
+        while len(cache.layers) <= layer and cache.layer_class_to_replicate is DynamicLayer:
+            cache.layers.append(GrowingLayer())
+        held: Any = cache.layers[layer] if layer < len(cache.layers) else None
+        if type(held) is DynamicLayer and not held.is_initialized:
+            cache.layers[layer] = GrowingLayer()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, M, D) with those of N positions more."""
+        if torch.is_grad_enabled() or is_traced(key_states):
+            return super().update(key_states, value_states)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys = self._with("keys", self.keys, key_states)
+        self.values = self._with("values", self.values, value_states)
+        return self.keys, self.values
+
+    def reset(self) -> None:  # noqa: D102
+        super().reset()
+        self.rooms = {}
+
+    def _with(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
+        """What is held, and `new` behind it."""
+        before = 0 if held is None or not held.numel() else held.shape[2]
+        total, room = before + new.shape[2], self.rooms.get(name)
+        if room is None or total > room.shape[2] or (held is not None and before and not _begins(room, held)):
+            room = new.new_empty(*new.shape[:2], total + max(_ROOM, total // 4), new.shape[3])
+            if held is not None and before:
+                room[:, :, :before] = held
+            self.rooms[name] = room
+        room[:, :, before:total] = new
+        return room[:, :, :total]
+
+
+_ROOM = 64  # positions at least
+
+
+def _begins(room: Tensor, held: Tensor) -> bool:
+    """Whether `held` is still what `room` begins with, and this can be written to."""
+    same = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and held.shape[:2] == room.shape[:2]
+    return same and room.is_inference() == torch.is_inference_mode_enabled()
 
 
 class RecentLayer(DynamicLayer):

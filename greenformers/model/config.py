@@ -1,5 +1,6 @@
 """One configuration for every variant: the sizes of the network and what stands in each of its slots."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -91,6 +92,15 @@ FOREIGN = {
 """What other models of transformers call options of ours, and would be kept here without effect."""
 
 Rank = int | dict[str, int | None] | None
+
+
+def _check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a misspelt name, and another model's: what else there is transformers keeps, for friends."""
+    for name in set(given) - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
+        if name in FOREIGN:
+            raise TypeError(f"GreenformerConfig takes no option {name!r}; here it is {FOREIGN[name]!r}")
+        if close := get_close_matches(name, known, n=1, cutoff=0.8):
+            raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
 
 
 class GreenformerConfig(PreTrainedConfig):
@@ -238,12 +248,9 @@ class GreenformerConfig(PreTrainedConfig):
         return cls(**SHAPES[name] | options)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # transformers and its friends keep things of their own in a configuration; a misspelt slot is not one of them.
-        for name in kwargs.keys() - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
-            if name in FOREIGN:
-                raise TypeError(f"GreenformerConfig takes no option {name!r}; here it is {FOREIGN[name]!r}")
-            if close := get_close_matches(name, type(self).__annotations__, n=1, cutoff=0.8):
-                raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
+        # What was saved can be loaded, whatever its user kept in it.
+        if self.transformers_version is None:
+            _check_names(kwargs, type(self).__annotations__)
         super().__post_init__(**kwargs)
         if self.num_labels is None or self.num_labels < 1:
             raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")

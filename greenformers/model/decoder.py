@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import capture_outputs
 
+from greenformers.attention._aligned import is_traced
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.block import Layer, feed, feed_forward_of, layer_of
 from greenformers.model.config import GreenformerConfig
@@ -51,17 +52,22 @@ class DecoderLayer(Layer):
         past_key_values: EncoderDecoderCache | None = None,
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
+        attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
     ) -> Float[Tensor, "B N d"]:
-        """One layer (B, N, d) over the last N of P positions."""
+        """One layer (B, N, d) over the last N of P positions; `attentions` are of the sequence, and of the memory."""
         own = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
         x = self._residual(
             x,
             self.attention_norm,
-            lambda y: attention.output(attention.mix(y, key_mask, own, rotation=rotation, pairs=pairs)[0]),
+            lambda y: attention.output(
+                attention.mix(y, key_mask, own, rotation=rotation, pairs=pairs, attentions=attentions[0])[0]
+            ),
         )
         x = self._residual(
-            x, self.cross_attention_norm, lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values))
+            x,
+            self.cross_attention_norm,
+            lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values, attentions[1])),
         )
         return self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask)[0])
 
@@ -111,6 +117,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         cache_position: Int[Tensor, " N"] | None = None,
         *,
         memory: SegmentMemory | None = None,
+        logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
         **lengths: Any,
@@ -132,8 +139,11 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             inputs_embeds: vectors of the tokens, in place of them.
             cache_position: where the tokens stand behind those in the cache, which must be what it says.
             memory: of the segments before, for attention with positions of its own; read where the cache is empty.
+            logits_to_keep: on top of a cache the last layer may leave out all positions but the last so many, which
+                are all that is scored; 0 for none.
             output_hidden_states: also return the input of every layer.
-            output_attentions: not available: most mechanisms never make the matrix of weights.
+            output_attentions: also return how much of each position each one gets, (B, H, N, P) a layer, of an
+                encoder's too; slow, and quadratic in memory with any mechanism, see `Attention.weights`.
             **lengths: of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
@@ -141,10 +151,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             where a memory was given and no cache, that of the next segment.
 
         Raises:
-            ValueError: input, masks and network do not fit each other, or attention weights are asked for.
+            ValueError: input, masks and network do not fit each other, or it has not what is asked for.
         """
-        if output_attentions:
-            raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
+        attentions, cross_attentions = self.wanted(output_attentions), self.wanted(output_attentions)
         crossed = self.config.is_encoder_decoder
         if crossed != (encoder_hidden_states is not None):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
@@ -159,8 +168,10 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         elif lengths:
             raise ValueError(f"packed texts have no cache, memory or encoder: {', '.join(lengths)} must be None")
         if packs is not None:
-            if output_hidden_states or use_cache:
-                raise ValueError("output_hidden_states and use_cache must be False where texts are packed")
+            if output_hidden_states or attentions is not None or use_cache:
+                raise ValueError(
+                    "output_hidden_states, output_attentions and use_cache must be False where texts are packed"
+                )
             input_ids, inputs_embeds, token_type_ids = packs.all_unpacked(input_ids, inputs_embeds, token_type_ids)
             tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
             attention_mask, position_ids = packs.mask(tokens.device), None
@@ -182,6 +193,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         loss: Tensor | None = None
         following = None
+        last = 0 if self.config.output_hidden_states or output_hidden_states else logits_to_keep
         if memory is not None:
             memory = self._checked(memory, x, past)
         with self.kernels():
@@ -189,13 +201,17 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
                 rotation = rotation_of(self.layers, x, past_key_values, positions)
                 given = {"past_key_values": past_key_values, "rotation": rotation, "pairs": pairs}
                 for layer in self.layers:
-                    x = layer(x, encoder_hidden_states, key_mask, memory_mask, **given)
+                    both = (attentions, cross_attentions)
+                    x = layer(x, encoder_hidden_states, key_mask, memory_mask, **given, attentions=both)
             else:
                 x, loss, following = run(
                     self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
-                    pairs=pairs,
+                    pairs=pairs, attentions=attentions, last=last,
                 )  # fmt: skip
         out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
+        if attentions is not None:
+            out.attentions = tuple(attentions)
+            out.cross_attentions = tuple(cast(list[Tensor], cross_attentions)) if crossed else None
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
         out.memory = following if past_key_values is None else None
@@ -240,4 +256,6 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if mask.shape != (batch, total):
             raise ValueError(f"attention_mask must be {(batch, total)}, got {tuple(mask.shape)}")
         key_mask = mask.bool()
+        if mask.device.type == "cpu" and not is_traced(mask) and bool(key_mask.all()):
+            return self._places(None, tokens, past)
         return key_mask, (key_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]

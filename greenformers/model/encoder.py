@@ -103,6 +103,11 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels."""
         return sdpa_kernel(SDPBackend.MATH) if attention_of(self.config) == "eager" else nullcontext()
 
+    def wanted(self, output_attentions: bool | None) -> list[Tensor] | None:
+        """A list for the weights of the layers, where a call or the configuration wants them."""
+        wants = self.config.output_attentions if output_attentions is None else output_attentions
+        return [] if wants else None
+
     def positions(
         self, position_ids: Int[Tensor, "b N"], given: Tensor | None, *, has_cls: bool = False
     ) -> Int[Tensor, "b N"]:
@@ -205,7 +210,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
             global_attention_mask: 1 or True = a position that all see and that sees all, as `attention_mask`; for
                 mechanisms that take it (`longformer`). A [CLS] before values is global where it is given.
             output_hidden_states: also return the input of every layer; `return_dict=False` gives a tuple.
-            output_attentions: not available: most mechanisms never make the matrix of weights.
+            output_attentions: also return how much of each position each one gets, (B, H, N, N) a layer; slow, and
+                quadratic in memory with any mechanism, see `Attention.weights`.
             **lengths: of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
@@ -213,17 +219,16 @@ class GreenformerModel(GreenformerPreTrainedModel):
             the first kept position; in training auxiliary_loss, of mechanisms with one.
 
         Raises:
-            ValueError: the input or the mask does not fit the network, or attention weights are asked for.
+            ValueError: the input or the mask does not fit the network, or it has not what is asked for.
         """
-        if output_attentions:
-            raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
+        attentions = self.wanted(output_attentions)
         packs, of_texts = None, Lengths.of(lengths)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens is not None and input_values is None:
             packs = packing(tokens.shape[:2], attention_mask, position_ids, of_texts)
         if packs is not None:
-            if output_hidden_states:
-                raise ValueError("output_hidden_states must be False where texts are packed")
+            if output_hidden_states or attentions is not None:
+                raise ValueError("output_hidden_states and output_attentions must be False where texts are packed")
             input_ids, inputs_embeds, token_type_ids, global_attention_mask = packs.all_unpacked(
                 input_ids, inputs_embeds, token_type_ids, global_attention_mask
             )
@@ -241,8 +246,12 @@ class GreenformerModel(GreenformerPreTrainedModel):
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         with self.kernels():
-            x, loss, _ = run(self.layers, x, key_mask, global_mask=global_mask, positions=positions, pairs=pairs)
+            x, loss, _ = run(
+                self.layers, x, key_mask, global_mask=global_mask, positions=positions, pairs=pairs,
+                attentions=attentions,
+            )  # fmt: skip
         out = self.finish(x, key_mask, loss)
+        out.attentions = None if attentions is None else tuple(attentions)
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
         return out

@@ -72,8 +72,11 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=out.past_key_values,
             decoder_hidden_states=out.hidden_states,
+            decoder_attentions=out.attentions,
+            cross_attentions=out.cross_attentions,
             encoder_last_hidden_state=memory,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
 
 

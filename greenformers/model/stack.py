@@ -25,6 +25,8 @@ def run(
     memory: SegmentMemory | None = None,
     positions: Int[Tensor, "b N"] | None = None,
     pairs: Tensor | None = None,
+    attentions: list[Tensor] | None = None,
+    last: int = 0,
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
     """The output of the last layer; in training the sum of the layers' own losses, None where there is none.
 
@@ -39,15 +41,20 @@ def run(
         memory: of the segments before.
         pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
         positions: of `x`; by default those behind what is cached, 0 to N - 1 without.
+        attentions: where the weights are wanted, the list that gets those of each layer, (B, H, N, M).
+        last: on top of a cache, of how many positions at the end an output is wanted; 0 for all.
 
     Raises:
-        ValueError: a memory for a reversible stack.
+        ValueError: layers that have no place for what is given or wanted.
     """
     whole = list(layers)
     rotation = rotation_of(whole, x, past_key_values, positions)
     given = {"past_key_values": past_key_values, "global_mask": global_mask, "rotation": rotation, "pairs": pairs}
-    if pairs is not None and (whole[0].reversible or isinstance(whole[0], BlockLayer)):
-        raise ValueError("a mask of queries and keys is for layers of attention one after the other")
+    if whole[0].reversible or isinstance(whole[0], BlockLayer):
+        if pairs is not None:
+            raise ValueError("a mask of queries and keys is for layers of attention one after the other")
+        if attentions is not None:
+            raise ValueError("output_attentions is for layers of attention one after the other: it must be False here")
     if whole[0].reversible:
         if memory is not None:
             raise ValueError("a reversible stack takes no memory: it keeps no inputs of its layers")
@@ -66,9 +73,10 @@ def run(
         if memory is not None:
             inputs.append(x)
             mask = memory.key_mask(index, key_mask, x)
-            out = layer(x, mask, **given, memory=memory.of(index))
+            out = layer(x, mask, **given, memory=memory.of(index), attentions=attentions)
         else:
-            out = layer(x, key_mask, **given)
+            own_last = last if index == len(whole) - 1 else 0
+            out = layer(x, key_mask, **given, attentions=attentions, last=own_last)
         if isinstance(out, tuple):
             x, own = out
             losses.append(own)

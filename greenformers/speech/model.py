@@ -84,24 +84,26 @@ class SpeechEncoder(Scaled, GreenformerModel):
             input_features: normalised log power spectrograms (B, T, F).
             attention_mask: 1 or True = keep (B, T); padding stands at the end.
             output_hidden_states: also return the input of every layer.
-            output_attentions: not available: most mechanisms never make the matrix of weights.
+            output_attentions: also return how much of each position each one gets, (B, H, N, N) a layer, see
+                `Attention.weights`.
 
         Returns:
             last_hidden_state (B, T // 4, d); what stands for no whole position is finite and means nothing.
 
         Raises:
-            ValueError: input and mask do not fit each other or the network, or attention weights are asked for.
+            ValueError: input and mask do not fit each other or the network, or it has not what is asked for.
         """
-        if output_attentions:
-            raise ValueError("output_attentions must be False: mechanisms do not keep their weights")
+        attentions = self.wanted(output_attentions)
         if attention_mask is not None and attention_mask.shape != input_features.shape[:2]:
             wanted = tuple(input_features.shape[:2])
             raise ValueError(f"attention_mask must be {wanted}, got {tuple(attention_mask.shape)}")
         mask = None if attention_mask is None else attention_mask.bool()
         x = self.embedding(input_features, mask)
         key_mask = None if mask is None else shortened(mask)
-        x, loss, _ = run(self.layers, x, key_mask)
-        return self.finish(x, key_mask, loss)
+        x, loss, _ = run(self.layers, x, key_mask, attentions=attentions)
+        out = self.finish(x, key_mask, loss)
+        out.attentions = None if attentions is None else tuple(attentions)
+        return out
 
 
 class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):

@@ -245,8 +245,9 @@ def fnet() -> PreTrainedModel:
     return transformers.FNetModel(config)
 
 
-def linformer() -> PreTrainedModel:
-    return GreenformerModel(GreenformerConfig(**ENCODER, attention="linformer", attention_options={"k": 4}))
+def maximum() -> PreTrainedModel:
+    options = {"k": 4, "projection": "max"}
+    return GreenformerModel(GreenformerConfig(**ENCODER, attention="linformer", attention_options=options))
 
 
 def roberta() -> PreTrainedModel:
@@ -257,7 +258,7 @@ def roberta() -> PreTrainedModel:
     ("model", "ids", "message"),
     [
         (fnet, [tokens(1)], r"FNetModel gives no attention weights \(N, N\)"),
-        (linformer, [tokens(1)], "GreenformerModel has attention that is not full"),
+        (maximum, [tokens(1)], "the model cannot be run on 19 tokens: output_attentions must be False with projection"),
         (vit, [tokens(1)], "the model cannot be run on 19 tokens"),
         (lambda: network("BertForMaskedLM"), [tokens(1, 24)], "length must be at most 23, the positions of the model"),
         # Two of its positions are the padding's.

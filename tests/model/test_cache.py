@@ -1,10 +1,14 @@
 """Keys and values that are kept: texts read token by token or in pieces give what one pass gives."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from networks import MAX_LEN, padding
 from text_networks import causal, left, pair, tokens
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+
+from greenformers.model.cache import GrowingLayer
 
 B, M, N = 3, 17, 13
 PIECES = {"tokens": [1] * N, "pieces": [5, 1, 4, 3], "a long rest": [1, 12]}
@@ -97,3 +101,68 @@ def test_a_cache_may_fill_the_network_but_no_more():
     torch.testing.assert_close(network(ids[:, -1:], None, past).logits[:, 0], network(ids).logits[:, -1], **CLOSE)
     with pytest.raises(ValueError, match=r"^length must be in 1..23, got 24$"):
         network(ids[:, -1:], None, past)
+
+
+def test_a_layer_that_grows_is_what_a_layer_that_copies_is():
+    """Whatever is done to it between two calls: it is never written where something else stands."""
+
+    def steps(layer):
+        cache, seen = DynamicCache(), []
+        cache.layers.append(layer)
+
+        def see(*both):
+            seen.append([x.detach().clone() for x in both])
+
+        k, v = torch.randn(2, 3, 4, 200, 5, generator=torch.Generator().manual_seed(0))
+        cache.update(k[:, :, :7], v[:, :, :7], 0)
+        see(*cache.update(k[:, :, 7:8], v[:, :, 7:8], 0))
+        copy = deepcopy(cache)
+        cache.crop(-3)
+        see(*cache.update(k[:, :, 8:12], v[:, :, 8:12], 0))
+        see(*copy.update(k[:, :, 12:14], v[:, :, 12:14], 0))
+        cache.reorder_cache(torch.tensor([2, 0, 0]))
+        see(*cache.update(k[:, :, 20:100], v[:, :, 20:100], 0))
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([5, 1, 3]))
+        see(*cache.update(k[:, :, 100:101], v[:, :, 100:101], 0))
+        with torch.inference_mode():
+            see(*cache.update(k[:, :, 101:102], v[:, :, 101:102], 0))
+        see(*cache.update(k[:, :, 102:104], v[:, :, 102:104], 0))
+        with torch.enable_grad():
+            grown = cache.update(k[:, :, 104:105].clone().requires_grad_(), v[:, :, 104:105], 0)
+            grown[0].sum().backward()
+        see(*grown)
+        see(*cache.update(k[:, :, 105:106], v[:, :, 105:106], 0))
+        cache.reset()
+        see(*cache.update(k[:, :, 5:9], v[:, :, 5:9], 0))
+        return seen
+
+    with torch.no_grad():
+        for one, other in zip(steps(GrowingLayer()), steps(DynamicLayer()), strict=True):
+            assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+
+
+def test_new_keys_are_written_behind_the_others():
+    network, ids = causal(), tokens(2, 9)
+    with torch.no_grad():
+        cache = network(ids[:, :5], use_cache=True).past_key_values
+        at = cache.layers[0].keys.data_ptr()
+        for position in range(5, 9):
+            network(ids[:, position : position + 1], past_key_values=cache, use_cache=True)
+    assert cache.layers[0].keys.data_ptr() == at
+    assert type(cache.layers[0]) is GrowingLayer
+
+
+def test_only_what_is_asked_for_goes_through_the_last_layer():
+    network, ids = causal(), tokens(2, 9)
+    whole = network(ids, use_cache=True)
+    few = network(ids, use_cache=True, logits_to_keep=2)
+    torch.testing.assert_close(few.logits, whole.logits[:, -2:])
+    for one, other in zip(few.past_key_values.layers, whole.past_key_values.layers, strict=True):
+        torch.testing.assert_close(one.keys, other.keys)
+    rows = []
+    network.decoder.layers[-1].feed_forward.register_forward_hook(lambda *given: rows.append(given[2].shape[1]))
+    network(ids, use_cache=True, logits_to_keep=2)
+    assert rows == [2]
+    hidden = network(ids, use_cache=True, logits_to_keep=2, output_hidden_states=True).hidden_states
+    assert [each.shape[1] for each in hidden] == [9] * len(hidden)

@@ -117,6 +117,14 @@ def test_a_misspelt_option_has_a_hint(misspelt, meant):
     assert str(caught.value) == f"GreenformerConfig takes no option {misspelt!r}; did you mean {meant!r}?"
 
 
+def test_what_a_user_kept_in_a_configuration_comes_back(tmp_path):
+    kept = config()
+    kept.norm_eps, kept.hidden_sise = 1.0, 5
+    kept.save_pretrained(tmp_path)
+    loaded = GreenformerConfig.from_pretrained(tmp_path)
+    assert (loaded.norm_eps, loaded.hidden_sise) == (1.0, 5)
+
+
 def test_what_others_keep_in_a_configuration_stays_there():
     others = {"quantization_config": {"bits": 5}, "auto_map": {}, "attn_implementation": "sdpa", "my_notes": "seven"}
     c = GreenformerConfig(**others)

@@ -124,7 +124,7 @@ def test_in_the_decoder_of_an_encoder_decoder(name):
 def test_a_cache_with_keys_is_refused():
     network, ids = causal(attention="performer"), tokens(B, N)
     filled = causal()(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="needs an empty plain cache, got DynamicLayer"):
+    with pytest.raises(ValueError, match="needs an empty plain cache, got GrowingLayer"):
         network(tokens(B, 1), past_key_values=filled)
     with pytest.raises(ValueError, match="takes no keys and values"):
         StateLayer().update(ids, ids)

@@ -380,8 +380,6 @@ def test_wrong_inputs():
         model(x[:, :3], labels=texts(1, 1))
     with pytest.raises(ValueError, match="the mask has a gap"):
         model(x, mask.flip(1), labels=texts(3, 3))
-    with pytest.raises(ValueError, match="output_attentions must be False"):
-        model(x, mask, labels=texts(3, 3), output_attentions=True)
     with pytest.raises(ValueError, match="encoder_attention_mask must be"):
         model(attention_mask=mask[:, :20], labels=texts(3, 3), encoder_outputs=model.encoder(x, mask))
 
@@ -393,3 +391,12 @@ def test_encoder_alone():
     kept = shortened(mask)
     assert out.last_hidden_state.shape == (*kept.shape, 15)
     assert out.last_hidden_state.isfinite().all()
+
+
+def test_weights_of_the_attention():
+    model, (x, mask) = network(), sound(37, 22)
+    labels = texts(3, 3)
+    out = model(x, mask, labels=labels, output_attentions=True)
+    assert {weights.shape[1:] for weights in out.encoder_attentions} == {(model.config.num_attention_heads, 9, 9)}
+    assert out.cross_attentions[0].shape[2:] == (4, 9)
+    torch.testing.assert_close(out.logits, model(x, mask, labels=labels).logits)

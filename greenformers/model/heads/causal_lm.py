@@ -82,6 +82,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         given |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
         if labels is not None and logits_to_keep:
             raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
+        given |= {"logits_to_keep": logits_to_keep}
         out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
         return self.head(out, labels, num_items_in_batch, logits_to_keep)
 
@@ -104,5 +105,6 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             logits=logits,
             past_key_values=out.past_key_values,
             hidden_states=out.hidden_states,
+            attentions=out.attentions,
             memory=getattr(out, "memory", None),
         )

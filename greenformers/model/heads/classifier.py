@@ -31,4 +31,6 @@ class Classifier(GreenformerPreTrainedModel):
         logits = self.classifier(self.dropout(out.pooler_output))
         loss = None if labels is None else classification_loss(logits, labels, self.config, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+        )

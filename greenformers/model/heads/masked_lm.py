@@ -93,4 +93,4 @@ class GreenformerForMaskedLM(TokenPrediction):
         """What follows the encoder; arguments as in `forward`."""
         loss, logits = self.predict(cast(Tensor, out.last_hidden_state), labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)

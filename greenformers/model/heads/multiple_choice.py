@@ -77,4 +77,6 @@ class GreenformerForMultipleChoice(GreenformerPreTrainedModel):
         logits = self.score(self.dropout(out.pooler_output)).view(-1, choices)
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return MultipleChoiceModelOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+        )

@@ -78,5 +78,9 @@ class GreenformerForPreTraining(TokenPrediction):
                 loss = with_auxiliary(loss, token_loss(related, next_sentence_label, None), labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
         return PreTrainingOutput(
-            loss=loss, prediction_logits=logits, seq_relationship_logits=related, hidden_states=out.hidden_states
+            loss=loss,
+            prediction_logits=logits,
+            seq_relationship_logits=related,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
         )

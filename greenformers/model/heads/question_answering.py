@@ -76,7 +76,7 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
             loss = (token_loss(start, first, num_items_in_batch) + token_loss(end, last, num_items_in_batch)) / 2
             loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), first, num_items_in_batch)
         return QuestionAnsweringModelOutput(
-            loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states
+            loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states, attentions=out.attentions
         )
 
 

@@ -75,7 +75,9 @@ class GreenformerForSentenceEmbedding(GreenformerPreTrainedModel):
             embeddings = embeddings.unflatten(0, (-1, 2))
             if return_loss:
                 loss = self._loss(embeddings, num_items_in_batch, getattr(out, "auxiliary_loss", None))
-        return SentenceEmbeddingOutput(loss=loss, embeddings=embeddings, hidden_states=out.hidden_states)
+        return SentenceEmbeddingOutput(
+            loss=loss, embeddings=embeddings, hidden_states=out.hidden_states, attentions=out.attentions
+        )
 
     def _loss(self, pairs: Tensor, items: Tensor | int | None, auxiliary: Tensor | None) -> Tensor | None:
         first, second = pairs.unbind(1)

@@ -65,4 +65,6 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         if labels is not None:
             loss = classification_loss(logits, labels, self.config, num_items_in_batch, ignored=IGNORED)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+        )

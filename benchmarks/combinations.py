@@ -1,6 +1,6 @@
 """Every attention mechanism in every form, under every kind of mask, in every type, at lengths around its blocks.
 
-    python benchmarks/zoo.py [--names performer,reformer] [--json results/zoo.jsonl]
+    python benchmarks/combinations.py [--names performer,reformer] [--json results/combinations.jsonl]
 
 Rows and forms are those of the contract tests (`tests/attention/rows.py`); masks have no padding, padding on the
 right, on the left, on both sides, holes, and rows of nothing but padding; types are float64, float32 and bfloat16. Of
