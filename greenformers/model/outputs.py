@@ -57,12 +57,14 @@ class PreTrainingOutput(ModelOutput):
         prediction_logits: scores of tokens (B, N, vocabulary).
         seq_relationship_logits: scores (B, 2) of "the second text follows the first" and "it does not".
         hidden_states: input of every layer.
+        attentions: weights of every layer, where they were asked for.
     """
 
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None
     seq_relationship_logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -73,8 +75,10 @@ class SentenceEmbeddingOutput(ModelOutput):
         loss: contrastive, where pairs were given.
         embeddings: vectors of length 1 (B, d), or (B, 2, d) of pairs.
         hidden_states: input of every layer.
+        attentions: weights of every layer, where they were asked for.
     """
 
     loss: Tensor | None = None
     embeddings: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
