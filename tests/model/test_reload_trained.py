@@ -21,7 +21,14 @@ SIZES = {
     "vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 14,
     "max_position_embeddings": 16, "pad_token_id": 0,
 }  # fmt: skip
-HEADS = ("MaskedLM", "CausalLM", "SequenceClassification", "TokenClassification")
+IMAGES = {"vocab_size": None, "image_size": 6, "patch_size": 2, "num_channels": 3, "input_features": 12}
+HEADS = {
+    "MaskedLM": {}, "CausalLM": {}, "SequenceClassification": {"num_labels": 3},
+    "TokenClassification": {"num_labels": 3}, "QuestionAnswering": {}, "MultipleChoice": {}, "PreTraining": {},
+    "SentenceEmbedding": {}, "ImageClassification": IMAGES,
+    "AudioClassification": {"vocab_size": None, "input_features": 5},
+}  # fmt: skip
+AUTO = {"Model": "AutoModel", "SentenceEmbedding": "AutoModelForTextEncoding"}
 B, N = 3, 11
 
 READ = """
@@ -36,7 +43,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     model = getattr(transformers, (folder / "auto.txt").read_text()).from_pretrained(folder).eval()
     kept = load_file(folder / "expected.safetensors")
     with torch.no_grad():
-        out = model(kept["ids"], kept["mask"])[0]
+        out = model(**{name: x for name, x in kept.items() if name != "out"})[0]
     differences[folder.name] = (out - kept["out"]).abs().max().item()
 print(json.dumps(differences))
 """
@@ -55,11 +62,26 @@ def variants():
         yield f"feed-forward {name}", "Model", {"feed_forward": name}
     for name in position.names():
         yield f"position {name}", "Model", {"position": name}
-    for head in HEADS:
-        yield f"head {head}", head, {"num_labels": 3} if head.endswith("Classification") else {}
+    for head, options in HEADS.items():
+        yield f"head {head}", head, options
 
 
 VARIANTS = {name: (head, options) for name, head, options in variants()}
+
+
+def drawn(head, *, masked=False):
+    """A batch of what a head reads."""
+    mask = torch.ones(B, N, dtype=torch.long)
+    mask[1, 7:] = 0
+    if head == "ImageClassification":
+        return {"pixel_values": torch.randn(B, 3, 6, 6)}
+    if head == "AudioClassification":
+        given = {"input_values": torch.randn(B, N, 5)}
+    elif head == "MultipleChoice":
+        given, mask = {"input_ids": torch.randint(1, 31, (B, 2, N))}, mask[:, None].expand(B, 2, N)
+    else:
+        given = {"input_ids": torch.randint(1, 31, (B, N))}
+    return given | ({"attention_mask": mask.contiguous()} if masked else {})
 
 
 def trained(head, options):
@@ -71,7 +93,7 @@ def trained(head, options):
     model = cls(GreenformerConfig(**SIZES | options)).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
-        out = model(torch.randint(1, 31, (B, N)))
+        out = model(**drawn(head))
         loss = out[0].float().square().mean() + (getattr(out, "auxiliary_loss", None) or 0.0)
         optimiser.zero_grad()
         loss.backward()
@@ -88,12 +110,11 @@ def differences(tmp_path_factory):
     for name, (head, options) in VARIANTS.items():
         model, folder = trained(head, options), root / name
         model.save_pretrained(folder)
-        ids, mask = torch.randint(1, 31, (B, N)), torch.ones(B, N, dtype=torch.long)
-        mask[1, 7:] = 0
+        given = drawn(head, masked=True)
         with torch.no_grad():
-            out = model(ids, mask)[0]
-        save_file({"ids": ids, "mask": mask, "out": out.contiguous()}, folder / "expected.safetensors")
-        (folder / "auto.txt").write_text("AutoModel" if head == "Model" else f"AutoModelFor{head}")
+            out = model(**given)[0]
+        save_file({**given, "out": out.contiguous()}, folder / "expected.safetensors")
+        (folder / "auto.txt").write_text(AUTO.get(head, f"AutoModelFor{head}"))
     torch.set_num_threads(threads)
     shown = subprocess.run([sys.executable, "-c", READ, str(root)], capture_output=True, text=True, timeout=250)
     assert shown.returncode == 0, shown.stderr

@@ -18,7 +18,7 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
         self.encoder = GreenformerModel(config)
-        self.spans = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)  # the name by which PEFT trains it whole
         self.post_init()
 
     @can_return_tuple
@@ -66,7 +66,7 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
     ) -> QuestionAnsweringModelOutput:
         """What follows the encoder; arguments as in `forward`."""
-        start, end = self.spans(out.last_hidden_state).unbind(-1)
+        start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         if (start_positions is None) != (end_positions is None):
             missing = "start_positions" if start_positions is None else "end_positions"
             raise ValueError(f"start_positions and end_positions must be given together, {missing} is None")
