@@ -163,7 +163,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
         **further: Any,
-    ) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N D"]]:
+    ) -> tuple[dict[str, Float[Tensor, "B H N M"]], Float[Tensor, "B H N D"]]:
         """How much of each value a query gets: W and c of out = W v + c, by `forward` of unit vectors, D at a time.
 
         Slow, and quadratic in memory whatever the mechanism is. All is as in evaluation: nothing is dropped or drawn.
@@ -172,31 +172,33 @@ class Attention(nn.Module):
             q: queries (B, H, N, D).
             k: keys (B, H, M, D).
             key_mask: True = keep (B, M).
-            **further: what else `forward` takes; of values (`v_global`) too the unit vectors take the place.
+            **further: what else `forward` takes; values of a kind of their own (`v_global`) are not read.
 
         Returns:
-            W (B, H, N, M); and c (B, H, N, D), what is added without reading the values: 0 but for vectors of
-            positions and biases.
+            W (B, H, N, M) of each kind of values, `v` first, by name; and c (B, H, N, D), what is added without
+            reading any: 0 but for vectors of positions.
 
         Raises:
             ValueError: the output is no weighted sum of values.
         """
         training, (B, H, M, D) = self.training, k.shape
         units = torch.eye(M, M + -M % D, dtype=k.dtype, device=k.device)
+        none = {name: k.new_zeros(B, H, M, D) for name in ("v", *(name for name in further if name[0] == "v"))}
 
-        def mixed(v: Float[Tensor, "M D"]) -> Tensor:
-            v = v.expand(B, H, M, D).contiguous()
-            values = {"v": v} | {name: v for name in further if name[0] == "v"}
-            out: Tensor = self(q=q, k=k, key_mask=key_mask, **further | values)
+        def mixed(**values: Float[Tensor, "B H M D"]) -> Tensor:
+            out: Tensor = self(q=q, k=k, key_mask=key_mask, **further | none | values)
             return out
 
         self.eval()
         try:
-            added = mixed(torch.zeros_like(units[:, :D]))
-            parts = [mixed(part) - added for part in units.split(D, 1)]
+            added = mixed()
+            parts = {
+                name: [mixed(**{name: part.expand(B, H, M, D).contiguous()}) - added for part in units.split(D, 1)]
+                for name in none
+            }
         finally:
             self.train(training)
-        return torch.cat(parts, -1)[..., :M], added
+        return {name: torch.cat(each, -1)[..., :M] for name, each in parts.items()}, added
 
     def choose(
         self,

@@ -114,7 +114,7 @@ class Linformer(Attention):
             raise ValueError(f"k per head needs projection 'linear', got {projection!r}")
         self._make_parameters(rows)
 
-    def weights(self, *given: Any, **further: Any) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N D"]]:
+    def weights(self, *given: Any, **further: Any) -> tuple[dict[str, Tensor], Tensor]:
         """See `Attention.weights`; a maximum is no sum of values, and a convolution has other weights a channel."""
         if self.projection in ("max", "convolution"):
             raise ValueError(f"output_attentions must be False with projection {self.projection!r}: it has no weights")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -170,8 +171,13 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
     if extras.attentions is not None:
         v = given.pop("v")
         weights, added = mechanism.weights(**given, key_mask=key_mask, **further)
-        extras.attentions.append(weights)
-        if "v_global" not in given:
-            # From the weights, so that these have a gradient.
-            out = F.dropout(weights, getattr(mechanism, "dropout", 0.0), block.training) @ v + added
+        own = weights.pop("v")
+        whole = sum(weights.values(), own)
+        extras.attentions.append(whole)
+        # The output from the weights, so that these have a gradient. A query reads one kind of values.
+        dropped = F.dropout(whole, getattr(mechanism, "dropout", 0.0), block.training)
+        out = dropped @ v
+        for name, other in weights.items():
+            out = torch.where(other.any(-1, keepdim=True), dropped @ given[name], out)
+        out = out + added
     return out, loss

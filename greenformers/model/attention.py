@@ -186,7 +186,8 @@ class CrossAttention(Projected):
         k, v = self._keys_values(memory, key_mask, cache, reduces=reduces)
         k, v = self.for_every_head(k), self.for_every_head(v)
         if attentions is not None:
-            weights, added = self.mechanism.weights(q, k, key_mask)
+            of_values, added = self.mechanism.weights(q, k, key_mask)
+            weights = of_values["v"]
             each = rows // len(weights)  # sequences of a memory
             by_row = weights.unflatten(2, (each, -1)).transpose(1, 2).flatten(0, 1) if each > 1 else weights
             attentions.append(by_row)

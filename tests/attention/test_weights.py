@@ -19,7 +19,8 @@ def test_the_formula_is_weights_by_values(row, causal, masked):
         with pytest.raises(ValueError, match=r"output_attentions must be False with projection '(max|convolution)'"):
             module.weights(q, k, key_mask)
         return
-    weights, added = module.weights(q, k, key_mask)
+    of_values, added = module.weights(q, k, key_mask)
+    weights = of_values["v"]
     assert weights.shape == (*q.shape[:3], 11)
     assert module.training  # as it was
     expected = row.reference(module.eval(), q, k, v, key_mask)
@@ -34,4 +35,4 @@ def test_queries_and_keys_of_two_sequences():
     row = ROWS[0]
     module, (q, k, v) = row.build(cross=True).double(), draw(7, 11)
     weights, _ = module.weights(q, k, holes(11))
-    torch.testing.assert_close(weights @ v, row.reference(module, q, k, v, holes(11)), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(weights["v"] @ v, row.reference(module, q, k, v, holes(11)), rtol=1e-10, atol=1e-12)

@@ -225,3 +225,10 @@ def test_every_head_gives_what_is_asked_for(name):
     assert isinstance(network(**given, return_dict=False), tuple)
     out.loss.backward()
     assert all(parameter.grad is not None for parameter in network.encoder.layers.parameters())
+
+
+def test_labels_that_are_shifted_already():
+    network, ids = made(ours.GreenformerForCausalLM), tokens()
+    following = F.pad(ids, (0, 1), value=-100)[:, 1:]
+    out = network(ids, labels=ids * 0, shift_labels=following)  # in place of the others
+    torch.testing.assert_close(out.loss, network(ids, labels=ids).loss, atol=0, rtol=0)

@@ -53,6 +53,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         memory: SegmentMemory | None = None,
         token_type_ids: Int[Tensor, "B N"] | None = None,
         inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        shift_labels: Int[Tensor, "B N"] | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Score the token that follows each position.
@@ -68,6 +69,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             memory: of the segments before, see `SegmentMemory`.
             token_type_ids: to the decoder; as all that follows.
             inputs_embeds: vectors of the tokens, in place of them.
+            shift_labels: in place of `labels`, the token that follows each position, where the texts are in parts.
             **kwargs: what else the decoder takes, `position_ids` say.
 
         Returns:
@@ -80,11 +82,11 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         """
         given: dict[str, Any] = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
         given |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-        if labels is not None and logits_to_keep:
+        if (labels is not None or shift_labels is not None) and logits_to_keep:
             raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
         given |= {"logits_to_keep": logits_to_keep}
         out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
-        return self.head(out, labels, num_items_in_batch, logits_to_keep)
+        return self.head(out, labels, num_items_in_batch, logits_to_keep, shift_labels)
 
     def head(
         self,
@@ -92,10 +94,13 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         logits_to_keep: int = 0,
+        shift_labels: Tensor | None = None,
     ) -> CausalLMOutput:
         """What follows the decoder; arguments as in `forward`."""
         x = cast(Tensor, out.last_hidden_state)[:, -logits_to_keep:]
-        following = None if labels is None else F.pad(labels, (0, 1), value=-100)[:, 1:]
+        following = shift_labels
+        if following is None and labels is not None:
+            following = F.pad(labels, (0, 1), value=-100)[:, 1:]
         x, following = asked_for(x, following, self.config)
         logits = self.score(self.narrow(x))
         loss = None if following is None else token_loss(logits, following, num_items_in_batch)
