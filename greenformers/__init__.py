@@ -21,14 +21,20 @@ if TYPE_CHECKING:
     from greenformers.measure.record import Record
     from greenformers.model import (
         GreenformerConfig,
+        GreenformerForAudioClassification,
         GreenformerForCausalLM,
+        GreenformerForImageClassification,
         GreenformerForMaskedLM,
+        GreenformerForMultipleChoice,
+        GreenformerForPreTraining,
+        GreenformerForQuestionAnswering,
+        GreenformerForSentenceEmbedding,
         GreenformerForSeq2SeqLM,
         GreenformerForSequenceClassification,
         GreenformerForTokenClassification,
         GreenformerModel,
     )
-    from greenformers.model.warm_start import warm_start
+    from greenformers.model.warm_start import to_transformers, warm_start
     from greenformers.solve.budget import Budget
 
 __version__ = version("greenformers")
@@ -44,6 +50,12 @@ _HOME = {
     "GreenformerConfig": "greenformers.model",
     "GreenformerModel": "greenformers.model",
     "GreenformerForCausalLM": "greenformers.model",
+    "GreenformerForAudioClassification": "greenformers.model",
+    "GreenformerForImageClassification": "greenformers.model",
+    "GreenformerForMultipleChoice": "greenformers.model",
+    "GreenformerForPreTraining": "greenformers.model",
+    "GreenformerForQuestionAnswering": "greenformers.model",
+    "GreenformerForSentenceEmbedding": "greenformers.model",
     "GreenformerForMaskedLM": "greenformers.model",
     "GreenformerForSeq2SeqLM": "greenformers.model",
     "GreenformerForSequenceClassification": "greenformers.model",
@@ -52,6 +64,7 @@ _HOME = {
     "load": "greenformers.checkpoint.load",
     "merge": "greenformers.checkpoint.merge",
     "save": "greenformers.checkpoint.save",
+    "to_transformers": "greenformers.model.warm_start",
     "warm_start": "greenformers.model.warm_start",
     "Record": "greenformers.measure.record",
 }
@@ -59,10 +72,12 @@ _HOME = {
 _plugin.install()
 
 __all__ = [
-    "LED", "Attention", "Budget", "CompressionReport", "GreenformerConfig", "GreenformerForCausalLM",
-    "GreenformerForMaskedLM", "GreenformerForSeq2SeqLM", "GreenformerForSequenceClassification",
+    "LED", "Attention", "Budget", "CompressionReport", "GreenformerConfig", "GreenformerForAudioClassification",
+    "GreenformerForCausalLM", "GreenformerForImageClassification", "GreenformerForMaskedLM",
+    "GreenformerForMultipleChoice", "GreenformerForPreTraining", "GreenformerForQuestionAnswering",
+    "GreenformerForSentenceEmbedding", "GreenformerForSeq2SeqLM", "GreenformerForSequenceClassification",
     "GreenformerForTokenClassification", "GreenformerModel", "Record", "Shape", "__version__", "auto_fact", "build",
-    "compress", "load", "merge", "names", "save", "warm_start",
+    "compress", "load", "merge", "names", "save", "to_transformers", "warm_start",
 ]  # fmt: skip
 
 

@@ -61,7 +61,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "residual": "post", "position": "learned", "hidden_dropout_prob": 0.1, "initializer_range": 0.02,
     },
     "gpt2": {
-        "residual": "pre", "position": "learned", "embedding_norm": False, "hidden_act": "gelu_new",
+        "residual": "pre", "position": "learned", "embedding_norm": False, "feed_forward": "dense",
+        "hidden_act": "gelu_new",
         "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 50257,
         "max_position_embeddings": 1024,
     },
