@@ -6,7 +6,7 @@ import pytest
 import torch
 from networks import MAX_LEN, padding
 from text_networks import causal, left, pair, tokens
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, Fp8QuantizedLayer
 
 from greenformers.model.cache import GrowingLayer
 
@@ -166,3 +166,21 @@ def test_only_what_is_asked_for_goes_through_the_last_layer():
     assert rows == [2]
     hidden = network(ids, use_cache=True, logits_to_keep=2, output_hidden_states=True).hidden_states
     assert [each.shape[1] for each in hidden] == [9] * len(hidden)
+
+
+@pytest.mark.parametrize("attention", ["full", "sliding_window"])
+def test_a_cache_of_eight_bits(attention):
+    network, ids = causal(attention=attention).float(), tokens(2, 9)
+    out = network.generate(
+        ids, max_new_tokens=5, return_dict_in_generate=True, output_logits=True,
+        cache_implementation="quantized", cache_config={"backend": "fp8"},
+    )  # fmt: skip
+    assert {type(layer) for layer in out.past_key_values.layers} == {Fp8QuantizedLayer}
+    whole = network(out.sequences).logits[:, 8:-1]
+    assert 0 < (torch.stack(out.logits, 1) - whole).abs().max() < 0.1 * whole.abs().max()
+
+
+def test_a_state_is_not_for_a_cache_of_eight_bits():
+    network, ids = causal(attention="performer").float(), tokens(2, 9)
+    with pytest.raises(ValueError, match="a mechanism with a state needs an empty plain cache, got Fp8QuantizedLayer"):
+        network.generate(ids, max_new_tokens=2, cache_implementation="quantized", cache_config={"backend": "fp8"})
