@@ -61,12 +61,14 @@ class EncoderLayer(Layer):
         """
         if self.reversible:
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
-        # With gradients every intermediate tensor is kept anyway; an accelerator would rather run wide; and keys
-        # and values that are kept for later belong to the whole batch.
-        kept = past_key_values is not None or memory is not None or attentions is not None
-        whole = kept or pairs is not None or not self.feed_forward.by_position or not can_slice(x)
+        # With gradients every intermediate tensor is kept anyway; and an accelerator would rather run wide.
         # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
-        if torch.is_grad_enabled() or self.training or x.device.type != "cpu" or whole:
+        slices_fit = not (torch.is_grad_enabled() or self.training) and x.device.type == "cpu"
+        slices_fit = slices_fit and self.feed_forward.by_position and can_slice(x)
+        tokens = slice_length(self.feed_forward.inner_width)
+        # Keys and values that are kept for later belong to the whole batch.
+        kept = past_key_values is not None or memory is not None or attentions is not None
+        if kept or pairs is not None or not slices_fit:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
                 self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs,
@@ -74,10 +76,11 @@ class EncoderLayer(Layer):
             )  # fmt: skip
             if last and past_key_values is not None:
                 x, mixed = x[:, -last:], mixed[:, -last:]
+            if slices_fit and x.shape[0] * x.shape[1] > tokens:
+                return self._after_in_slices(x, mixed, key_mask, tokens)
             out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
-        tokens = slice_length(self.feed_forward.inner_width)
         rows = max(1, tokens // x.shape[1])
         masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
         angles = repeat(rotation) if rotation is None or len(rotation.cos) == 1 else _split(rotation, rows)
@@ -88,10 +91,14 @@ class EncoderLayer(Layer):
     def _in_slices(
         self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, rotation: Rotation | None, tokens: int
     ) -> Tensor:
-        """The layer for a few sequences, its position-wise part in slices that overwrite what they were made from."""
-        before = self._before(x)
-        mixed = self.attention.mix(before, key_mask, global_mask=global_mask, rotation=rotation)[0].contiguous()
-        masks = repeat(None) if key_mask is None else key_mask.flatten().split(tokens)
+        """The layer for a few sequences."""
+        mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask, rotation=rotation)[0]
+        return self._after_in_slices(x, mixed, key_mask, tokens)
+
+    def _after_in_slices(self, x: Tensor, mixed: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
+        """All that follows once positions are mixed, in slices that overwrite what they were made from."""
+        mixed = mixed.contiguous()
+        masks = repeat(None) if key_mask is None else key_mask[:, -x.shape[1] :].flatten().split(tokens)
         slices = (y.flatten(0, 1).split(tokens) for y in (x, mixed))
         for x_slice, slice_, mask in zip(*slices, masks, strict=False):
             slice_.copy_(self._after(x_slice, slice_, mask)[0])
