@@ -157,10 +157,12 @@ class BlockSparse(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shift: Tensor | None = None
     ) -> Tensor:
         """The last positions of texts, which may begin at different ones: few queries, dense attention under a mask."""
-        tiling, keys = self.tilings(k.shape[2])[0], k.shape[2]
-        if tiling.left is not None and self.columns(keys, q.device) is None:
+        keys = k.shape[2]
+        reaches = [None if each.left is None else each.stride * (each.rows + each.left) for each in self.tilings(keys)]
+        reach = max((each for each in reaches if each is not None), default=keys)
+        if None not in reaches and self.columns(keys, q.device) is None:
             # Of the keys those that a tile can meet.
-            last = min(keys, q.shape[2] + tiling.rows + tiling.left)
+            last = min(keys, q.shape[2] + reach)
             k, v = k[:, :, -last:], v[:, :, -last:]
             key_mask = None if key_mask is None else key_mask[:, -last:]
         at = torch.arange(keys, device=q.device)[None, None]

@@ -81,7 +81,7 @@ def test_equals_the_tiles_of_a_short_sequence(name, causal, on_kernel):
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_of_the_last_queries(name, on_kernel):
-    compare(mechanism(name, causal=True), on_kernel, *drawn(13, 45), padding(45))
+    compare(mechanism(name, causal=True), on_kernel, *drawn(21, 45), padding(45))
 
 
 @pytest.mark.usefixtures("untraced")

@@ -173,6 +173,7 @@ def test_its_loss_is_added_in_training_alone(toy, residual, attention):
 def test_on_top_of_a_cache_it_is_given_the_mask_of_its_positions(toy):
     model = GreenformerForCausalLM(config(feed_forward=toy)).eval()
     cache, mask = DynamicCache(), torch.ones(2, N, dtype=torch.long)
+    mask[0, 0] = 0  # or else there is none
     model(tokens()[:, :9], mask[:, :9], past_key_values=cache, use_cache=True)
     model(tokens()[:, 9:], mask, past_key_values=cache, use_cache=True)
     seen = model.decoder.layers[0].feed_forward.seen

@@ -53,7 +53,6 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         memory: SegmentMemory | None = None,
         token_type_ids: Int[Tensor, "B N"] | None = None,
         inputs_embeds: Float[Tensor, "B N e"] | None = None,
-        shift_labels: Int[Tensor, "B N"] | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Score the token that follows each position.
@@ -69,8 +68,8 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             memory: of the segments before, see `SegmentMemory`.
             token_type_ids: to the decoder; as all that follows.
             inputs_embeds: vectors of the tokens, in place of them.
-            shift_labels: in place of `labels`, the token that follows each position, where the texts are in parts.
-            **kwargs: what else the decoder takes, `position_ids` say.
+            **kwargs: what else the decoder takes, `position_ids` say; and `shift_labels`, in place of `labels` the tokens
+                that follow, for texts in parts. (The Trainer would wait for an argument of that name.)
 
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
@@ -82,6 +81,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         """
         given: dict[str, Any] = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
         given |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
+        shift_labels = kwargs.pop("shift_labels", None)
         if (labels is not None or shift_labels is not None) and logits_to_keep:
             raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
         given |= {"logits_to_keep": logits_to_keep}
