@@ -68,8 +68,8 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
             memory: of the segments before, see `SegmentMemory`.
             token_type_ids: to the decoder; as all that follows.
             inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the decoder takes, `position_ids` say; and `shift_labels`, in place of `labels` the tokens
-                that follow, for texts in parts. (The Trainer would wait for an argument of that name.)
+            **kwargs: what else the decoder takes, `position_ids` say; and `shift_labels`, in place of `labels` the
+                tokens that follow, for texts in parts. (The Trainer would wait for an argument of that name.)
 
         Returns:
             loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
