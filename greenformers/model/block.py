@@ -67,8 +67,8 @@ class EncoderLayer(Layer):
         slices_fit = slices_fit and self.feed_forward.by_position and can_slice(x)
         tokens = slice_length(self.feed_forward.inner_width)
         # Keys and values that are kept for later belong to the whole batch.
-        kept = past_key_values is not None or memory is not None or attentions is not None
-        if kept or pairs is not None or not slices_fit:
+        whole_batch = past_key_values is not None or memory is not None or attentions is not None
+        if whole_batch or pairs is not None or not slices_fit:
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
                 self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs,

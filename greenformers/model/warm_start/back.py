@@ -97,7 +97,7 @@ def to_transformers(model: PreTrainedModel) -> PreTrainedModel:
 
 def _check(config: GreenformerConfig, kind: str, *, causal: bool) -> None:
     """Raise ValueError for a network that is not of that kind."""
-    found: dict[str, Any] = {
+    resolved: dict[str, Any] = {
         "residual": config.residual_of(causal=causal),
         "position": config.position_of(causal=causal),
         "feed_forward": _one(config.feed_forward_names(causal=causal)),
@@ -105,7 +105,7 @@ def _check(config: GreenformerConfig, kind: str, *, causal: bool) -> None:
     }
     wanted = _COMMON | _WANTED[kind]
     for name, value in wanted.items():
-        given = found[name] if name in found else getattr(config, name)
+        given = resolved[name] if name in resolved else getattr(config, name)
         if given != value:
             raise ValueError(f"{name} must be {value!r}, or no {kind} computes the same; got {given!r}")
     if config.embedding_size not in (None, config.hidden_size):
@@ -124,10 +124,10 @@ def _one(names: list[str]) -> str:
 
 def _dropout(stack: Any) -> float:
     """Of attention weights, alike in all layers."""
-    found = {layer.attention.mechanism.dropout for layer in stack.layers}
-    if len(found) > 1:
-        raise ValueError(f"dropout of attention must be the same in all layers, got {sorted(found)}")
-    return float(found.pop())
+    rates = {layer.attention.mechanism.dropout for layer in stack.layers}
+    if len(rates) > 1:
+        raise ValueError(f"dropout of attention must be the same in all layers, got {sorted(rates)}")
+    return float(rates.pop())
 
 
 def _options(config: GreenformerConfig) -> dict[str, Any]:
