@@ -35,7 +35,8 @@ class SelfAttention(Projected):
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False, decoder: bool = False) -> None:
         slot = "decoder_attention" if decoder else "attention"
         mechanism = attention_of(config, slot, layer, causal=causal)
-        super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism)
+        bias = config.resolved("bias", causal=causal)
+        super().__init__(config, layer + config.num_hidden_layers * decoder, mechanism, bias=bias)
         self.remembers = mechanism.positions == "own" and mechanism.shape.causal
         self.position = None
         if mechanism.positions == "model":
@@ -150,7 +151,8 @@ class CrossAttention(Projected):
 
     def __init__(self, config: GreenformerConfig, layer: int) -> None:
         mechanism = attention_of(config, "cross_attention", layer, cross=True)
-        super().__init__(config, layer + config.num_hidden_layers, mechanism, prefix="cross_")
+        bias = config.resolved("bias")
+        super().__init__(config, layer + config.num_hidden_layers, mechanism, bias=bias, prefix="cross_")
 
     def mix(
         self,

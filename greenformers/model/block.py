@@ -37,7 +37,7 @@ class EncoderLayer(Layer):
         self.feed_forward = feed_forward_of(config, layer, causal=causal)
         self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        residual = config.residual_of(causal=causal)
+        residual = config.resolved("residual", causal=causal)
         self.pre_norm, self.reversible = residual == "pre", residual == "reversible"
 
     def forward(
@@ -193,7 +193,7 @@ def feed_forward_of(config: GreenformerConfig, layer: int, *, causal: bool = Fal
         layer=layer,
         layers=config.num_hidden_layers + (config.decoder_layers or 0),
         ranks={name: config.rank_of(layer, name) for name in ("up", "gate", "down")},
-        bias=config.bias,
+        bias=config.resolved("bias", causal=causal),
     )
     options = config.per_layer("feed_forward_options")[layer] or {}
     return build(name, size, **options)

@@ -58,11 +58,12 @@ def choices(slot: str) -> list[str]:
 
 SHAPES: dict[str, dict[str, Any]] = {
     "bert": {
-        "residual": "post", "position": "learned", "hidden_dropout_prob": 0.1, "initializer_range": 0.02,
+        "residual": "post", "position": "learned", "feed_forward": "dense", "bias": True, "embedding_norm": True,
+        "hidden_dropout_prob": 0.1, "initializer_range": 0.02,
     },
     "gpt2": {
         "residual": "pre", "position": "learned", "embedding_norm": False, "feed_forward": "dense",
-        "hidden_act": "gelu_new",
+        "hidden_act": "gelu_new", "bias": True,
         "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 50257,
         "max_position_embeddings": 1024,
     },
@@ -74,6 +75,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What the layers of well-known networks are made of; their sizes, where they differ from BERT-base's, too."""
 
+
+DEFAULTS: dict[str, tuple[Any, Any]] = {
+    "residual": ("post", "pre"),
+    "feed_forward": ("dense", "gated"),
+    "bias": (True, False),
+    "embedding_norm": (True, False),
+}
+"""What None stands for, and what it stands for in a stack that is causal by itself: today's language models' layers."""
 
 FOREIGN = {
     **dict.fromkeys(("n_embd", "d_model", "dim", "n_embed", "hidden_dim"), "hidden_size"),
@@ -132,12 +141,13 @@ class GreenformerConfig(PreTrainedConfig):
         attention_dropout: probability of dropping an attention weight in training, of all layers whose options do not
             name another; for mechanisms that have weights to drop.
         hidden_dropout_prob: dropout after the embedding and each block.
-        initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width.
-            With sinusoidal positions embeddings start at e^-1/2 whatever it is, so as not to drown in the waves.
+        initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width, and
+            0.02 in a causal stack. With sinusoidal positions embeddings start at e^-1/2 whatever it is, so as not to
+            drown in the waves.
         norm: slot; "layer", or "rms": without mean and bias (Zhang 2019, arXiv:1910.07467).
         layer_norm_eps: epsilon of either norm.
-        embedding_norm: whether a norm follows the embedding.
-        bias: whether the linear layers of attention and feed-forward have a bias.
+        embedding_norm: whether a norm follows the embedding. None: not in a causal stack.
+        bias: whether the linear layers of attention and feed-forward have a bias. None: not in a causal stack.
         qk_norm: whether queries and keys of each head go through an RMS norm before their product. Henry 2020,
             arXiv:2010.04245.
         attention: slot; a name, or one per layer. Causal where the model is a decoder only.
@@ -201,8 +211,8 @@ class GreenformerConfig(PreTrainedConfig):
     initializer_range: float | None = None
     norm: str = "layer"
     layer_norm_eps: float = 1e-12
-    embedding_norm: bool = True
-    bias: bool = True
+    embedding_norm: bool | None = None
+    bias: bool | None = None
     qk_norm: bool = False
     attention: str | list[str] = "full"
     attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
@@ -263,8 +273,6 @@ class GreenformerConfig(PreTrainedConfig):
             raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
         self.is_encoder_decoder = self.decoder_layers is not None
         self._check_sizes()
-        if self.initializer_range is None:
-            self.initializer_range = self.hidden_size**-0.5
         self._check_slots()
 
     def _check_sizes(self) -> None:
@@ -417,13 +425,21 @@ class GreenformerConfig(PreTrainedConfig):
             return "rotary"
         return "learned"
 
-    def residual_of(self, *, causal: bool = False) -> str:
-        """The residual of a stack, with what None stands for."""
-        return self.residual or ("pre" if self._alone(causal) else "post")
+    def resolved(self, name: str, *, causal: bool = False) -> Any:
+        """An option of `DEFAULTS` as it is in a stack, with what None stands for."""
+        value = getattr(self, name)
+        return DEFAULTS[name][self._alone(causal)] if value is None else value
 
     def feed_forward_names(self, *, causal: bool = False) -> list[str]:
         """The kind of feed-forward block of each layer of a stack, with what None stands for."""
-        return [name or ("gated" if self._alone(causal) else "dense") for name in self.per_layer("feed_forward")]
+        default = DEFAULTS["feed_forward"][self._alone(causal)]
+        return [name or default for name in self.per_layer("feed_forward")]
+
+    def initial_std(self, *, causal: bool = False) -> float:
+        """The standard deviation of initial weights in a stack, with what None stands for."""
+        if self.initializer_range is not None:
+            return self.initializer_range
+        return 0.02 if self._alone(causal) else float(self.hidden_size**-0.5)
 
     def activation_of(self, feed_forward: str) -> str:
         """The activation of a kind of feed-forward block, with what None stands for."""

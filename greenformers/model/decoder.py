@@ -40,7 +40,7 @@ class DecoderLayer(Layer):
         self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
         self.feed_forward_norm = norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.pre_norm = config.residual_of() == "pre"
+        self.pre_norm = config.resolved("residual") == "pre"
 
     def forward(
         self,
@@ -80,6 +80,8 @@ class DecoderLayer(Layer):
 class GreenformerDecoder(GreenformerPreTrainedModel):
     """Decoder without a head; with `decoder_layers` in the configuration, the one of an encoder-decoder."""
 
+    stack_is_causal = True
+
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
         if config.vocab_size is None:
@@ -90,7 +92,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             self.layers = nn.ModuleList(stack)
         else:
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
-        self.final_norm = nn.Identity() if config.residual_of(causal=True) == "post" else norm_of(config)
+        self.final_norm = nn.Identity() if config.resolved("residual", causal=True) == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 

@@ -21,7 +21,7 @@ class Placed(nn.Module):
         if config.type_vocab_size:
             self.token_type = nn.Embedding(config.type_vocab_size, d)
         self.position = config.make_position("embedding", causal=causal)
-        self.norm = norm_of(config, d) if config.embedding_norm else nn.Identity()
+        self.norm = norm_of(config, d) if config.resolved("embedding_norm", causal=causal) else nn.Identity()
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -144,11 +144,8 @@ def counted(key_mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"] | None:
 
 
 @torch.no_grad()
-def draw_embeddings(word: nn.Embedding) -> None:
-    """Draw embeddings of tokens that are multiplied by sqrt(e): as large as the waves that are added to them.
-
-    With standard deviation s they would have s sqrt(e) beside the 0.7 of a wave: at 0.02 and e 128 a third of it.
-    """
-    nn.init.normal_(word.weight, std=word.embedding_dim**-0.5)
+def draw_embeddings(word: nn.Embedding, std: float) -> None:
+    """Draw embeddings, that of padding being 0; what a checkpoint has brought stays as it is."""
+    nn.init.normal_(word.weight, std=std)
     if word.padding_idx is not None and not was_loaded(word.weight):
         nn.init.zeros_(word.weight[word.padding_idx])

@@ -93,6 +93,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     # Every head divides its loss by `num_items_in_batch`, so that a batch in parts has the loss of the whole.
     accepts_loss_kwargs = True
+    stack_is_causal = False  # what None stands for in a configuration depends on it
     _shared: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
@@ -132,17 +133,23 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
-        if isinstance(module, LED | HeadLED):
-            module.reset_parameters(self.config.initializer_range)
+        std = self.config.initial_std(causal=self.stack_is_causal)
+        if isinstance(module, LED | HeadLED | Position):
+            module.reset_parameters(std)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()
-        elif isinstance(module, Position):
-            module.reset_parameters(cast(float, self.config.initializer_range))
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            draw_embeddings(module, std)
         elif isinstance(module, Embedding):
             if hasattr(module, "cls"):
-                nn.init.normal_(module.cls, std=cast(float, self.config.initializer_range))
+                nn.init.normal_(module.cls, std=std)
             if hasattr(module, "word") and module.scales_tokens:
-                draw_embeddings(module.word)
+                # With standard deviation s they would have s sqrt(e) beside the 0.7 of a wave: with 0.02, e 128, 0.2.
+                draw_embeddings(module.word, module.word.embedding_dim**-0.5)
         else:
             super()._init_weights(module)
 
@@ -159,7 +166,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
-        self.final_norm = nn.Identity() if config.residual_of() == "post" else norm_of(config)
+        self.final_norm = nn.Identity() if config.resolved("residual") == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 

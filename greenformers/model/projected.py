@@ -24,12 +24,15 @@ class Projected(nn.Module):
         config: sizes and slots.
         layer: index of the layer, a decoder's counted on from the encoder's.
         mechanism: what mixes the positions.
+        bias: whether the projections have one.
         prefix: of the names that `config.rank` has for these projections.
     """
 
-    def __init__(self, config: GreenformerConfig, layer: int, mechanism: Attention, prefix: str = "") -> None:
+    def __init__(
+        self, config: GreenformerConfig, layer: int, mechanism: Attention, *, bias: bool, prefix: str = ""
+    ) -> None:
         super().__init__()
-        d, D, bias = config.hidden_size, mechanism.shape.head_dim, config.bias
+        d, D = config.hidden_size, mechanism.shape.head_dim
         self.mechanism = mechanism
         self.key_heads = config.num_key_value_heads or config.num_attention_heads
         if mechanism.shares_qk and self.key_heads != config.num_attention_heads:
@@ -38,9 +41,8 @@ class Projected(nn.Module):
                 f"num_key_value_heads must be {config.num_attention_heads} for {name}, whose keys are the queries; "
                 f"got {self.key_heads}"
             )
-        self.maps = nn.ModuleDict(
-            {name: self._map(config, config.rank_of(layer, prefix + name), name) for name in mechanism.projections}
-        )
+        ranks = {name: config.rank_of(layer, prefix + name) for name in mechanism.projections}
+        self.maps = nn.ModuleDict({name: self._map(config, rank, name, bias=bias) for name, rank in ranks.items()})
         self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
         self.normalised = (
             nn.ModuleDict({name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.maps if name[0] in "qk"})
@@ -48,11 +50,11 @@ class Projected(nn.Module):
             else None
         )
 
-    def _map(self, config: GreenformerConfig, rank: int | None, name: str) -> LinearMap:
+    def _map(self, config: GreenformerConfig, rank: int | None, name: str, *, bias: bool) -> LinearMap:
         """The projection of this name."""
         heads, D = self.key_heads if name[0] in "kv" else config.num_attention_heads, self.mechanism.shape.head_dim
         own = heads if config.rank_per_head else None
-        return linear_map(config.hidden_size, heads * D, rank, bias=config.bias, heads=own)
+        return linear_map(config.hidden_size, heads * D, rank, bias=bias, heads=own)
 
     @property
     def can_reduce(self) -> bool:

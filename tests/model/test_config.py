@@ -13,7 +13,7 @@ def test_sizes_are_those_of_bert_base():
     c = GreenformerConfig()
     assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size) == (768, 12, 12, 3072)
     assert (c.vocab_size, c.max_position_embeddings, c.hidden_act) == (30522, 512, None)
-    assert (c.hidden_dropout_prob, c.initializer_range, c.layer_norm_eps) == (0.0, 768**-0.5, 1e-12)
+    assert (c.hidden_dropout_prob, c.initializer_range, c.layer_norm_eps) == (0.0, None, 1e-12)
     assert (c.attention, c.attention_options, c.rank) == ("full", None, None)
     assert (c.feed_forward, c.residual, c.depth) == (None, None, "stacked")
     assert (c.position, c.norm, c.block, c.pooling) == (None, "layer", "standard", "cls")
@@ -180,17 +180,26 @@ def test_from_pretrained(tmp_path, loader):
     assert (changed.pooling, changed.residual) == ("cls", "pre")
 
 
+OF_NONE = {"residual": ("post", "pre"), "bias": (True, False), "embedding_norm": (True, False)}
+
+
 def test_what_none_stands_for():
     """Today's layers in a causal stack by itself, BERT's in all others."""
     plain, pair, block = GreenformerConfig(), GreenformerConfig(decoder_layers=1), GreenformerConfig(block="bp")
-    found = {(c.residual_of(causal=True), *c.feed_forward_names(causal=True)) for c in (pair, block)}
-    assert {each[:2] for each in found} == {("post", "dense")}
-    assert (plain.residual_of(), plain.feed_forward_names()[0]) == ("post", "dense")
-    assert (plain.residual_of(causal=True), plain.feed_forward_names(causal=True)[0]) == ("pre", "gated")
+    for name, (alone, causal) in OF_NONE.items():
+        assert {each.resolved(name, causal=True) for each in (pair, block)} == {alone}
+        assert (plain.resolved(name), plain.resolved(name, causal=True)) == (alone, causal)
+        given = GreenformerConfig(**{name: alone})
+        assert given.resolved(name, causal=True) == alone
+    assert {each.feed_forward_names(causal=True)[0] for each in (pair, block)} == {"dense"}
+    assert (plain.feed_forward_names()[0], plain.feed_forward_names(causal=True)[0]) == ("dense", "gated")
     assert (plain.activation_of("gated"), plain.activation_of("dense")) == ("silu", "gelu")
-    given = GreenformerConfig(residual="post", feed_forward="dense", hidden_act="relu")
-    assert (given.residual_of(causal=True), given.feed_forward_names(causal=True)[0]) == ("post", "dense")
+    given = GreenformerConfig(feed_forward="dense", hidden_act="relu", initializer_range=0.1)
+    assert given.feed_forward_names(causal=True)[0] == "dense"
     assert given.activation_of("gated") == "relu"
+    assert (plain.initial_std(), plain.initial_std(causal=True)) == (768**-0.5, 0.02)
+    assert pair.initial_std(causal=True) == 768**-0.5
+    assert given.initial_std(causal=True) == 0.1
 
 
 def test_a_bad_value_in_a_file_is_an_error(tmp_path):

@@ -63,7 +63,7 @@ def gpt_pairs(ours, blocks):
 
 def gpt2(name):
     """Pre-norm, causal."""
-    ours = causal(name, residual="pre", position="learned", **gpt_options())
+    ours = causal(name, residual="pre", position="learned", bias=True, **gpt_options())
     ours.decoder.embedding.norm = nn.Identity()
     sizes = {"n_embd": d, "n_layer": LAYERS, "n_head": HEADS, "n_positions": MAX_LEN, "vocab_size": VOCABULARY}
     oracle = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=START, eos_token_id=None)).double().eval()
@@ -76,7 +76,7 @@ def gpt2(name):
 
 def gpt(name):
     """Post-norm, causal."""
-    ours = causal(name, residual="post", position="learned", **gpt_options())
+    ours = causal(name, residual="post", position="learned", bias=True, **gpt_options())
     ours.decoder.embedding.norm = nn.Identity()
     sizes = {"n_embd": d, "n_layer": LAYERS, "n_head": HEADS, "n_positions": MAX_LEN, "vocab_size": VOCABULARY}
     oracle = OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes)).double().eval()
@@ -210,7 +210,7 @@ def test_continues_as_gpt2_in_a_batch_padded_on_the_left(how):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["dense", "lrt"])
 def test_equals_bert_as_a_decoder(name, masked):
-    ours = causal(name, position="learned", residual="post", feed_forward="dense")
+    ours = causal(name, position="learned", residual="post", feed_forward="dense", bias=True, embedding_norm=True)
     ids, kept = tokens(B, N), padding(B, N) | (not masked)
     expected = bert(ours, LAYERS, cross=False)(ids, attention_mask=kept.long()).logits
     torch.testing.assert_close(ours(ids, kept if masked else None).logits[kept], expected[kept], **CLOSE)

@@ -22,6 +22,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
     """Decoder that continues a text; the output embedding is the input embedding."""
 
     base_model_prefix = "decoder"
+    stack_is_causal = True
     _tied_weights_keys = {"score.weight": "decoder.embedding.word.weight"}  # noqa: RUF012 - transformers' own form
 
     def __init__(self, config: GreenformerConfig) -> None:

@@ -46,7 +46,7 @@ _WANTED: dict[str, dict[str, Any]] = {
 """What our configuration must say for the model of that name to compute the same."""
 
 _SAME = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "initializer_range", "pad_token_id",
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "pad_token_id",
     "bos_token_id", "eos_token_id", "tie_word_embeddings",
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ def to_transformers(model: PreTrainedModel) -> PreTrainedModel:
 def _check(config: GreenformerConfig, kind: str, *, causal: bool) -> None:
     """Raise ValueError for a network that is not of that kind."""
     resolved: dict[str, Any] = {
-        "residual": config.residual_of(causal=causal),
+        **{name: config.resolved(name, causal=causal) for name in ("residual", "bias", "embedding_norm")},
         "position": config.position_of(causal=causal),
         "feed_forward": _one(config.feed_forward_names(causal=causal)),
         "attention": _one(config.per_layer("attention")),
@@ -130,13 +130,15 @@ def _dropout(stack: Any) -> float:
     return float(rates.pop())
 
 
-def _options(config: GreenformerConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in _SAME}
+def _options(config: GreenformerConfig, *, causal: bool) -> dict[str, Any]:
+    same = {name: getattr(config, name) for name in _SAME}
+    return same | {"initializer_range": config.initial_std(causal=causal)}
 
 
 def _bert(config: GreenformerConfig, dropout: float, has_head: bool) -> PreTrainedModel:
     theirs = BertConfig(
-        **_options(config), intermediate_size=config.intermediate_size, hidden_act=config.activation_of("dense"),
+        **_options(config, causal=False), intermediate_size=config.intermediate_size,
+        hidden_act=config.activation_of("dense"),
         hidden_dropout_prob=config.hidden_dropout_prob, attention_probs_dropout_prob=dropout,
         max_position_embeddings=config.max_position_embeddings, type_vocab_size=config.type_vocab_size or 1,
         layer_norm_eps=config.layer_norm_eps,
@@ -146,7 +148,7 @@ def _bert(config: GreenformerConfig, dropout: float, has_head: bool) -> PreTrain
 
 def _gpt2(config: GreenformerConfig, dropout: float, has_head: bool) -> PreTrainedModel:
     theirs = GPT2Config(
-        **_options(config), n_inner=config.intermediate_size, n_positions=config.max_position_embeddings,
+        **_options(config, causal=True), n_inner=config.intermediate_size, n_positions=config.max_position_embeddings,
         activation_function=config.activation_of("dense"), layer_norm_epsilon=config.layer_norm_eps,
         resid_pdrop=config.hidden_dropout_prob, embd_pdrop=config.hidden_dropout_prob, attn_pdrop=dropout,
     )  # fmt: skip
@@ -155,11 +157,13 @@ def _gpt2(config: GreenformerConfig, dropout: float, has_head: bool) -> PreTrain
 
 def _llama(config: GreenformerConfig, dropout: float, has_head: bool) -> PreTrainedModel:
     base = (config.position_options or {}).get("base", 10000.0)
+    bias = config.resolved("bias", causal=True)
     theirs = LlamaConfig(
-        **_options(config), intermediate_size=config.intermediate_size, hidden_act=config.activation_of("gated"),
+        **_options(config, causal=True), intermediate_size=config.intermediate_size,
+        hidden_act=config.activation_of("gated"),
         num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
         max_position_embeddings=config.max_position_embeddings, rms_norm_eps=config.layer_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": base}, attention_bias=config.bias, mlp_bias=config.bias,
+        rope_parameters={"rope_type": "default", "rope_theta": base}, attention_bias=bias, mlp_bias=bias,
         attention_dropout=dropout,
     )  # fmt: skip
     return (LlamaForCausalLM if has_head else LlamaModel)(theirs)
