@@ -17,13 +17,19 @@ def _register_changed() -> None:
     register()
 
 
+_LAYERS = "transformers.modeling_layers"
+
+
 def _register_models() -> None:
+    if _LAYERS in sys.modules and not hasattr(sys.modules[_LAYERS], "GradientCheckpointingLayer"):
+        return  # on its way in, with the automatic classes before what ours are made of: its own turn comes
     import_module("greenformers.model")
 
 
 REGISTRIES: dict[str, Callable[[], None]] = {
     "transformers.quantizers.auto": _register_changed,
     "transformers.models.auto.modeling_auto": _register_models,
+    _LAYERS: _register_models,
 }
 """Parts of transformers, and what is registered with each as it is loaded."""
 

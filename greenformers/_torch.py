@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import DeviceType
@@ -281,3 +282,25 @@ def cpu_allocations(call: Callable[[], object]) -> list[int]:
     ]
     events.sort(key=lambda event: event.start_ns())
     return [event.nbytes() for event in events]
+
+
+# Modules that are called without their call.
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a module's call does more than the `forward` of its class: hooks, or another function in its place.
+
+    It stands on `torch.nn.Module._forward_hooks` and `_forward_pre_hooks`. To call modules always would take its place.
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def flat(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What a module that is not watched computes, as a function that holds its weights."""
+    weight: Any = getattr(module, "weight", None)
+    bias: Any = getattr(module, "bias", None)
+    if type(module) is nn.Linear:
+        return lambda x: F.linear(x, weight, bias)
+    if type(module) is nn.LayerNorm:
+        return lambda x: torch.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+    return module.forward

@@ -14,6 +14,7 @@ moved to where the pattern begins anew, and their outputs moved back.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
@@ -146,6 +147,18 @@ class BlockSparse(Attention):
             return self.behind_a_cache(q, k, v, key_mask, shift)
         q, k, v, key_mask = (moved(x, shift) for x in (q, k, v, key_mask))
         return moved_back(self.from_the_front(q, k, v, key_mask), shift)
+
+    def last(
+        self,
+        q: Float[Tensor, "B H 1 D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B H 1 D"]:
+        seen = self.seen_by_last(k.shape[2]) if key_mask is None else None
+        if seen is None:
+            return self.forward(q, k, v, key_mask)
+        return F.scaled_dot_product_attention(q, k[:, :, -seen:], v[:, :, -seen:])
 
     def from_the_front(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Attention of texts whose first position is that of the pattern."""

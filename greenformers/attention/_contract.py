@@ -237,6 +237,16 @@ class Attention(nn.Module):
         """Mix values whose keys and values were already reduced."""
         raise NotImplementedError(f"{type(self).__name__} has no linear reduction over positions")
 
+    def last(
+        self,
+        q: Float[Tensor, "B H 1 D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B H 1 D"]:
+        """`forward` of the last position alone, of inputs that are known to fit, outside training."""
+        return self.forward(q, k, v, key_mask)
+
     @property
     def can_step(self) -> bool:
         """True if `step` is exact for this instance."""

@@ -91,3 +91,14 @@ class Full(Attention):
         weights = attention_weights(q, k, key_mask, causal=causal, bias=bias)
         weights = F.dropout(weights, dropout)
         return weights @ v + relative.values(weights)
+
+    def last(  # noqa: D102
+        self,
+        q: Float[Tensor, "B H 1 D"],
+        k: Float[Tensor, "B H M D"],
+        v: Float[Tensor, "B H M D"],
+        key_mask: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B H 1 D"]:
+        if key_mask is not None:
+            return self.forward(q, k, v, key_mask)
+        return F.scaled_dot_product_attention(q, k, v)

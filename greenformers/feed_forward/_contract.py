@@ -88,5 +88,9 @@ class FeedForward(nn.Module):
         """`forward`, and a loss to be added to that of the task, already weighted; nothing is kept on the module."""
         raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
 
+    def flat(self) -> Callable[[Tensor], Tensor]:
+        """`forward` of one token (B, 1, d) without a mask, as a function that holds the weights; of inference alone."""
+        return self.forward
+
     def reset_parameters(self) -> None:
         """Draw the block's own parameters anew (none here), those of its linear layers left out."""

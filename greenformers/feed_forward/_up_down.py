@@ -1,7 +1,10 @@
 """Two linear layers and an activation: what `dense` and `chunked` compute alike."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from greenformers._torch import flat
 from greenformers.feed_forward._contract import FeedForward, Size
 from greenformers.lowrank.linear import LED, LinearMap
 
@@ -39,3 +42,7 @@ class UpDown(FeedForward):
         """The definition."""
         y: Tensor = self.down(self.activation(self.up(x)))
         return y
+
+    def flat(self) -> Callable[[Tensor], Tensor]:
+        up, down, activation = (flat(part) for part in (self.up, self.down, self.activation))
+        return lambda x: down(activation(up(x)))

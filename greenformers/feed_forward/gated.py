@@ -4,9 +4,12 @@ SwiGLU with the activation "silu", GEGLU with "gelu", the first GLU (Dauphin 201
 Three matrices of d f in place of two: with f two thirds as wide, as many parameters. Time O(N d f), memory O(N f).
 """
 
+from collections.abc import Callable
+
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from greenformers._torch import flat
 from greenformers.feed_forward._contract import FeedForward, Size
 from greenformers.lowrank.linear import LinearMap, decode, encode
 
@@ -38,3 +41,7 @@ class Gated(FeedForward):
             gate, up = self.gate(x), self.up(x)
         y: Tensor = self.down(self.activation(gate) * up)
         return y
+
+    def flat(self) -> Callable[[Tensor], Tensor]:  # noqa: D102
+        gate, up, down, activation = (flat(part) for part in (self.gate, self.up, self.down, self.activation))
+        return lambda x: down(activation(gate(x)).mul_(up(x)))

@@ -121,7 +121,8 @@ def remembering(
 
 def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention to all earlier keys and values, which the cache keeps, and to those given."""
-    given, layer = _inputs(block, codes, extras), block.mechanism.shape.layer
+    mechanism = block.mechanism
+    given, layer = _inputs(block, codes, extras), mechanism.shape.layer
     GrowingLayer.make(cache, layer)
     held = cache.layers[layer] if layer < len(cache.layers) else None
     if isinstance(held, BeamLayer):
@@ -131,11 +132,12 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
             raise ValueError("output_attentions must be False in a beam search over shared keys")
         return held.attend(**{name: block.for_every_head(x) for name, x in given.items()}), None
     # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
-    has_keys = "k" in codes or block.mechanism.shares_qk
+    has_keys = "k" in codes or mechanism.shares_qk
     k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
     # A static cache has room for keys that are yet to come.
     total = int(cache.get_seq_length(layer))
-    k, v = k[:, :, :total], v[:, :, :total]
+    if k.shape[2] > total:
+        k, v = k[:, :, :total], v[:, :, :total]
     return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)
 
 
@@ -154,7 +156,8 @@ def _inputs(block: Projected, codes: Codes, extras: Extras) -> dict[str, Tensor]
 def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras: Extras) -> Mixed:
     """The mechanism itself, with what it takes of the extras."""
     mechanism = block.mechanism
-    given = {name: block.for_every_head(x) for name, x in given.items()}
+    if block.shares_keys:
+        given = {name: block.for_every_head(x) for name, x in given.items()}
     further: dict[str, Any] = {} if extras.global_mask is None else {"global_mask": extras.global_mask}
     if extras.relative is not None:
         further["relative"] = extras.relative

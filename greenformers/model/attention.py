@@ -77,22 +77,22 @@ class SelfAttention(Projected):
         Raises:
             ValueError: a global mask for a mechanism that takes none, or memory for one without positions of its own.
         """
+        mechanism, position = self.mechanism, self.position  # a look-up is much beside a single token
         if memory is not None and not self.remembers:
-            raise ValueError(f"{type(self.mechanism).__name__} has no memory: its positions are the model's")
-        if global_mask is not None and not self.mechanism.takes_global_mask:
-            raise ValueError(f"{type(self.mechanism).__name__} takes no global mask")
-        if pairs is not None and not self.mechanism.takes_pairs:
+            raise ValueError(f"{type(mechanism).__name__} has no memory: its positions are the model's")
+        if global_mask is not None and not mechanism.takes_global_mask:
+            raise ValueError(f"{type(mechanism).__name__} takes no global mask")
+        if pairs is not None and not mechanism.takes_pairs:
             raise ValueError(
-                f"{type(self.mechanism).__name__} takes no mask of queries and keys: it must be (B, M), of keys alone"
+                f"{type(mechanism).__name__} takes no mask of queries and keys: it must be (B, M), of keys alone"
             )
         if memory is None:
-            codes = self.codes(x, *self.mechanism.projections)
+            codes = self.codes(x, *mechanism.projections)
         else:
             whole = torch.cat([memory, x], 1)
             if key_mask is not None:
                 whole, key_mask = without_gap(whole, key_mask, memory.shape[1])
             codes = self.codes(x, "q") | self.codes(whole, "k", "v")
-        position = self.position
         turns = position is not None and position.acts == "rotation"
         if turns and rotation is None:
             raise ValueError("rotation must be given to a layer whose positions are rotary")

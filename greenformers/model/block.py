@@ -16,6 +16,7 @@ from greenformers.feed_forward import FeedForward, Size, build
 from greenformers.lowrank.feed_forward import can_slice, slice_length
 from greenformers.model.attention import SelfAttention
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.next_token import way_of
 from greenformers.model.norm import norm_of
 from greenformers.model.projected import constant
 from greenformers.position import Rotation
@@ -37,6 +38,7 @@ class EncoderLayer(Layer):
         self.feed_forward = feed_forward_of(config, layer, causal=causal)
         self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.index = layer
         residual = config.resolved("residual", causal=causal)
         self.pre_norm, self.reversible = residual == "pre", residual == "reversible"
 
@@ -61,6 +63,15 @@ class EncoderLayer(Layer):
         """
         if self.reversible:
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
+        if (
+            x.shape[1] == 1
+            and past_key_values is not None
+            and all(given is None for given in (global_mask, memory, pairs, attentions))
+        ):
+            found = way_of(self, x, past_key_values)
+            if found is not None:
+                way, held = found
+                return way(x, held, key_mask, rotation)
         # With gradients every intermediate tensor is kept anyway; and an accelerator would rather run wide.
         # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
         slices_fit = not (torch.is_grad_enabled() or self.training) and x.device.type == "cpu"

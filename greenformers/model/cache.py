@@ -18,7 +18,19 @@ State = tuple[Tensor, ...]
 """What a mechanism keeps in place of keys and values, see `Attention.step`."""
 
 
-class StateLayer(CacheLayerMixin):
+class WithWay(CacheLayerMixin):
+    """A layer of a cache that keeps with it how one token more goes through a layer of a network.
+
+    See `greenformers.model.next_token`. It is found anew by whoever copies or reads it.
+    """
+
+    way: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "way"}
+
+
+class StateLayer(WithWay):
     """A layer of a cache that keeps a tuple of tensors (B, ...) in place of keys and values.
 
     For assisted generation, which takes back what was guessed wrong, it also keeps the state before the last call and
@@ -96,7 +108,7 @@ class StateLayer(CacheLayerMixin):
         raise ValueError("a layer that keeps a state takes no keys and values")
 
     def reset(self) -> None:  # noqa: D102
-        self.state, self.length, self.is_initialized = None, 0, False
+        self.state, self.length, self.is_initialized, self.way = None, 0, False, None
         self.before, self.count, self.again = None, 0, None
 
     def offload(self) -> None:
@@ -121,7 +133,7 @@ class StateLayer(CacheLayerMixin):
         self.before, self.count, self.again = None, 0, None
 
 
-class GrowingLayer(DynamicLayer):
+class GrowingLayer(WithWay, DynamicLayer):
     """All keys and values, in tensors with room for some more: new ones are written behind them, and none is copied.
 
     `keys` and `values` are views of what is there. Where a gradient may be wanted of them, and where nobody can look
@@ -131,6 +143,7 @@ class GrowingLayer(DynamicLayer):
     def __init__(self) -> None:
         super().__init__()
         self.rooms: dict[str, Tensor] = {}
+        self.views: dict[str, Tensor] = {}
 
     @staticmethod
     def make(cache: Cache, layer: int) -> None:
@@ -155,28 +168,34 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:  # noqa: D102
         super().reset()
-        self.rooms = {}
+        self.rooms, self.views, self.way = {}, {}, None
 
     def _with(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
         """What is held, and `new` behind it."""
         before = 0 if held is None or not held.numel() else held.shape[2]
-        total, room = before + new.shape[2], self.rooms.get(name)
-        if room is None or total > room.shape[2] or (held is not None and before and not _begins(room, held)):
+        count, room = new.shape[2], self.rooms.get(name)
+        total = before + count
+        if room is None or total > room.shape[2] or (held is not None and before and not self._begins(name, held)):
             room = new.new_empty(*new.shape[:2], total + max(_ROOM, total // 4), new.shape[3])
             if held is not None and before:
                 room[:, :, :before] = held
             self.rooms[name] = room
-        room[:, :, before:total] = new
-        return room[:, :, :total]
+        room.narrow(2, before, count).copy_(new)
+        self.views[name] = room.narrow(2, 0, total)
+        return self.views[name]
+
+    def _begins(self, name: str, held: Tensor) -> bool:
+        """Whether `held` is still what the room begins with, and this can be written to."""
+        room = self.rooms[name]
+        if room.is_inference() != torch.is_inference_mode_enabled():
+            return False
+        if held is self.views.get(name):
+            return True
+        same = held.stride() == room.stride() and held.shape[:2] == room.shape[:2]
+        return same and held.data_ptr() == room.data_ptr()
 
 
 _ROOM = 64  # positions at least
-
-
-def _begins(room: Tensor, held: Tensor) -> bool:
-    """Whether `held` is still what `room` begins with, and this can be written to."""
-    same = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and held.shape[:2] == room.shape[:2]
-    return same and room.is_inference() == torch.is_inference_mode_enabled()
 
 
 class RecentLayer(DynamicLayer):

@@ -35,6 +35,7 @@ class Projected(nn.Module):
         d, D = config.hidden_size, mechanism.shape.head_dim
         self.mechanism = mechanism
         self.key_heads = config.num_key_value_heads or config.num_attention_heads
+        self.head_dim, self.shares_keys = D, self.key_heads < mechanism.shape.heads
         if mechanism.shares_qk and self.key_heads != config.num_attention_heads:
             name = type(mechanism).__name__.lower()
             raise ValueError(
@@ -69,9 +70,8 @@ class Projected(nn.Module):
     def project(self, name: str, code: Float[Tensor, "B N r"]) -> Float[Tensor, "B h N D"]:
         """Queries, keys or values from their code; h heads, H or fewer for keys and values."""
         x = self.split_heads(decode(cast(LinearMap, self.maps[name]), code))
-        if self.normalised is not None and name in self.normalised:
-            x = self.normalised[name](x)
-        return x
+        normalised = self.normalised
+        return normalised[name](x) if normalised is not None and name in normalised else x
 
     def for_every_head(self, x: Float[Tensor, "B h N D"]) -> Float[Tensor, "B H N D"]:
         """Keys or values once for each head of queries that reads them."""
@@ -89,7 +89,7 @@ class Projected(nn.Module):
 
     def split_heads(self, x: Float[Tensor, "B N hD"]) -> Float[Tensor, "B h N D"]:
         """One vector of a position as those of its heads, of D numbers each."""
-        return x.unflatten(2, (-1, self.mechanism.shape.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 def attention_of(

@@ -40,7 +40,7 @@ class Rotation(NamedTuple):
 
     Attributes:
         cos: cosines (b, 1, N, r), b = 1 or B, for the r columns of a head that are turned.
-        sin: sines, alike.
+        sin: sines, alike; negative ones for the first column of each pair, which the second is taken from.
     """
 
     cos: Float[Tensor, "b 1 N r"]

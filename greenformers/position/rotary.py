@@ -5,6 +5,8 @@ Longer sequences than those of training: positions divided by a factor (Chen 202
 multiplied by factor^(R/(R - 2)), which leaves fast angles as they were.
 """
 
+from functools import partial
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -69,17 +71,20 @@ class Rotary(Position):
         R, base, factor = self.turned, self.base, self.factor
         if self.scaling == "base" and factor > 1:
             base, factor = base * factor ** (R / (R - 2)), 1.0
-        rates = base ** (-torch.arange(0, R, 2, device=positions.device, dtype=dtype) / R) / factor
+        rates = base ** (torch.arange(0, -R, -2, device=positions.device, dtype=dtype) / R)
+        rates = rates if factor == 1 else rates / factor
         angles = positions[:, None, :, None] * rates
-        angles = angles.repeat_interleave(2, -1) if self.interleaved else torch.cat([angles, angles], -1)
-        return Rotation(angles.cos(), angles.sin())
+        both = partial(torch.stack, dim=-1) if self.interleaved else partial(torch.cat, dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        return Rotation(both([cos, cos]).flatten(3), both([-sin, sin]).flatten(3))
 
     def turn(self, x: Float[Tensor, "B H N D"], rotation: Rotation) -> Float[Tensor, "B H N D"]:  # noqa: D102
-        cos, sin = (part.to(x.dtype) for part in rotation)
-        part, rest = (x, None) if self.turned == x.shape[3] else (x[..., : self.turned], x[..., self.turned :])
+        cos, sin = rotation if rotation.cos.dtype == x.dtype else (part.to(x.dtype) for part in rotation)
+        part, rest = (x, None) if self.turned == x.shape[3] else x.split([self.turned, x.shape[3] - self.turned], 3)
         if self.interleaved:
-            quarter = torch.stack([-part[..., 1::2], part[..., ::2]], -1).flatten(-2)
+            other = part.unflatten(3, (-1, 2)).flip(-1).flatten(3)
         else:
-            quarter = torch.cat([-part[..., self.turned // 2 :], part[..., : self.turned // 2]], -1)
-        out = torch.addcmul(part * cos, quarter, sin)
-        return out if rest is None else torch.cat([out, rest], -1)
+            first, second = part.chunk(2, 3)
+            other = torch.cat([second, first], 3)
+        out = (part * cos).addcmul_(other, sin)
+        return out if rest is None else torch.cat([out, rest], 3)

@@ -1,5 +1,7 @@
 """Saved and loaded again, a network is the same to the bit, by its own class and by transformers' Auto classes."""
 
+import subprocess
+import sys
 from copy import deepcopy
 
 import pytest
@@ -78,3 +80,23 @@ def test_a_deep_copy_is_equal_and_apart(name):
     before = copied.state_dict()["encoder.layers.0.attention.output.bias"].clone()
     stir(network)
     assert torch.equal(copied.state_dict()["encoder.layers.0.attention.output.bias"], before)
+
+
+FIRST = {
+    "transformers": "BertModel",  # which needs the modules our layers are made of before the automatic classes
+    "transformers.models.auto.modeling_auto": "AutoModelForCausalLM",
+    "transformers.modeling_layers": "GradientCheckpointingLayer",
+}
+"""Modules of transformers that a program may ask for first, and what of them."""
+
+
+@pytest.mark.parametrize("module", FIRST)
+def test_what_is_first_wanted_of_transformers_changes_nothing(module):
+    """A program of its own each: what has been imported before decides."""
+    program = (
+        "import greenformers\n"
+        f"from {module} import {FIRST[module]}\n"
+        "from transformers import AutoConfig, AutoModelForCausalLM\n"
+        "AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model('greenformer'))]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
