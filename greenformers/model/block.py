@@ -36,6 +36,9 @@ class EncoderLayer(Layer):
         super().__init__()
         self.attention = SelfAttention(config, layer, causal=causal)
         self.feed_forward = feed_forward_of(config, layer, causal=causal)
+        for last in (self.attention.output, getattr(self.feed_forward, "down", None)):
+            if last is not None:
+                last.into_residual = True  # they start smaller in a causal stack, see `initial_std`
         self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.index = layer

@@ -141,9 +141,10 @@ class GreenformerConfig(PreTrainedConfig):
         attention_dropout: probability of dropping an attention weight in training, of all layers whose options do not
             name another; for mechanisms that have weights to drop.
         hidden_dropout_prob: dropout after the embedding and each block.
-        initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width, and
-            0.02 in a causal stack. With sinusoidal positions embeddings start at e^-1/2 whatever it is, so as not to
-            drown in the waves.
+        initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width; in a
+            causal stack 0.02, and 0.02 / sqrt(2 layers) for the last linear layers of attention and feed-forward, so
+            that their sum over layers stays as large (Radford 2019, 2.3). With sinusoidal positions embeddings start at
+            e^-1/2 whatever it is, so as not to drown in the waves.
         norm: slot; "layer", or "rms": without mean and bias (Zhang 2019, arXiv:1910.07467).
         layer_norm_eps: epsilon of either norm.
         embedding_norm: whether a norm follows the embedding. None: not in a causal stack.
@@ -435,11 +436,18 @@ class GreenformerConfig(PreTrainedConfig):
         default = DEFAULTS["feed_forward"][self._alone(causal)]
         return [name or default for name in self.per_layer("feed_forward")]
 
-    def initial_std(self, *, causal: bool = False) -> float:
-        """The standard deviation of initial weights in a stack, with what None stands for."""
+    def initial_std(self, *, causal: bool = False, into_residual: bool = False) -> float:
+        """The standard deviation of initial weights in a stack, with what None stands for.
+
+        Args:
+            causal: the stack is causal.
+            into_residual: of linear layers whose outputs are added to the residual stream.
+        """
         if self.initializer_range is not None:
             return self.initializer_range
-        return 0.02 if self._alone(causal) else float(self.hidden_size**-0.5)
+        if not self._alone(causal):
+            return float(self.hidden_size**-0.5)
+        return 0.02 / (2 * self.num_hidden_layers) ** 0.5 if into_residual else 0.02
 
     def activation_of(self, feed_forward: str) -> str:
         """The activation of a kind of feed-forward block, with what None stands for."""

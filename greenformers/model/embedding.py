@@ -21,6 +21,8 @@ class Placed(nn.Module):
         if config.type_vocab_size:
             self.token_type = nn.Embedding(config.type_vocab_size, d)
         self.position = config.make_position("embedding", causal=causal)
+        if self.scales_tokens and hasattr(self, "word"):
+            self.word.is_scaled = True  # its vectors start as large as the waves that are added to them
         self.norm = norm_of(config, d) if config.resolved("embedding_norm", causal=causal) else nn.Identity()
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)

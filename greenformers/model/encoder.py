@@ -132,8 +132,10 @@ class GreenformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # Called for every module, also after loading: transformers makes torch.nn.init leave loaded weights alone.
-        std = self.config.initial_std(causal=self.stack_is_causal)
+        # Called for every module with parameters of its own, also after loading: transformers makes torch.nn.init leave
+        # loaded weights alone.
+        into_residual = getattr(module, "into_residual", False)
+        std = self.config.initial_std(causal=self.stack_is_causal, into_residual=into_residual)
         if isinstance(module, LED | HeadLED | Position):
             module.reset_parameters(std)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
@@ -143,13 +145,10 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            draw_embeddings(module, std)
-        elif isinstance(module, Embedding):
-            if hasattr(module, "cls"):
-                nn.init.normal_(module.cls, std=std)
-            if hasattr(module, "word") and module.scales_tokens:
-                # With standard deviation s they would have s sqrt(e) beside the 0.7 of a wave: with 0.02, e 128, 0.2.
-                draw_embeddings(module.word, module.word.embedding_dim**-0.5)
+            # With standard deviation s scaled ones would have s sqrt(e) beside the 0.7 of a wave: 0.2 with 0.02, e 128.
+            draw_embeddings(module, module.embedding_dim**-0.5 if getattr(module, "is_scaled", False) else std)
+        elif isinstance(module, Embedding) and hasattr(module, "cls"):
+            nn.init.normal_(module.cls, std=std)
         else:
             super()._init_weights(module)
 

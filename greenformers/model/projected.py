@@ -89,7 +89,7 @@ class Projected(nn.Module):
 
     def split_heads(self, x: Float[Tensor, "B N hD"]) -> Float[Tensor, "B h N D"]:
         """One vector of a position as those of its heads, of D numbers each."""
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
 
 def attention_of(

@@ -198,7 +198,8 @@ def test_what_none_stands_for():
     assert given.feed_forward_names(causal=True)[0] == "dense"
     assert given.activation_of("gated") == "relu"
     assert (plain.initial_std(), plain.initial_std(causal=True)) == (768**-0.5, 0.02)
-    assert pair.initial_std(causal=True) == 768**-0.5
+    assert plain.initial_std(causal=True, into_residual=True) == 0.02 / 24**0.5
+    assert {pair.initial_std(causal=True, into_residual=each) for each in (False, True)} == {768**-0.5}
     assert given.initial_std(causal=True) == 0.1
 
 

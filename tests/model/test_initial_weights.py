@@ -4,7 +4,7 @@ from networks import NETWORKS, config
 from torch import nn
 
 from greenformers.lowrank.linear import LED
-from greenformers.model import GreenformerForMaskedLM, GreenformerModel
+from greenformers.model import GreenformerForCausalLM, GreenformerForMaskedLM, GreenformerModel
 
 
 def wide(std, **options):
@@ -86,3 +86,26 @@ def test_nothing_is_left_as_memory_gave_it(name, monkeypatch):
     monkeypatch.setattr(torch, "empty", not_a_number)
     model = GreenformerForMaskedLM(config(name))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_causal_stack_starts_as_language_models_do():
+    """Radford 2019, 2.3: what is added to the residual stream starts smaller, by the root of how much is added."""
+    sizes = {"hidden_size": 129, "intermediate_size": 257, "vocab_size": 211, "num_hidden_layers": 3}
+    for rank in (None, 31):
+        model = GreenformerForCausalLM(config(**sizes, rank=rank))
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding | LED) and name != "score":
+                expected = 0.02 / 6**0.5 if name.endswith(("output", "down")) else 0.02
+                torch.testing.assert_close(module.weight.std(), torch.tensor(expected), atol=0, rtol=0.1)
+                assert getattr(module, "bias", None) is None
+        assert isinstance(model.decoder.embedding.norm, nn.Identity)
+    given = GreenformerForCausalLM(config(**sizes, initializer_range=0.07)).decoder.layers[0].attention.output
+    torch.testing.assert_close(given.weight.std(), torch.tensor(0.07), atol=0, rtol=0.1)
+
+
+@pytest.mark.parametrize("std", [None, 0.02])
+@pytest.mark.parametrize("kind", [GreenformerModel, GreenformerForCausalLM])
+def test_tokens_start_as_large_as_the_waves_beside_them(kind, std):
+    model = kind(config(vocab_size=211, hidden_size=129, position="sinusoidal", initializer_range=std))
+    word = model.get_input_embeddings()
+    torch.testing.assert_close(word.weight.std(), torch.tensor(129**-0.5), atol=0, rtol=0.05)
