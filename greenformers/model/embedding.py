@@ -1,5 +1,7 @@
 """Input to a stack: its content, tokens or values, plus positions. Vaswani 2017, arXiv:1706.03762, 3.4-3.5."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -21,8 +23,9 @@ class Placed(nn.Module):
         if config.type_vocab_size:
             self.token_type = nn.Embedding(config.type_vocab_size, d)
         self.position = config.make_position("embedding", causal=causal)
-        if self.scales_tokens and hasattr(self, "word"):
-            self.word.is_scaled = True  # its vectors start as large as the waves that are added to them
+        word: Any = getattr(self, "word", None)
+        if word is not None:
+            word.is_scaled = self.scales_tokens  # its vectors start as large as the waves that are added to them
         self.norm = norm_of(config, d) if config.resolved("embedding_norm", causal=causal) else nn.Identity()
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
