@@ -263,7 +263,7 @@ class Attention(nn.Module):
         """Causal attention of the next N positions, given a state of fixed size in place of all earlier keys.
 
         Args:
-            q: queries (B, H, N, D).
+            q: queries (B, H, N, D); fewer are those of the last positions.
             k: keys (B, H, N, D).
             v: values (B, H, N, D).
             state: what the positions before left, tensors (B, ...); None at the start.

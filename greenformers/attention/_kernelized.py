@@ -107,9 +107,10 @@ class Kernelized(Attention):
         state: tuple[Tensor, ...] | None,
         key_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], State]:
-        q, features = zeroed(q, key_mask), self.phi
+        mask = None if key_mask is None else key_mask[:, key_mask.shape[1] - q.shape[2] :]
+        q, features = zeroed(q, mask), self.phi
         with full_precision(q):
-            before = _empty(q, features) if state is None else State(*state)
+            before = _empty(k, features) if state is None else State(*state)
             return _stepped(q, k, v, key_mask, features, self._positions(q, features), before)
 
 
@@ -221,23 +222,24 @@ def _stepped(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int, state: State
 ) -> tuple[Tensor, State]:
     """Causal attention on top of a state, and the state after it, in operations that torch differentiates."""
+    if k.shape[2] > q.shape[2]:
+        (k0, v0, mask0), (k, v, key_mask) = _split(q, k, v, key_mask)
+        for k_, v_, mask in _chunks(chunk, k0, v0, mask=mask0):
+            state = _added(state, _keys(k_, v_, mask, features))
     if q.shape[2] == 1:
         out, state = _one(exact(q), _keys(k, v, key_mask, features), features, state)
         return out.to(q.dtype), state
-    outs = []
+    outs = [q[:, :, :0]]
     for q_, k_, v_, mask in _chunks(chunk, q, k, v, mask=key_mask):
         out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
-        outs.append(out)
-    return torch.cat(outs, 2).to(q.dtype), state
+        outs.append(out.to(q.dtype))
+    return torch.cat(outs, 2), state
 
 
 def _plain_causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int) -> Tensor:
     """What `_Causal` gives, in operations that torch differentiates."""
-    state, ((k0, v0, mask0), (k1, v1, mask1)) = _empty(q, features), _split(q, k, v, key_mask)
     with full_precision(q):
-        for k_, v_, mask in _chunks(chunk, k0, v0, mask=mask0):
-            state = _added(state, _keys(k_, v_, mask, features))
-        return _stepped(q, k1, v1, mask1, features, chunk, state)[0]
+        return _stepped(q, k, v, key_mask, features, chunk, _empty(q, features))[0]
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int) -> Tensor:

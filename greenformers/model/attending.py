@@ -146,7 +146,10 @@ def _inputs(block: Projected, codes: Codes, extras: Extras) -> dict[str, Tensor]
     projected = {name: block.project(name, code) for name, code in codes.items()}
     if extras.turn is not None:
         position, angles = extras.turn
-        projected |= {name: position.turn(x, angles) for name, x in projected.items() if name[0] in "qk"}
+        for name in {"q", "k"} & set(projected):
+            turned = projected[name]
+            own = Rotation(*(part[:, :, -turned.shape[2] :] for part in angles))  # fewer queries are the last
+            projected[name] = position.turn(turned, own)
     if block.mechanism.shares_qk:
         projected["k"] = projected["q"]
     # What a mechanism has no projection for it does not read, except for its length.

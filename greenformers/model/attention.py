@@ -28,6 +28,7 @@ class SelfAttention(Projected):
 
     Attributes:
         remembers: whether it can attend a memory of earlier segments.
+        asks_apart: whether fewer queries than there are keys can be asked for on top of a cache.
         without_cache: how the mechanism is called on a sequence alone, see `greenformers.model.attending`.
         with_cache: how it is called on top of a cache.
     """
@@ -42,6 +43,7 @@ class SelfAttention(Projected):
         if mechanism.positions == "model":
             self.position = config.make_position("layers", causal=causal, decoder=decoder)
             _check_takes(mechanism, self.position)
+        self.asks_apart = mechanism.projections == ("q", "k", "v")
         self.without_cache = without_cache(self)
         self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
 
@@ -56,6 +58,7 @@ class SelfAttention(Projected):
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
         attentions: list[Tensor] | None = None,
+        last: int = 0,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
         """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
 
@@ -70,9 +73,10 @@ class SelfAttention(Projected):
             rotation: the angles of the positions of `x`, where they are rotary.
             pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
             attentions: where the weights are wanted, the list that gets them, (B, H, N, M); see `Attention.weights`.
+            last: on top of a cache, of how many positions at the end mixtures are wanted; 0 for all.
 
         Returns:
-            The mixtures, and in training the loss of a mechanism that has one.
+            The mixtures, of `last` positions or of all, and in training the loss of a mechanism that has one.
 
         Raises:
             ValueError: a global mask for a mechanism that takes none, or memory for one without positions of its own.
@@ -86,7 +90,9 @@ class SelfAttention(Projected):
             raise ValueError(
                 f"{type(mechanism).__name__} takes no mask of queries and keys: it must be (B, M), of keys alone"
             )
-        if memory is None:
+        if memory is None and last and cache is not None and self.asks_apart and attentions is None:
+            codes = self.codes(x[:, -last:], "q") | self.codes(x, "k", "v")
+        elif memory is None:
             codes = self.codes(x, *mechanism.projections)
         else:
             whole = torch.cat([memory, x], 1)

@@ -86,7 +86,7 @@ class EncoderLayer(Layer):
             earlier = None if memory is None else self._before(memory)
             mixed, loss = self.attention.mix(
                 self._before(x), key_mask, past_key_values, global_mask, memory=earlier, rotation=rotation, pairs=pairs,
-                attentions=attentions,
+                attentions=attentions, last=last,
             )  # fmt: skip
             if last and past_key_values is not None:
                 x, mixed = x[:, -last:], mixed[:, -last:]

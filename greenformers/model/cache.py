@@ -65,7 +65,7 @@ class StateLayer(WithWay):
 
         def again(some: int) -> State:
             mask = None if key_mask is None else key_mask[:, :some]
-            return mechanism.step(q[:, :, :some], k[:, :, :some], v[:, :, :some], before, mask)[1]
+            return mechanism.step(q[:, :, :0], k[:, :, :some], v[:, :, :some], before, mask)[1]
 
         self.before, self.count, self.again = before, v.shape[2], again
         self.state, self.length, self.is_initialized = state, self.length + v.shape[2], True
