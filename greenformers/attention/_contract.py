@@ -355,9 +355,9 @@ def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A `with` block in which autocast leaves the types of products alone."""
-    # There is no autocast for the meta device, on which operations are counted; and a program of torch.export with such
-    # a block cannot be read again.
-    if x.is_meta or (torch.compiler.is_exporting() and not torch.is_autocast_enabled(x.device.type)):
+    # There is no autocast for the meta device, on which operations are counted; and a program of torch.export with a
+    # block that has no effect cannot be read again.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 

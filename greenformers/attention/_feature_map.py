@@ -12,6 +12,9 @@ class FeatureMap(Protocol):
     width: int
     """F."""
 
+    has_shifts: bool
+    """Whether `keys` gives shifts."""
+
     def queries(self, x: Tensor) -> Tensor:
         """phi(x), but for a factor of each position, which cancels."""
 
@@ -33,6 +36,8 @@ class Exponential:
         rows: w (F, D); None: F = D features exp(x).
         scale: of x.
     """
+
+    has_shifts = True
 
     def __init__(self, width: int, rows: Tensor | None = None, scale: float = 1.0) -> None:
         self.width, self.square = width, scale**2

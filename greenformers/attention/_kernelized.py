@@ -15,6 +15,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -150,13 +151,47 @@ def _decay(shift: Tensor, m: Tensor) -> Tensor:
     return (shift.mT - m).clamp(max=0).exp()
 
 
-def _forward(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
+def _forward(
+    q: Tensor, keys: _Keys, features: FeatureMap, state: State, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, State]:
     """Causal attention of a chunk on top of a state: outputs, 1 / their denominators, m, and the state after it."""
+    if keys.shift is None and q.shape[2] > (side := min(chunk, _SIDE)):
+        return _side_by_side(q, keys, features, state, side)
     phi = features.queries(q)
     scores, _, m = _within(phi, keys, state.m)
     sums = phi @ state.both if keys.shift is None else (state.m - m).exp() * (phi @ state.both)
     scale = _reciprocal(sums[..., -1:] + scores.sum(-1, keepdim=True))
     return (sums[..., :-1] + scores @ keys.v) * scale, scale, m, _added(state, keys)
+
+
+_SIDE, _NUMBERS = 64, 2**18
+"""Positions of a chunk where several are computed side by side, and numbers of features of all these."""
+
+
+def _together(q: Tensor, features: FeatureMap, chunk: int) -> int:
+    """Positions taken at a time: a chunk, or so many chunks as stay in a CPU's cache where keys have no shifts."""
+    some = _NUMBERS // (q.shape[0] * q.shape[1] * features.width)
+    return chunk if features.has_shifts else max(chunk, some // chunk * chunk)
+
+
+def _side_by_side(
+    q: Tensor, keys: _Keys, features: FeatureMap, state: State, side: int
+) -> tuple[Tensor, Tensor, Tensor, State]:
+    """What `_forward` gives, of keys without shifts, in chunks of `side` positions that are computed at once."""
+    batch, heads, count, _ = q.shape
+    missing = -count % side
+
+    def chunks(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, side))
+
+    values = torch.cat([keys.v, keys.v.new_ones(batch, heads, count, 1)], 3)
+    phi, of_keys, values = chunks(features.queries(q)), chunks(keys.phi), chunks(values)
+    # (B, H, G + 1, F, D + 1): of the keys before each chunk, and before the one that would follow.
+    before = torch.cat([state.both[:, :, None], of_keys.mT @ values], 2).cumsum(2)
+    sums = ((phi @ of_keys.mT).tril() @ values + phi @ before[:, :, :-1]).flatten(2, 3)[:, :, :count]
+    scale = _reciprocal(sums[..., -1:])
+    after = State(before[:, :, -1, :, :-1], before[:, :, -1, :, -1:], state.m)
+    return sums[..., :-1] * scale, scale, state.m, after
 
 
 def _one(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, State]:
@@ -168,12 +203,17 @@ def _one(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Te
         of_key, before = of_key * (keys.shift - m).exp(), (state.m - m).exp()
         S, z = before * S, before * z
     after = State(torch.addcmul(S, of_key, keys.v), z + of_key, m)
-    return (phi @ after.S) * _reciprocal(phi @ after.z), after
+    return (phi @ after.S) / (phi @ after.z).clamp(min=_least(S)), after
 
 
 def _reciprocal(den: Tensor) -> Tensor:
     """1 / den, where that does not overflow; 0 without a key, whose numerator is 0 too."""
-    return torch.where(den > 0, den.clamp(min=torch.finfo(den.dtype).tiny ** 0.75), torch.inf).reciprocal()
+    return torch.where(den > 0, den.clamp(min=_least(den)), torch.inf).reciprocal()
+
+
+def _least(den: Tensor) -> float:
+    """The least denominator: its reciprocal does not overflow."""
+    return float(torch.finfo(den.dtype).tiny ** 0.75)
 
 
 def _added(state: State, keys: _Keys) -> State:
@@ -230,8 +270,8 @@ def _stepped(
         out, state = _one(exact(q), _keys(k, v, key_mask, features), features, state)
         return out.to(q.dtype), state
     outs = [q[:, :, :0]]
-    for q_, k_, v_, mask in _chunks(chunk, q, k, v, mask=key_mask):
-        out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
+    for q_, k_, v_, mask in _chunks(_together(q, features, chunk), q, k, v, mask=key_mask):
+        out, _, _, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state, chunk)
         outs.append(out.to(q.dtype))
     return torch.cat(outs, 2), state
 
@@ -306,9 +346,11 @@ class _Causal(torch.autograd.Function):
             for k_, v_, mask in _chunks(chunk, *earlier[:2], mask=earlier[2]):
                 state = _added(state, _keys(k_, v_, mask, features))
             before = state
-            for q_, k_, v_, out_, scale_, m_, mask in _chunks(chunk, q, *present[:2], out, scale, m, mask=present[2]):
-                found, *rest, state = _forward(exact(q_), _keys(k_, v_, mask, features), features, state)
-                for place, value in zip((out_, scale_, m_), (found, *rest), strict=True):
+            places, size = (out, scale, m), _together(q, features, chunk)
+            for q_, k_, v_, *places_, mask in _chunks(size, q, *present[:2], *places, mask=present[2]):
+                keys = _keys(k_, v_, mask, features)
+                found, *rest, state = _forward(exact(q_), keys, features, state, chunk)
+                for place, value in zip(places_, (found, *rest), strict=True):
                     place.copy_(value)
         ctx.save_for_backward(q, k, v, key_mask, out, scale, m, *before)
         ctx.features, ctx.chunk = features, chunk

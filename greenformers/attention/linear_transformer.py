@@ -60,6 +60,8 @@ class LinearTransformer(Kernelized):
 class Elu:
     """phi(x) = elu(x) + 1 = exp(min(x, 0)) + max(x, 0), in the form that loses no digits where x is far below 0."""
 
+    has_shifts = False
+
     def __init__(self, width: int) -> None:
         self.width = width
 

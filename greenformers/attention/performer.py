@@ -140,6 +140,8 @@ class Performer(Kernelized):
 class Relu:
     """phi(x) = max(w x, 0) + 1e-3 for the rows w of a matrix (F, D)."""
 
+    has_shifts = False
+
     def __init__(self, width: int, rows: Tensor) -> None:
         self.width, self.rows = width, rows
 

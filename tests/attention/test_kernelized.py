@@ -155,3 +155,30 @@ def test_equals_linear_attention_transformer(masked):
     module = build("linear_transformer", Shape(3, 5, 13, causal=True), feature_map="exp")
     expected = peer.causal_linear_attn(q, k, v.clone(), mask, bucket_size=1)
     torch.testing.assert_close(module(q, k, v, mask), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear_transformer", "performer"])
+@pytest.mark.parametrize("length", [64, 65, 200])
+def test_chunks_side_by_side_are_as_one_after_the_other(name, length):
+    """Longer than a chunk of those that are computed at once; the state after them, too."""
+    options = {"kernel": "relu"} if name == "performer" else {}
+    shape = Shape(heads=2, head_dim=5, max_len=256, causal=True)
+    torch.manual_seed(0)
+    module = build(name, shape, **options).double()
+    q, k, v = torch.randn(3, 1, 2, length, 5, dtype=torch.float64)
+    mask = torch.rand(1, length) > 0.2
+    outs, after = [], None
+    for at in range(length):
+        here = slice(at, at + 1)
+        out, after = module.step(q[:, :, here], k[:, :, here], v[:, :, here], after, mask[:, here])
+        outs.append(out)
+    expected = torch.cat(outs, 2)
+    torch.testing.assert_close(module(q, k, v, mask)[:, :, mask[0]], expected[:, :, mask[0]], **EXACT)
+    found, state = module.step(q, k, v, None, mask)
+    torch.testing.assert_close(found[:, :, mask[0]], expected[:, :, mask[0]], **EXACT)
+    torch.testing.assert_close(state, after, **EXACT)
+    # Fewer queries are those of the last positions, and no query at all leaves the state.
+    for some in (0, 1, 7):
+        found, state = module.step(q[:, :, length - some :], k, v, None, mask)
+        torch.testing.assert_close(found, expected[:, :, length - some :], **EXACT)
+        torch.testing.assert_close(state, after, **EXACT)
