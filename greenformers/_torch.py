@@ -296,11 +296,14 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def flat(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What a module that is not watched computes, as a function that holds its weights."""
-    weight: Any = getattr(module, "weight", None)
-    bias: Any = getattr(module, "bias", None)
+    """What a module that is not watched computes, as a function that calls no module.
+
+    Weights are read at each call: others may have taken their place. It stands on what `forward` of `nn.Linear` and
+    `nn.LayerNorm` does.
+    """
+    own: Any = module
     if type(module) is nn.Linear:
-        return lambda x: F.linear(x, weight, bias)
+        return lambda x: F.linear(x, own.weight, own.bias)
     if type(module) is nn.LayerNorm:
-        return lambda x: torch.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+        return lambda x: torch.layer_norm(x, own.normalized_shape, own.weight, own.bias, own.eps)
     return module.forward

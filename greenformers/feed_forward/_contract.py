@@ -89,7 +89,7 @@ class FeedForward(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
 
     def flat(self) -> Callable[[Tensor], Tensor]:
-        """`forward` of one token (B, 1, d) without a mask, as a function that holds the weights; of inference alone."""
+        """`forward` of one token (B, 1, d) without a mask, as a function that calls no module; of inference alone."""
         return self.forward
 
     def reset_parameters(self) -> None:

@@ -89,11 +89,13 @@ def test_gradients_and_training_go_the_way_of_all_inputs():
 
 
 def test_weights_that_change_are_read():
-    """A cache of before still knows the way, which holds the weights and not their numbers."""
+    """A cache of before still knows the way, which reads the weights of now: other numbers, other tensors."""
     model, ids = causal(), tokens(2, PROMPT + MORE)
     _, cache = continued(model, ids)
     with torch.no_grad():
-        model.decoder.layers[0].attention.output.weight.mul_(2)
+        first, second = model.decoder.layers[0].attention, model.decoder.layers[1].feed_forward
+        first.output.weight.mul_(2)
+        second.down.weight = torch.nn.Parameter(3 * second.down.weight)
         token = ids[:, :1]
         again = deepcopy(cache)
         found = model(token, past_key_values=cache, use_cache=True).logits
