@@ -85,13 +85,14 @@ def _by_family(
         own = {name: {each: every[each] for each in family if each in every} for name, family in families.items()}
         panels[task] = {name: beside | lines for name, lines in own.items() if lines}
     columns = max(1, *map(len, panels.values()))
-    figure = new_figure(3.4 * columns, 3.6 * len(tasks), title)
+    figure = new_figure(3.4 * columns, 4.1 * len(tasks), title)
     places = grid(figure, len(tasks), columns, sharey=False)
     for row, (task, drawn) in enumerate(panels.items()):
         own_places = places[row * columns : (row + 1) * columns]
         for axes, (name, lines) in zip(own_places, drawn.items(), strict=False):
             _draw(axes, lines, looks(lines), f"{tasks[task]}\n{name}", unit)
-            axes.legend(fontsize=7, handlelength=3)
+            # Below its panel: lines that fall leave no corner free.
+            axes.legend(fontsize=7, handlelength=3, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
         for axes in own_places[len(drawn) :]:
             axes.set_visible(False)
     settle(figure)
