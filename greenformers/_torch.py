@@ -306,4 +306,6 @@ def flat(module: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda x: F.linear(x, own.weight, own.bias)
     if type(module) is nn.LayerNorm:
         return lambda x: torch.layer_norm(x, own.normalized_shape, own.weight, own.bias, own.eps)
+    if hasattr(module, "flat"):
+        return own.flat()
     return module.forward

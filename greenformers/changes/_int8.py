@@ -7,7 +7,7 @@ product is one fused kernel of torch; elsewhere, and in a graph, the same in int
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from greenformers._gradients import by_hand
 from greenformers._torch import int8_linear, int8_matmul, pack_int8, version
-from greenformers.changes._paths import stand_in
-from greenformers.lowrank.linear import LED
-from greenformers.solve.walk import TransposedLED, kind_of, put
+from greenformers.lowrank.computed import computed
+from greenformers.model._transformers import TransposedLinear, leave_as_made
+from greenformers.solve.walk import kind_of, put
 
 LEVELS = 127
 JITTER = 1e-6
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with an int8 weight; for inference.
+class Int8Linear(nn.Linear):
+    """A linear layer with an int8 weight, which is not learnt; gradients pass through it to what comes before.
+
+    It is an nn.Linear to whoever looks for linear layers, such as PEFT; who reads its weight finds what it stands for.
 
     Args:
         in_features: width n of the input.
@@ -33,97 +36,90 @@ class Int8Linear(nn.Module):
         bias: add a bias.
 
     Attributes:
-        weight: q (m, n), int8.
+        quantised: q (m, n), int8.
         scale: s (m,), float32.
     """
 
+    bias: nn.Parameter | None  # type: ignore[assignment]  # so it is in nn.Linear too
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
-        self.weight = _fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
+        self.quantised = _fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
         self.scale = _fixed(torch.ones(out_features))
         self.bias = _fixed(torch.zeros(out_features)) if bias else None
         self._packed: tuple[Any, ...] | None = None
+        leave_as_made(self)
 
     @classmethod
     def of(cls, weight: Float[Tensor, "m n"], bias: nn.Parameter | None) -> "Int8Linear":
         """Of a dense weight and bias."""
         made = cls(weight.shape[1], weight.shape[0], bias is not None)
-        made.weight, made.scale = quantised(weight)
+        made.quantised, made.scale = quantised(weight)
         made.bias = bias  # which a head may share
         return made
 
+    @property
+    def weight(self) -> Float[Tensor, "m n"]:  # type: ignore[override]
+        """S q, the weight that the numbers stand for; see `computed`."""
+        return computed(lambda: self.scale[:, None] * self.quantised, tuple(self.quantised.shape), self.scale)
+
+    def reset_parameters(self) -> None:
+        """Nothing: the weight is not learnt."""
+
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension.
-
-        Raises:
-            RuntimeError: a gradient is asked for.
-        """
-        return self.product(x, self.bias)
-
-    def product(self, x: Float[Tensor, "... n"], bias: Tensor | None) -> Float[Tensor, "... m"]:
-        """The product with a bias that may be another's."""
+        """Map the last dimension."""
         if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("int8 weights have no gradient: train before they are quantised")
-        if x.ndim == 1:
-            return self.product(x[None], bias)[0]
-        if x.is_cpu and not torch.compiler.is_compiling():
-            return int8_linear(x.float(), self._pack(bias)).to(x.dtype)
-        return self._in_graph(x.float().flatten(0, -2), bias).to(x.dtype).unflatten(0, x.shape[:-1])
+            y: Tensor = _Product.apply(x, self)
+            return y
+        return self.product(x)
 
-    def _in_graph(self, x: Float[Tensor, "N n"], bias: Tensor | None) -> Float[Tensor, "N m"]:
+    def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
+        """The product in integers, without a gradient."""
+        if x.ndim == 1:
+            return self.product(x[None])[0]
+        if x.is_cpu and not torch.compiler.is_compiling():
+            return int8_linear(x.float(), self._pack()).to(x.dtype)
+        return self._in_graph(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
+
+    def _in_graph(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
         """What the fused kernel computes: inputs as unsigned 8-bit numbers, x ~ step (q - zero)."""
         low, high = x.amin((0, 1)).clamp(max=0), x.amax((0, 1)).clamp(min=0)
         step = (high - low) / 255
         step = torch.where(step == 0, 1.0, step)
         zero = (-low / step).round()
         q = ((x / step).round() + zero).clamp(0, 255) - 128  # with a sign, as the product wants it
-        sums = int8_matmul(q.to(torch.int8), self.weight.T)
-        shift = (128 - zero) * self.weight.sum(1, dtype=torch.int32)
+        sums = int8_matmul(q.to(torch.int8), self.quantised.T)
+        shift = (128 - zero) * self.quantised.sum(1, dtype=torch.int32)
         out = (sums + shift) * (step * self.scale)
-        return out if bias is None else out + bias
+        return out if self.bias is None else out + self.bias
 
-    def _pack(self, bias: Tensor | None) -> Any:
+    def _pack(self) -> Any:
         """The weight as the kernel wants it; made once for each weight there is."""
-        held = [part for part in (self.weight, self.scale, bias) if part is not None]
+        held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
         key = [(part.data_ptr(), version(part)) for part in held]
         if self._packed is None or self._packed[0] != key:
-            self._packed = (key, pack_int8(self.weight, self.scale, bias))
+            self._packed = (key, pack_int8(self.quantised, self.scale, self.bias))
         return self._packed[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_packed": None}  # made again where it is copied to
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
+class _Product(torch.autograd.Function):
+    """The product in integers, whose gradient is that of the weight: inputs as if they were not rounded."""
 
-class Int8LED(nn.Module):
-    """A low-rank layer, both of whose factors are int8."""
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Int8Linear) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer.product(x)
 
-    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool = True) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.rank = in_features, out_features, rank
-        self.encoder = Int8Linear(in_features, rank, bias=False)
-        self.decoder = Int8Linear(rank, out_features, bias=False)
-        self.bias = _fixed(torch.zeros(out_features)) if bias else None
-
-    @classmethod
-    def of(cls, led: LED) -> "Int8LED":
-        """Of a low-rank layer."""
-        made = cls(led.in_features, led.out_features, led.rank, led.bias is not None)
-        made.encoder, made.decoder = Int8Linear.of(led.encoder, None), Int8Linear.of(led.decoder, None)
-        made.bias = led.bias
-        return made
-
-    @property
-    def weight(self) -> Tensor:
-        """The second factor: who reads a layer's weight asks for its type (T5)."""
-        return self.decoder.weight
-
-    def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension, through the rank."""
-        return self.decoder.product(self.encoder(x), self.bias)
+    @staticmethod
+    @by_hand(1, lambda ctx, x: F.linear(x, ctx.layer.weight.to(x.dtype)))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        layer = ctx.layer
+        return (grad * layer.scale.to(grad.dtype)) @ layer.quantised.to(grad.dtype), None
 
 
 class Int8Embedding(nn.Module):
@@ -132,26 +128,30 @@ class Int8Embedding(nn.Module):
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
-        self.weight = _fixed(torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8))
+        self.quantised = _fixed(torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8))
         self.scale = _fixed(torch.ones(num_embeddings))
 
     @classmethod
     def of(cls, embedding: nn.Embedding) -> "Int8Embedding":
         """Of an embedding of floating-point numbers."""
         made = cls(embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx)
-        made.weight, made.scale = quantised(embedding.weight)
+        made.quantised, made.scale = quantised(embedding.weight)
         return made
+
+    @property
+    def weight(self) -> Float[Tensor, "entries d"]:
+        """S q, the rows that the numbers stand for; see `computed`."""
+        return computed(lambda: self.scale[:, None] * self.quantised, tuple(self.quantised.shape), self.scale)
 
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """Rows."""
-        return F.embedding(ids, self.weight) * F.embedding(ids, self.scale[:, None])
+        return F.embedding(ids, self.quantised) * F.embedding(ids, self.scale[:, None])
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-Plain = Int8Linear | Int8Embedding
-Int8 = Plain | Int8LED
+Int8 = Int8Linear | Int8Embedding
 
 
 def quantised(weight: Float[Tensor, "m n"]) -> tuple[nn.Parameter, nn.Parameter]:
@@ -169,7 +169,7 @@ def quantised(weight: Float[Tensor, "m n"]) -> tuple[nn.Parameter, nn.Parameter]
 
 
 def quantise(model: nn.Module) -> list[tuple[str, nn.Module, "Int8"]]:
-    """Put int8 modules in the place of linear layers, low-rank ones too, and embeddings.
+    """Put int8 modules in the place of linear layers, the factors of low-rank ones too, and of embeddings.
 
     Convolutions, low-rank embeddings and what a network reads without calling it stay as they are. No parameter is
     trainable afterwards.
@@ -186,7 +186,7 @@ def quantise(model: nn.Module) -> list[tuple[str, nn.Module, "Int8"]]:
     quantised_modules = {path: _of(module) for path, module in dense}
     tied: dict[int, Int8] = {}
     for path, module in dense:
-        first = tied.setdefault(id(_source(module)), quantised_modules[path])
+        first = tied.setdefault(id(module.weight), quantised_modules[path])
         share(quantised_modules[path], first)
         put(model, path, quantised_modules[path].train(module.training))
     model.requires_grad_(False)
@@ -208,7 +208,7 @@ def place(model: nn.Module, paths: Iterable[str]) -> None:
 
 
 def targets(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The linear layers, low-rank ones too, and embeddings that have an int8 form, by path."""
+    """The linear layers, the factors of low-rank ones too, and embeddings that have an int8 form, by path."""
     # A packed attention reads the weights of its projections and never calls them.
     packed = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
     read = {id(part) for attention in packed for part in attention.modules()}
@@ -220,69 +220,45 @@ def targets(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def int8_of(model: nn.Module) -> list[str]:
-    """The paths of int8 modules; of a low-rank layer the whole."""
-    inside = {id(part) for led in model.modules() if isinstance(led, Int8LED) for part in (led.encoder, led.decoder)}
-    return [
-        path
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Int8) and id(module) not in inside
-    ]
+    """The paths of int8 modules."""
+    return [path for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, Int8)]
 
 
 def share(one: Int8, other: Int8) -> None:
     """Make a module hold the numbers of another; a bias stays its own."""
-    pairs = (
-        [(one.encoder, other.encoder), (one.decoder, other.decoder)]
-        if isinstance(one, Int8LED) and isinstance(other, Int8LED)
-        else [(cast(Any, one), cast(Any, other))]
-    )
-    for mine, first in pairs:
-        mine.weight, mine.scale = first.weight, first.scale
+    one.quantised, one.scale = other.quantised, other.scale
 
 
 def groups_of(model: nn.Module) -> list[list[str]]:
     """Groups of paths whose numbers are shared."""
     paths: dict[int, list[str]] = {}
     for path in int8_of(model):
-        paths.setdefault(id(_numbers(model.get_submodule(path))), []).append(path)
+        paths.setdefault(id(model.get_submodule(path).quantised), []).append(path)
     return [group for group in paths.values() if len(group) > 1]
-
-
-def _numbers(module: Any) -> Tensor:
-    return module.decoder.weight if isinstance(module, Int8LED) else module.weight
 
 
 def shared(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Numbers that are one with another's: (name, name of the one that is saved)."""
-    first: dict[int, str] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Plain):
-            leader = first.setdefault(id(module.weight), path)
-            if leader != path:
-                yield from ((f"{path}.{name}", f"{leader}.{name}") for name in ("weight", "scale"))
+    for first, *others in groups_of(model):
+        yield from ((f"{path}.{name}", f"{first}.{name}") for path in others for name in ("quantised", "scale"))
 
 
 @contextmanager
 def aware(model: nn.Module) -> Iterator[None]:
     """Training in a `with` block that knows of int8: weights and inputs are rounded, gradients pass as if not."""
     handles: list[Any] = []
-    parts: list[tuple[nn.Module, str]] = []
-    for module in {id(module): module for _, module in targets(model)}.values():
-        names = ("encoder", "decoder") if isinstance(module, LED) else ("weight",)
-        parts += [(module, name) for name in names]
+    modules = list({id(module): module for _, module in targets(model)}.values())
+    for module in modules:
         if not isinstance(module, nn.Embedding):
             handles.append(module.register_forward_pre_hook(lambda _, args: (_rounded_inputs(args[0]), *args[1:])))
-    for module, name in parts:
-        parametrize.register_parametrization(module, name, _Rounded(kind_of(module) == "linear" and _turned(module)))
+        parametrize.register_parametrization(module, "weight", _Rounded(turned(module)))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for module, name in parts:
-            original = getattr(module.parametrizations, name).original
-            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-            assert getattr(module, name) is original
+        for module in modules:
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
 
 
 @contextmanager
@@ -332,40 +308,22 @@ def _fixed(x: Tensor) -> nn.Parameter:
 
 
 def _fits(module: nn.Module) -> bool:
-    if isinstance(module, LED):
-        return type(module) in (LED, TransposedLED)
     return kind_of(module) in ("linear", "embedding")
 
 
-def _turned(module: nn.Module) -> bool:
-    return not isinstance(module, nn.Linear)
+def turned(module: nn.Module) -> bool:
+    """Whether a layer holds its weight as (n, m)."""
+    return isinstance(module, TransposedLinear)
 
 
-def _source(module: nn.Module) -> Any:
-    return module.decoder if isinstance(module, LED) else module.weight
-
-
-def _of(module: nn.Module) -> Int8:
-    if isinstance(module, LED):
-        return _for(Int8LED.of(module), module)
+def _of(module: Any) -> Int8:
     if isinstance(module, nn.Embedding):
         return Int8Embedding.of(module)
-    linear: Any = module
-    return Int8Linear.of(linear.weight if isinstance(module, nn.Linear) else linear.weight.T, linear.bias)
+    return Int8Linear.of(module.weight.T if turned(module) else module.weight, module.bias)
 
 
-def _empty(module: nn.Module) -> Int8:
-    if isinstance(module, LED):
-        return _for(Int8LED(module.in_features, module.out_features, module.rank, module.bias is not None), module)
+def _empty(module: Any) -> Int8:
     if isinstance(module, nn.Embedding):
         return Int8Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx)
-    linear: Any = module
-    m, n = linear.weight.shape if isinstance(module, nn.Linear) else linear.weight.shape[::-1]
-    return Int8Linear(n, m, linear.bias is not None)
-
-
-def _for(module: Int8LED, led: LED) -> Int8LED:
-    """With a note of the low-rank layer that it stands for: who looks for ranks finds it."""
-    with torch.device("meta"):
-        stand_in(module, type(led)(led.in_features, led.out_features, led.rank, bias=led.bias is not None))
-    return module
+    m, n = module.weight.shape[::-1] if turned(module) else module.weight.shape
+    return Int8Linear(n, m, module.bias is not None)

@@ -1,25 +1,10 @@
-"""Modules that changes put in place of others: where they stand, and what they stand for."""
+"""Paths in the descriptions of changes: where they lead in a network."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-
-STANDS_FOR = "_stands_for"
-
-
-def stand_in(module: nn.Module, replaced: nn.Module) -> nn.Module:
-    """Note on a module the empty skeleton, on the meta device, of the one that it replaces, for changes made before."""
-    setattr(module, STANDS_FOR, (replaced,))  # in a tuple: no submodule
-    return module
-
-
-def originals(module: nn.Module) -> Iterator[nn.Module]:
-    """A module, what it stands for, what that stood for, and so on."""
-    yield module
-    for replaced in getattr(module, STANDS_FOR, ()):
-        yield from originals(replaced)
 
 
 def located(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:

@@ -6,36 +6,33 @@ from typing import Any, get_args
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.changes._paths import check_keys, check_paths, located, originals
+from greenformers.changes._paths import check_keys, check_paths, located
 from greenformers.model._transformers import all_ties
-from greenformers.solve.walk import Unit, kind_of, pack, put, unit, units, unpack
-
-FACTORS = ("decoder", "encoder")
+from greenformers.solve.walk import Unit, factor_names, factors, kind_of, pack, put, share, unit, units, unpack
 
 
 def ranks_of(model: nn.Module) -> dict[str, int]:
-    """The rank of every low-rank unit by path, also of one that something else stands for by now."""
-    return {
-        path: original.rank
-        for path, module in model.named_modules(remove_duplicate=False)
-        for original in originals(module)
-        if isinstance(original, get_args(Unit))
-    }
+    """The rank of every low-rank unit by path."""
+    return {path: module.rank for path, module in units(model)}
 
 
 def groups_of(model: nn.Module) -> list[list[str]]:
-    """Groups of paths whose low-rank units share their factors."""
+    """Groups of paths whose low-rank units share their factors, where those are still learnt ones."""
     paths: dict[int, list[str]] = {}
     for path, module in units(model):
-        paths.setdefault(id(module.decoder), []).append(path)
+        decoder, _ = factors(module)
+        if isinstance(decoder, nn.Parameter):
+            paths.setdefault(id(decoder), []).append(path)
     return [group for group in paths.values() if len(group) > 1]
 
 
 def ties(model: nn.Module) -> Iterable[tuple[str, str]]:
     """Factors with several names: (name, name of the first)."""
-    for group in groups_of(model):
-        for path in group[1:]:
-            yield from ((f"{path}.{name}", f"{group[0]}.{name}") for name in FACTORS)
+    by_path = dict(units(model))
+    for first, *others in groups_of(model):
+        for path in others:
+            names = zip(factor_names(by_path[path]), factor_names(by_path[first]), strict=True)
+            yield from ((f"{path}.{name}", f"{first}.{saved}") for name, saved in names)
 
 
 def checked(description: Any) -> tuple[dict[str, int], list[list[str]]]:
@@ -85,11 +82,11 @@ def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[
     return [path for path in ranks if path not in at]
 
 
-def _tie(module: nn.Module, first: nn.Module, which: str) -> None:
-    for name in FACTORS:
-        if getattr(module, name).shape != getattr(first, name).shape:
+def _tie(module: Any, first: Any, which: str) -> None:
+    for mine, other in zip(factors(module), factors(first), strict=True):
+        if mine.shape != other.shape:
             raise ValueError(f"{which} cannot be tied: their factors differ in shape")
-        setattr(module, name, getattr(first, name))
+    share(module, first)
 
 
 def _follow(model: nn.Module, shared: Mapping[str, str]) -> None:
@@ -99,5 +96,5 @@ def _follow(model: nn.Module, shared: Mapping[str, str]) -> None:
         path, other = target.removesuffix(".weight"), made.get(origin.removesuffix(".weight"))
         if other is not None and path not in made and path != target and kind_of(model.get_submodule(path)):
             tied = unit(model.get_submodule(path), other.rank)
-            tied.decoder, tied.encoder = other.decoder, other.encoder
+            share(tied, other)
             put(model, path, tied)

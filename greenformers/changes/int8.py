@@ -112,16 +112,10 @@ def _numbers(module: "nn.Module") -> "Sequence[Tensor]":
 
 
 def _lost(before: Any, after: Any) -> float:
-    """|W - s q| / |W|, of the factors together where there are two."""
-    import torch
+    """|W - s q| / |W|."""
+    from greenformers.changes._int8 import turned
 
-    pairs = [(before.weight, after)]
-    if hasattr(before, "decoder"):
-        pairs = [(before.encoder, after.encoder), (before.decoder, after.decoder)]
-    squares = total = torch.zeros((), dtype=torch.float64)
-    for weight, quantised in pairs:
-        rows = weight.detach() if weight.shape == quantised.weight.shape else weight.detach().T
-        error = rows.float() - quantised.weight * quantised.scale[:, None]
-        squares = squares + error.double().square().sum()
-        total = total + rows.double().square().sum()
-    return float((squares / total).sqrt()) if total > 0 else 0.0
+    weight, quantised = before.weight.detach().double(), after.weight.double()
+    rows = weight.T if turned(before) else weight
+    total = rows.norm()
+    return float((rows - quantised).norm() / total) if total > 0 else 0.0

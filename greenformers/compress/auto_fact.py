@@ -17,6 +17,8 @@ from greenformers.solve.walk import (
     Unit,
     commit,
     expand,
+    factor_names,
+    factors,
     filled,
     kind_of,
     pack,
@@ -124,9 +126,10 @@ def _again(root: nn.Module, rank: float, parts: Sequence[str] | None) -> dict[st
     for path, made in units(root):
         if _within(path, parts) and not isinstance(made, LowRankEmbedding):
             groups = made.groups if isinstance(made, LowRankConv) else 1
-            if (chosen := _rank(len(made.decoder) // groups, made.encoder[0].numel(), rank)) and chosen < made.rank:
-                lower.add(id(made.decoder))
-    return {path: made for path, made in units(root) if id(made.decoder) in lower}
+            D, E = factors(made)
+            if (chosen := _rank(len(D) // groups, E[0].numel(), rank)) and chosen < made.rank:
+                lower.add(id(D))
+    return {path: made for path, made in units(root) if id(factors(made)[0]) in lower}
 
 
 def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -157,8 +160,9 @@ def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         groups: Any = module.groups if isinstance(module, get_args(Convolution)) else 1
         try:
             made = unit(module, len(found[f"{stem}.0.weight"]) // groups)
-            found[f"{path}.encoder"] = found.pop(f"{stem}.0.weight")
-            found[f"{path}.decoder"] = found.pop(f"{stem}.1.weight").reshape(made.decoder.shape)
+            decoder, encoder = factor_names(made)
+            found[f"{path}.{encoder}"] = found.pop(f"{stem}.0.weight")
+            found[f"{path}.{decoder}"] = found.pop(f"{stem}.1.weight").reshape(factors(made)[0].shape)
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"{path.removeprefix('it.')}: {error}") from error
         put(target, path, made)

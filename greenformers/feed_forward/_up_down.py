@@ -6,7 +6,7 @@ from torch import Tensor
 
 from greenformers._torch import flat
 from greenformers.feed_forward._contract import FeedForward, Size
-from greenformers.lowrank.linear import LED, LinearMap
+from greenformers.lowrank.linear import LED, is_plain
 
 
 class UpDown(FeedForward):
@@ -31,12 +31,12 @@ class UpDown(FeedForward):
     @property
     def low_rank(self) -> bool:
         """Whether both linear layers are; they may have been replaced since they were made."""
-        return isinstance(self.up, LED) and isinstance(self.down, LED)
+        return isinstance(self.up, LED) and isinstance(self.down, LED) and self.known
 
     @property
     def known(self) -> bool:
         """Whether both linear layers are dense or low-rank, and not of another kind that has taken their place."""
-        return isinstance(self.up, LinearMap) and isinstance(self.down, LinearMap)
+        return is_plain(self.up) and is_plain(self.down)
 
     def whole(self, x: Tensor) -> Tensor:
         """The definition."""

@@ -53,12 +53,12 @@ def sliced_feed_forward(
     Returns:
         (..., d), the same numbers as the plain form.
     """
-    code, D = (F.linear(x, up.encoder), up.decoder) if isinstance(up, LED) else (x, up.weight)
-    E = down.encoder if isinstance(down, LED) else down.weight
+    code, D = (F.linear(x, up.encoder.weight), up.decoder.weight) if isinstance(up, LED) else (x, up.weight)
+    E = down.encoder.weight if isinstance(down, LED) else down.weight
     given = code, D, up.bias, E, activation
     inner: Tensor = _plain(*given) if in_transform() else _SlicedInner.apply(*given, length)
     if isinstance(down, LED):
-        return F.linear(inner, down.decoder, down.bias)
+        return F.linear(inner, down.decoder.weight, down.bias)
     return inner if down.bias is None else inner + down.bias
 
 

@@ -157,6 +157,15 @@ def was_loaded(parameter: Tensor) -> bool:
     return bool(getattr(parameter, "_is_hf_initialized", False))
 
 
+def leave_as_made(module: nn.Module) -> None:
+    """Keep `_init_weights` of transformers from a module that has no weight to be drawn, though it is a linear layer.
+
+    It stands on the mark `_is_hf_initialized` of modules. To be no nn.Linear would take its place, and PEFT would not
+    know the layer.
+    """
+    module._is_hf_initialized = True  # type: ignore[assignment]
+
+
 def allow_training(model: PreTrainedModel) -> None:
     """Take from a model the mark of a quantised one, which would forbid `.half()`, moving and training.
 

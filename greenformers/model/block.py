@@ -37,8 +37,8 @@ class EncoderLayer(Layer):
         self.attention = SelfAttention(config, layer, causal=causal)
         self.feed_forward = feed_forward_of(config, layer, causal=causal)
         for last in (self.attention.output, getattr(self.feed_forward, "down", None)):
-            if last is not None:
-                last.into_residual = True  # they start smaller in a causal stack, see `initial_std`
+            for part in () if last is None else last.modules():  # of a low-rank one its factors
+                part.into_residual = True  # they start smaller in a causal stack, see `initial_std`
         self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.index = layer

@@ -15,7 +15,7 @@ from greenformers import blocks
 from greenformers.attention import Attention
 from greenformers.attention._aligned import first_of
 from greenformers.feed_forward import FeedForward
-from greenformers.lowrank.linear import LED, HeadLED
+from greenformers.lowrank.linear import LED, HeadLED, draw
 from greenformers.model._transformers import attention_of
 from greenformers.model.block import Layer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
@@ -136,12 +136,16 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         # loaded weights alone.
         into_residual = getattr(module, "into_residual", False)
         std = self.config.initial_std(causal=self.stack_is_causal, into_residual=into_residual)
-        if isinstance(module, LED | HeadLED | Position):
+        if isinstance(module, Position):
             module.reset_parameters(std)
+        elif isinstance(module, HeadLED):
+            module.draw_decoder(std)
+        elif isinstance(module, LED) and module.bias is not None:
+            nn.init.zeros_(module.bias)
         elif isinstance(module, Attention | blocks.Block | FeedForward):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=std)
+            draw(module, std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):

@@ -91,12 +91,13 @@ class Stream:
             else:
                 part = self._solved(site, path, key, rank)
                 stem = key.removesuffix(".weight")
-                yield f"{stem}.decoder", part.decoder[..., :rank].flatten(0, 1).contiguous()
+                weight = ".weight" if site.kind == "linear" else ""  # of an LED each factor is a linear layer
+                yield f"{stem}.decoder{weight}", part.decoder[..., :rank].flatten(0, 1).contiguous()
                 encoder = part.encoder[:, :rank].flatten(0, 1)
                 if site.kind == "conv":
                     kernel: Any = site.module
                     encoder = encoder.unflatten(1, kernel.weight.shape[1:])
-                yield f"{stem}.encoder", encoder.contiguous()
+                yield f"{stem}.encoder{weight}", encoder.contiguous()
                 itemsize = encoder.element_size()
             if site is not None:
                 self.layers.append(LayerReport.of(site, part, rank, itemsize))

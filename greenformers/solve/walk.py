@@ -10,6 +10,7 @@
 The packed projections of an nn.MultiheadAttention are unpacked first (`unpack`) and are linear maps from then on.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from greenformers.lowrank.computed import computed
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding
-from greenformers.lowrank.linear import LED
+from greenformers.lowrank.linear import LED, HeadLED
 from greenformers.lowrank.multihead import LowRankMultihead, refuse_fast_path
 from greenformers.model._transformers import TransposedLinear
 
@@ -38,7 +40,8 @@ class TransposedLED(LED):
     @property
     def weight(self) -> Tensor:
         """The dense weight the two factors stand for, (n, m)."""
-        return (self.decoder @ self.encoder).mT
+        D, E = self.decoder, self.encoder
+        return computed(lambda: (D.weight @ E.weight).mT, (self.in_features, self.out_features), D.weight)
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -108,8 +111,9 @@ def sites(model: nn.Module, select: Select = None) -> list[Site]:
     """
     found: dict[int, list[tuple[str, nn.Module]]] = {}
     # An attention that could not be unpacked reads the weights of its maps, and never calls them.
-    packed = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
-    read = {id(part) for attention in packed for part in attention.modules()}
+    # And the factors of a low-rank layer are no layers to be factorised.
+    whole = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention | LED | HeadLED)]
+    read = {id(part) for around in whole for part in around.modules()}
     for path, module in model.named_modules(remove_duplicate=False):
         if path and kind_of(module) and id(module) not in read:
             weight = module.weight
@@ -240,17 +244,18 @@ def filled(
 def _filled(module: nn.Module, decoder: Tensor, encoder: Tensor, shift: Tensor | None, first: Unit | None) -> Unit:
     made = unit(module, decoder.shape[-1])
     if first is not None:
-        made.decoder, made.encoder = first.decoder, first.encoder
+        share(made, first)
     else:
+        D, E = factors(made)
         with torch.no_grad():
-            made.decoder.copy_(decoder.reshape(made.decoder.shape))
-            made.encoder.copy_(encoder.reshape(made.encoder.shape))
+            D.copy_(decoder.reshape(D.shape))
+            E.copy_(encoder.reshape(E.shape))
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 # The row of padding is zero as a rule; so is its factor then, exactly.
-                made.decoder[module.padding_idx] *= module.weight[module.padding_idx].any()
+                D[module.padding_idx] *= module.weight[module.padding_idx].any()
         weight: Any = module.weight
-        made.decoder.requires_grad_(weight.requires_grad)
-        made.encoder.requires_grad_(weight.requires_grad)
+        D.requires_grad_(weight.requires_grad)
+        E.requires_grad_(weight.requires_grad)
     bias = getattr(module, "bias", None)
     if isinstance(made, LED | LowRankConv) and isinstance(bias, nn.Parameter):
         made.bias = bias if shift is None else nn.Parameter((bias + shift).to(bias.dtype), bias.requires_grad)
@@ -273,6 +278,24 @@ def commit(model: nn.Module, found: Mapping[str, Unit]) -> None:
         put(model, path, made)
 
 
+def factor_names(made: Unit) -> tuple[str, str]:
+    """The names of the two factors as parameters: of an LED each is the weight of a linear layer."""
+    return ("decoder.weight", "encoder.weight") if isinstance(made, LED) else ("decoder", "encoder")
+
+
+def factors(made: Unit) -> tuple[Any, Any]:
+    """The two factors: parameters, of whatever stands in their place by now."""
+    decoder, encoder = map(operator.attrgetter, factor_names(made))
+    return decoder(made), encoder(made)
+
+
+def share(made: Unit, first: Unit) -> None:
+    """Give a unit the factors of another; a bias stays its own."""
+    for name, parameter in zip(factor_names(made), factors(first), strict=True):
+        where, _, last = name.rpartition(".")
+        setattr(made.get_submodule(where), last, parameter)
+
+
 def dense(made: Unit) -> nn.Module:
     """The dense map that a unit stands for."""
     if not isinstance(made, LED):
@@ -283,10 +306,11 @@ def dense(made: Unit) -> nn.Module:
             full = TransposedLinear(made.out_features, made.in_features)
         else:
             full = nn.Linear(made.in_features, made.out_features, made.bias is not None)
-    full.to(made.decoder.dtype).to_empty(device=made.decoder.device)
+    D, E = factors(made)
+    full.to(D.dtype).to_empty(device=D.device)
     with torch.no_grad():
         full.weight.copy_(made.weight)
-    full.weight.requires_grad_(made.decoder.requires_grad or made.encoder.requires_grad)
+    full.weight.requires_grad_(D.requires_grad or E.requires_grad)
     if made.bias is not None:
         full.bias = made.bias
     return full.train(made.training)
@@ -299,7 +323,7 @@ def expand(model: nn.Module, found: Iterable[tuple[str, Unit]]) -> None:
     for path, module in found:
         if id(module) not in made:
             full: Any = dense(module)
-            full.weight = weights.setdefault(id(module.decoder), full.weight)
+            full.weight = weights.setdefault(id(factors(module)[0]), full.weight)
             made[id(module)] = full
         put(model, path, made[id(module)])
 

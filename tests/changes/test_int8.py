@@ -12,7 +12,6 @@ import greenformers
 from greenformers.changes import Heal, Int8, LowRank
 from greenformers.changes._int8 import (
     Int8Embedding,
-    Int8LED,
     Int8Linear,
     aware,
     int8_of,
@@ -41,7 +40,7 @@ def oracle(x: Tensor, made: Int8Linear, levels: int = 255) -> Tensor:
     zero = (-low / step).round()
     q = ((x.float() / step).round() + zero).clamp(0, levels)
     read = (q - zero).double() * step.double()
-    found = read @ (made.weight.double() * made.scale.double()[:, None]).T
+    found = read @ (made.quantised.double() * made.scale.double()[:, None]).T
     return found if made.bias is None else found + made.bias.double()
 
 
@@ -52,13 +51,12 @@ def test_it_computes_its_formula(shape: tuple[int, ...], bias: bool) -> None:
     x = torch.randn(shape) + 0.3
     with torch.no_grad():
         torch.testing.assert_close(made(x).double(), oracle(x, made, LEVELS), atol=1e-5, rtol=1e-5)
-        flat = made._in_graph(x.flatten(0, -2) if x.ndim > 1 else x[None], made.bias).view(*shape[:-1], 24)
+        flat = made._in_graph(x.flatten(0, -2) if x.ndim > 1 else x[None]).view(*shape[:-1], 24)
         torch.testing.assert_close(flat.double(), oracle(x, made), atol=1e-5, rtol=1e-5)
         if LEVELS == 255:
             torch.testing.assert_close(flat, made(x), atol=1e-6, rtol=1e-6)
         assert (made(x) - dense(x)).abs().max() < 0.05
-    assert made.weight.dtype == torch.int8
-    assert made.extra_repr() == f"16, 24, bias={bias}"
+    assert made.quantised.dtype == torch.int8
 
 
 def test_weights_are_within_half_a_step() -> None:
@@ -74,8 +72,10 @@ def test_weights_are_within_half_a_step() -> None:
 
 def test_the_last_digits_of_inputs() -> None:
     _, made = linear()
-    low = Int8LED.of(LED(16, 24, 4))
-    net, x, seen = nn.ModuleList([made, low]), torch.randn(5, 16), []
+    low = LED(16, 24, 4)
+    net, x, seen = nn.ModuleList([low]), torch.randn(5, 16), []
+    quantise(net)
+    net.append(made)
     low.encoder.register_forward_hook(lambda _, args, __: seen.append(args[0]))
     with torch.no_grad():
         before = made(x)
@@ -98,7 +98,7 @@ def test_rows_and_inputs_of_nothing() -> None:
         made = Int8Linear.of(dense.weight, dense.bias)
         assert made(torch.randn(4, 16))[:, 3].equal(dense.bias[3].expand(4))
         torch.testing.assert_close(made(torch.zeros(4, 16)), dense.bias.expand(4, -1))
-        torch.testing.assert_close(made._in_graph(torch.zeros(4, 16), made.bias), dense.bias.expand(4, -1))
+        torch.testing.assert_close(made._in_graph(torch.zeros(4, 16)), dense.bias.expand(4, -1))
 
 
 def test_types_gradients_and_copies() -> None:
@@ -107,8 +107,6 @@ def test_types_gradients_and_copies() -> None:
     half = made(x.bfloat16())
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half, made(x.bfloat16().float()).bfloat16())
-    with pytest.raises(RuntimeError, match="no gradient"):
-        made(x.clone().requires_grad_())
     expected = made(x)  # packed now, and what is packed cannot be copied
     again = copy.deepcopy(made)
     assert again(x).equal(expected)
@@ -119,11 +117,45 @@ def test_types_gradients_and_copies() -> None:
     assert made(x).equal(expected)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_pass_through(bias: bool) -> None:
+    """Training beside int8 layers (LoRA) failed with "int8 weights have no gradient"."""
+    _, made = linear(bias=bias)
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    y = made(x)
+    assert y.equal(made(x.detach()))
+    grad = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, grad, create_graph=True)
+    torch.testing.assert_close(found, grad @ (made.weight + 0))
+    (first,) = torch.autograd.grad((made(x) ** 3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert second.abs().sum() > 0
+    assert made.quantised.grad is made.scale.grad is None
+    half = x.detach().bfloat16().requires_grad_()
+    made(half).sum().backward()
+    assert half.grad.dtype == torch.bfloat16
+
+
+def test_who_reads_the_weight_finds_what_it_stands_for() -> None:
+    """Networks that read `.weight` and never call the layer multiplied by the whole numbers."""
+    dense, made = linear()
+    assert isinstance(made, nn.Linear)
+    assert (made.weight.dtype, made.weight.shape, made.weight.device) == (
+        dense.weight.dtype, dense.weight.shape, dense.weight.device,
+    )  # fmt: skip
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(nn.functional.linear(x, made.weight), x @ (made.scale[:, None] * made.quantised).T)
+    assert (made.weight.T + 0).shape == (16, 24)
+    with pytest.raises(RuntimeError, match="cannot be written to"):
+        made.weight.data = torch.zeros(24, 16)
+
+
 def test_embeddings() -> None:
     table = nn.Embedding(11, 8, padding_idx=2)
     made, ids = Int8Embedding.of(table), torch.arange(11)[None]
     assert (made(ids) - table(ids)).abs().max() <= made.scale.max() / 2 * 1.001
-    assert made(ids).equal((made.weight * made.scale[:, None])[None])
+    assert made(ids).equal((made.quantised * made.scale[:, None])[None])
+    assert made(ids)[0].equal(made.weight + 0)
     assert made.padding_idx == 2
     assert made.extra_repr() == "11, 8"
 
@@ -145,7 +177,7 @@ def test_a_quarter_of_the_bytes(name: str) -> None:
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     assert isinstance(head, Int8Linear)
     assert isinstance(table, Int8Embedding)
-    assert head.weight is table.weight
+    assert head.quantised is table.quantised
     assert head.scale is table.scale
     small_model = copy.deepcopy(dense)
     quantise(small_model)
@@ -159,7 +191,9 @@ def test_low_rank_layers_too() -> None:
     greenformers.compress(model, LowRank(keep=0.5, select=EVERYTHING))
     expected = outputs(model, inputs("bert"))[0]
     quantise(model)
-    assert any(isinstance(part, Int8LED) for part in model.modules())
+    low = [part for part in model.modules() if isinstance(part, LED)]
+    assert low
+    assert all(isinstance(part.encoder, Int8Linear) and isinstance(part.decoder, Int8Linear) for part in low)
     assert difference(outputs(model, inputs("bert"))[:1], [expected]) < 0.1 * expected.abs().max()
 
 
@@ -243,16 +277,13 @@ def test_what_is_said_of_each_part() -> None:
     report = greenformers.compress(model, [LowRank(keep=0.5), Int8()])
     units = {unit.path: unit for unit in report.steps[1].report.units}
     assert list(units) == int8_of(model)
-    table, low = units["transformer.wte"], units["transformer.h.0.mlp.c_fc"]
+    table, first = units["transformer.wte"], units["transformer.h.0.mlp.c_fc.encoder"]
     weight, made = dense.transformer.wte.weight, model.transformer.wte
     assert (table.before, table.after) == (4 * weight.numel(), weight.numel() + 4 * len(weight))
-    error = (weight - made.weight * made.scale[:, None]).norm() / weight.norm()
+    error = (weight - made.weight).norm() / weight.norm()
     assert table.lost == pytest.approx(error.item(), rel=1e-4)
-    assert 0 < low.lost < 0.02
-    assert low.before == 4 * sum(
-        part.weight.numel()
-        for part in (model.transformer.h[0].mlp.c_fc.encoder, model.transformer.h[0].mlp.c_fc.decoder)
-    )
+    assert 0 < first.lost < 0.02
+    assert first.before == 4 * model.transformer.h[0].mlp.c_fc.encoder.quantised.numel()
     assert report.steps[1].size == bytes_of(model) < report.steps[0].size < report.size
 
 

@@ -266,7 +266,7 @@ def test_a_configuration_that_is_no_json(folder: Path, text: str) -> None:
     refused(folder, "config.json")
 
 
-@pytest.mark.parametrize("lost", ["pooler.dense.decoder", "pooler.dense.bias", "embeddings.LayerNorm.weight"])
+@pytest.mark.parametrize("lost", ["pooler.dense.decoder.weight", "pooler.dense.bias", "embeddings.LayerNorm.weight"])
 def test_a_tensor_is_missing_or_too_much(folder: Path, lost: str) -> None:
     state = load_file(folder / WEIGHTS)
     save_file(state | {"more": torch.zeros(3)}, folder / WEIGHTS, {"format": "pt"})

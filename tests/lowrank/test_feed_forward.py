@@ -78,7 +78,7 @@ def test_non_contiguous_input_and_gradient(kind):
 def test_non_contiguous_gradient_of_the_inner_function():
     block = Block().double()
     code = torch.randn(3, 101, 5, dtype=torch.float64, requires_grad=True)
-    weights = (block.up.decoder, block.up.bias, block.down.encoder)
+    weights = (block.up.decoder.weight, block.up.bias, block.down.encoder.weight)
     D, b, E = weights
     found, expected = _SlicedInner.apply(code, *weights, F.gelu, None), F.gelu(code @ D.T + b) @ E.T
     g = torch.randn(101, 3, 7, dtype=torch.float64).transpose(0, 1)
@@ -90,13 +90,13 @@ def test_non_contiguous_gradient_of_the_inner_function():
 
 def test_frozen_factors_get_no_gradient_and_leave_the_others_right():
     block = Block().double()
-    for frozen in (block.up.decoder, block.down.encoder, block.up.bias):
+    for frozen in (block.up.decoder.weight, block.down.encoder.weight, block.up.bias):
         frozen.requires_grad_(False)
     x = torch.randn(257, d, dtype=torch.float64, requires_grad=True)
     compare(block, x, torch.randn_like(x), CLOSE[torch.float64])
     block(x).sum().backward()
-    assert block.up.decoder.grad is None
-    assert block.down.encoder.grad is None
+    assert block.up.decoder.weight.grad is None
+    assert block.down.encoder.weight.grad is None
     assert block.up.bias.grad is None
 
 

@@ -44,7 +44,7 @@ def test_the_product_has_the_deviation_asked_for(n, m, rank):
 def test_codes_have_the_variance_of_the_input():
     torch.manual_seed(0)
     layer, x = LED(1009, 509, 251), torch.randn(101, 1009)
-    variance = (x @ layer.encoder.T).square().mean()
+    variance = (x @ layer.encoder.weight.T).square().mean()
     torch.testing.assert_close(variance, torch.tensor(1.0), atol=0, rtol=0.02)
 
 

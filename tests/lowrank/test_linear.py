@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from greenformers.lowrank.linear import LED, linear_map
+from greenformers.lowrank.linear import LED, decode, encode, linear_map
 from greenformers.measure.parameters import parameters
 
 n, m, r = 13, 11, 3
@@ -31,13 +31,13 @@ def test_weight_is_as_nn_linear_holds_it():
     layer = led()
     assert layer.weight.shape == nn.Linear(n, m).weight.shape
     assert torch.linalg.matrix_rank(layer.weight) == r
-    expected = torch.einsum("or,ri->oi", layer.decoder, layer.encoder)
+    expected = torch.einsum("or,ri->oi", layer.decoder.weight, layer.encoder.weight)
     torch.testing.assert_close(layer.weight, expected)
 
 
 def test_gradients_are_those_of_the_dense_map():
     layer, x = led(dtype=torch.float64), torch.randn(7, n, dtype=torch.float64, requires_grad=True)
-    inputs, g = (x, layer.encoder, layer.decoder, layer.bias), torch.randn(7, m, dtype=torch.float64)
+    inputs, g = (x, layer.encoder.weight, layer.decoder.weight, layer.bias), torch.randn(7, m, dtype=torch.float64)
     expected = torch.autograd.grad(F.linear(x, layer.weight, layer.bias), inputs, g)
     torch.testing.assert_close(torch.autograd.grad(layer(x), inputs, g), expected, atol=1e-12, rtol=1e-12)
 
@@ -60,11 +60,11 @@ def test_rank_out_of_range(sizes, limit):
 def test_state_dict():
     first, second = led(), led()
     assert {name: tuple(x.shape) for name, x in first.state_dict().items()} == {
-        "encoder": (r, n),
-        "decoder": (m, r),
+        "encoder.weight": (r, n),
+        "decoder.weight": (m, r),
         "bias": (m,),
     }
-    assert set(led(bias=False).state_dict()) == {"encoder", "decoder"}
+    assert set(led(bias=False).state_dict()) == {"encoder.weight", "decoder.weight"}
     second.load_state_dict(first.state_dict())
     x = torch.randn(7, n)
     torch.testing.assert_close(second(x), first(x), atol=0, rtol=0)
@@ -76,13 +76,46 @@ def test_deepcopy_is_equal_and_apart():
     copy = deepcopy(layer)
     torch.testing.assert_close(copy(x), before, atol=0, rtol=0)
     with torch.no_grad():
-        copy.encoder.zero_()
+        copy.encoder.weight.zero_()
     torch.testing.assert_close(layer(x), before, atol=0, rtol=0)
 
 
 def test_repr():
-    assert repr(LED(n, m, r)) == "LED(13, 11, rank=3, bias=True)"
-    assert repr(LED(n, m, r, bias=False)) == "LED(13, 11, rank=3, bias=False)"
+    for bias in (True, False):
+        assert f"13, 11, rank=3, bias={bias}" in repr(LED(n, m, r, bias))
+
+
+def test_what_takes_a_factors_place_is_called():
+    """As PEFT puts its layers in the place of linear ones: computed from the weights, they would be without effect."""
+    layer, x, seen = led(), torch.randn(7, n), []
+    before = layer(x)
+    layer.encoder.register_forward_hook(lambda *_: seen.append("encoder"))
+    torch.testing.assert_close(layer(x), before)
+    assert seen == ["encoder"]
+    layer.decoder = nn.Sequential(layer.decoder, nn.Hardtanh(-0.1, 0.1))
+    assert (layer(x) - layer.bias).abs().max() <= 0.1 + 1e-6
+    (code,) = encode([layer], x)
+    torch.testing.assert_close(decode(layer, code), layer(x))
+    assert seen == ["encoder"] * 4
+
+
+def test_the_weight_is_computed_where_it_is_used():
+    """T5 asks for the type of a weight at each call, for which both factors were multiplied."""
+    layer = led()
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        assert (layer.weight.shape, layer.weight.dtype, layer.weight.device) == (
+            (m, n),
+            torch.float32,
+            torch.device("cpu"),
+        )
+        assert len(layer.weight) == m
+        assert layer.weight.size(1) == n
+    assert counter.get_total_flops() == 0
+    layer.weight.sum().backward()
+    assert layer.encoder.weight.grad.abs().sum() > 0
+    assert layer.double().weight.dtype == torch.float64
+    with pytest.raises(RuntimeError, match="computed from others"):
+        layer.weight.data = torch.zeros(m, n)
 
 
 def test_linear_map_is_dense_without_a_rank():

@@ -74,7 +74,7 @@ def test_padding(padding_idx):
 
 def test_one_pair_of_factors_serves_the_input_and_the_output():
     embedding, output = low_rank(), LED(d, V, r, bias=False)
-    output.encoder, output.decoder = embedding.encoder, embedding.decoder
+    output.encoder.weight, output.decoder.weight = embedding.encoder, embedding.decoder
     model = nn.Sequential(embedding, output)
     assert parameters(model) == r * (V + d)
     torch.testing.assert_close(output.weight, embedding.weight, atol=0, rtol=0)

@@ -107,7 +107,7 @@ def linear(item, x):
     """One map: x E D + b where it has two factors, x W + b where not."""
     bias = 0 if item.bias is None else item.bias
     if hasattr(item, "encoder"):
-        return x @ item.encoder.T @ item.decoder.T + bias
+        return x @ item.encoder.weight.T @ item.decoder.weight.T + bias
     return x @ item.weight.T + bias
 
 

@@ -66,7 +66,11 @@ def test_equals_berts_layer(name, activation, masked):
 def dense_twin(block, name):
     """The dense layer that `block`, whose maps are LEDs, stands for."""
     twin = layer(name, max_position_embeddings=MAX_LEN)
-    state = {key: value for key, value in block.state_dict().items() if not key.endswith(("encoder", "decoder"))}
+    state = {
+        key: value
+        for key, value in block.state_dict().items()
+        if not key.endswith(("encoder.weight", "decoder.weight"))
+    }
     state |= {f"{key}.weight": module.weight for key, module in block.named_modules() if isinstance(module, LED)}
     twin.load_state_dict(state)
     assert not any(isinstance(module, LED) for module in twin.modules())

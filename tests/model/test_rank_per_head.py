@@ -19,7 +19,7 @@ def drawn(kind: type = GreenformerModel, **options: object) -> torch.nn.Module:
 
 
 def head_by_head(projection: HeadLED, x: Tensor) -> Tensor:
-    heads = zip(projection.encoder.chunk(projection.heads), projection.decoder, strict=True)
+    heads = zip(projection.encoder.weight.chunk(projection.heads), projection.decoder, strict=True)
     return torch.cat([x @ E.T @ D.T for E, D in heads], -1)
 
 

@@ -101,7 +101,8 @@ TRANSFORMERS = {
     "PreTrainedModel.get_expanded_tied_weights_keys": "all_ties, refresh_ties: as tied_weights",
     "PreTrainedModel._from_config": "model_from_config: compression from disk to disk",
     "QuantizedConfig._is_quantized": "allow_training: compressed models that were loaded refuse .half() and training",
-    "Loaded._is_hf_initialized": "was_loaded: trained embeddings of a padding token would be set to 0 when loaded",
+    "Loaded._is_hf_initialized": "was_loaded: trained embeddings of a padding token would be set to 0 when loaded; "
+    "leave_as_made: weights are drawn for int8 layers at each load, and thrown away",
     "PreTrainedModel._no_split_modules": "whole_layers: sharded training",
     "PreTrainedModel._is_distributed_loading_by_transformers": "mark_as_sharded: sharded training",
     "ShardedModel._is_fsdp_managed_module": "mark_as_sharded: sharded training",

@@ -43,7 +43,7 @@ def test_predicted_achieved_and_recomputed_errors_agree(solver: str, bias: bool)
         assert layer.predicted == pytest.approx(layer.achieved, abs=1e-6)
         W, low = dense.get_submodule(path).weight.double(), model.get_submodule(path)
         assert isinstance(low, LED)
-        V = low.decoder.double() @ low.encoder.double()
+        V = low.decoder.weight.double() @ low.encoder.weight.double()
         if solver == "svd":
             expected = (W - V).norm() / W.norm()
         else:
@@ -251,7 +251,7 @@ def test_the_error_of_the_solver_loss_is_that_of_its_norm() -> None:
     report = all_of(model, Budget(5, "rank"), solver="loss", loss=loss, calibration=batches)
     G, x = brute(dense, batches, loss, "0"), seen_by(dense, batches, "0")
     x = x - x.mean(0)
-    W, V = dense[0].weight.double(), model[0].decoder.double() @ model[0].encoder.double()
+    W, V = dense[0].weight.double(), model[0].decoder.weight.double() @ model[0].encoder.weight.double()
     norms = [torch.einsum("ij,pi,pj->", G, y, y).sqrt() for y in (x @ (W - V).mT, x @ W.mT)]
     assert report.layers[0].achieved == pytest.approx((norms[0] / norms[1]).item(), rel=1e-3)
     assert report.layers[0].predicted == pytest.approx(report.layers[0].achieved, rel=1e-3)
@@ -345,7 +345,8 @@ def test_sequential_is_what_its_definition_gives(solver: str, bias: bool, memory
             torch.testing.assert_close(low(x).mean(0), mean, rtol=0, atol=1e-9)
             x, y = x - x.mean(0), y - y.mean(0)
         factors = factorize(W, rank, solver, Statistics(x.mT @ x, cross=y.mT @ x, gradients=G))
-        expected, found = (x @ (part.decoder.double() @ part.encoder.double()).mT for part in (factors, low))
+        expected = x @ (factors.decoder.double() @ factors.encoder.double()).mT
+        found = x @ (low.decoder.weight.double() @ low.encoder.weight.double()).mT
         assert (found - expected).norm() < 1e-6 * expected.norm()
         norm = torch.eye(len(W), dtype=torch.float64) if G is None else G
         lost, total = (torch.einsum("pi,ij,pj->", part, norm, part).item() for part in (y - expected, y))
