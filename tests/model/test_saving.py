@@ -90,7 +90,9 @@ FIRST = {
 """Modules of transformers that a program may ask for first, and what of them."""
 
 
-@pytest.mark.parametrize("module", FIRST)
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=() if name == "transformers" else pytest.mark.slow) for name in FIRST]
+)
 def test_what_is_first_wanted_of_transformers_changes_nothing(module):
     """A program of its own each: what has been imported before decides."""
     program = (

@@ -1,0 +1,136 @@
+"""A batch that a network takes, made from its configuration alone: to run it once, and to count what it costs."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+LEFT_OUT = ("_token_id", "_token_index")
+"""How configurations name the tokens that mean something, an image or the end of the text."""
+
+
+def example_of(model: PreTrainedModel, *, batch: int = 2, length: int = 16, seed: int = 0) -> dict[str, Tensor]:
+    """Texts of random tokens, random images or recordings, whatever the network takes; always the same.
+
+    Args:
+        model: Of transformers.
+        batch: B, how many of them.
+        length: N, tokens of a text; images and recordings are as long as the configuration says.
+        seed: Of what is drawn.
+
+    Raises:
+        ValueError: An input whose form is not known here.
+    """
+    made = _Example(model, batch, length, torch.Generator().manual_seed(seed))
+    return {name: x.to(model.device) for name, x in made.inputs().items()}
+
+
+class _Example:
+    def __init__(self, model: PreTrainedModel, batch: int, length: int, draw: torch.Generator) -> None:
+        self.model, self.batch, self.length, self.draw = model, batch, length, draw
+        self.taken = inspect.signature(model.forward).parameters
+        self.main = model.main_input_name
+        self.pairs = bool(getattr(model.config, "is_encoder_decoder", False))
+
+    def inputs(self) -> dict[str, Tensor]:
+        made = {self.main: self._input(self.main)}
+        both = "pixel_values" in self.taken and hasattr(model_config(self.model), "vision_config") and self._both
+        if both:
+            made["pixel_values"] = self._input("pixel_values")
+        if self.pairs and "decoder_input_ids" in self.taken:
+            made["decoder_input_ids"] = self._tokens(self.length - 3)  # of another length: cross-attention shows
+        if "bbox" in self.taken:
+            made["bbox"] = torch.zeros(self.batch, self.length, 4, dtype=torch.long)
+        if self.main == "input_ids" and "labels" not in self.main:
+            made["input_ids"][:, -1] = self._last(made["input_ids"])
+        return made
+
+    @property
+    def _both(self) -> bool:
+        """Whether it always takes texts and images: those that may have both have a token that stands for an image."""
+        return not any(name.startswith("image_token") for name in model_config(self.model).to_dict())
+
+    def _last(self, ids: Tensor) -> Tensor:
+        """The end of the text where a network takes its state there (CLIP)."""
+        text = model_config(self.model).get_text_config()
+        end = getattr(text, "eos_token_id", None)
+        if hasattr(model_config(self.model), "vision_config") and isinstance(end, int) and 0 <= end < text.vocab_size:
+            return torch.full_like(ids[:, -1], end)
+        return ids[:, -1]
+
+    def _input(self, name: str) -> Tensor:
+        if name in ("input_ids", "inputs"):
+            return self._tokens(self.length)
+        if name == "pixel_values":
+            return self._pixels()
+        if name in ("input_features", "input_values"):
+            return self._sound(name)
+        raise ValueError(
+            f"{type(self.model).__name__} reads {name}, of which no example can be made from its configuration: give one"
+        )
+
+    def _tokens(self, length: int) -> Tensor:
+        text = model_config(self.model).get_text_config(decoder=True if length != self.length else None)
+        if (count := getattr(text, "vocab_size", None)) is None:
+            raise ValueError(f"the configuration of {type(self.model).__name__} does not say how many tokens it knows")
+        meant = {value for config in configs(model_config(self.model)) for value in _meant(config)}
+        plain = [token for token in range(min(count, 1000)) if token not in meant] or list(range(count))
+        places = torch.randint(len(plain), (self.batch, length), generator=self.draw)
+        return torch.tensor(plain)[places]
+
+    def _pixels(self) -> Tensor:
+        sizes = (_found(config, "image_size") for config in configs(model_config(self.model)))
+        size: Any = next((size for size in sizes if size), 64)
+        height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+        channels = (_found(config, "num_channels") for config in configs(model_config(self.model)))
+        count = next((int(count) for count in channels if count), 3)
+        frames = (_found(config, "num_frames") for config in configs(model_config(self.model)))
+        shape = (count, height, width)
+        if number := next((int(number) for number in frames if number), None):
+            shape = (number, *shape)
+        return torch.randn(self.batch, *shape, generator=self.draw)
+
+    def _sound(self, name: str) -> Tensor:
+        config = model_config(self.model)
+        bins = _found(config, "num_mel_bins")
+        if bins and (frames := _found(config, "max_source_positions")) and name == "input_features":
+            if _found(config, "input_feat_per_channel"):  # speech to text: frames come first
+                return torch.randn(self.batch, 4 * self.length, config.input_feat_per_channel, generator=self.draw)
+            return torch.randn(self.batch, bins, 2 * frames, generator=self.draw)
+        if bins and (longest := _found(config, "max_length")):  # spectrograms as images
+            return torch.randn(self.batch, longest, bins, generator=self.draw)
+        for width in ("feature_projection_input_dim", "input_feat_per_channel", "input_features"):
+            if number := _found(config, width):
+                return torch.randn(self.batch, 4 * self.length, number, generator=self.draw)
+        strides = _found(config, "conv_stride") or (320,)
+        kernels = _found(config, "conv_kernel") or (400,)
+        samples = self.length
+        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+            samples = samples * stride + kernel
+        return torch.randn(self.batch, samples, generator=self.draw)
+
+
+def model_config(model: PreTrainedModel) -> Any:
+    """The configuration of a model, whose attributes are its own."""
+    return model.config
+
+
+def configs(config: PreTrainedConfig) -> Iterator[Any]:
+    """A configuration and those in it."""
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from configs(value)
+
+
+def _found(config: Any, name: str) -> Any:
+    return getattr(config, name, None)
+
+
+def _meant(config: PreTrainedConfig) -> Iterator[int]:
+    for name, value in vars(config).items():
+        if name.endswith(LEFT_OUT):
+            yield from ([value] if isinstance(value, int) else [one for one in value or () if isinstance(one, int)])
