@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 LEFT = "_layers_left"
-COUNTS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
-"""How configurations name the number of layers of a stack."""
 
 
 @dataclass(frozen=True)
@@ -32,49 +30,68 @@ class Layers(Change):
         return "half the layers" if self.keep is None else f"{self.keep} layers"
 
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
-        """See besides that there is one stack, of more layers than are to be kept."""
-        super().check(model, before, given)
-        self._number(len(_stack(model)))
+        """See besides that there are stacks of more layers than are to be kept, and what the model is without them."""
+        from greenformers.changes._stacks import check_shorter
 
-    def _number(self, count: int) -> int:
-        keep = max(1, count // 2) if self.keep is None else self.keep
-        if not 1 <= keep < count:
-            raise ValueError(f"layers to keep must be in 1..{count - 1}, of {count}; got {keep}")
-        return keep
+        super().check(model, before, given)
+        network: Any = model
+        check_shorter(network, self._kept(model))
+
+    def _kept(self, model: "nn.Module") -> dict[str, list[int]]:
+        """Which layers of each stack are kept, of those that are longer."""
+        from greenformers.changes._stacks import stacks
+
+        counts = {path: len(stack) for path, stack in stacks(model).items()}
+        keep = {path: count // 2 if self.keep is None else self.keep for path, count in counts.items()}
+        kept = {path: spread(count, keep[path]) for path, count in counts.items() if keep[path] < count}
+        if not kept:
+            most = max(counts.values())
+            raise ValueError(f"layers to keep must be in 1..{most - 1}, of {most}; got {self.keep}")
+        return kept
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
-        """Drop layers of the network's stack.
+        """Drop layers of the network's stacks; of an encoder-decoder of both.
 
         Raises:
-            ValueError: there is no one stack of layers, or not so many; or its layers are one, repeated.
+            ValueError: there is no stack of so many layers, or its configuration cannot count fewer.
         """
         from greenformers.changes._options import as_dict
+        from greenformers.changes._stacks import check_shorter, shorten
 
-        stack = _stack(model)
-        count = len(stack)
-        kept = spread(count, self._number(count))
-        left = getattr(model, LEFT, None) or list(range(count))
-        path = next(path for path, part in model.named_modules() if part is stack)
-        sizes = [sum(x.numel() * x.element_size() for x in layer.parameters()) for layer in stack]
-        _drop(model, stack, kept)
-        setattr(model, LEFT, [left[place] for place in kept])
-        units = [
-            UnitReport(f"{path}.{place}", *(("kept", size, size) if place in kept else ("dropped", size, 0)))
-            for place, size in enumerate(sizes)
-        ]
-        return Report(as_dict(self), f"of {count} layers {', '.join(map(str, kept))} are left", units)
+        network: Any = model
+        kept = self._kept(model)
+        check_shorter(network, kept)
+        left = getattr(model, LEFT, {})
+        units = []
+        for path, places in kept.items():
+            stack: Any = model.get_submodule(path)
+            before = left.get(path, list(range(len(stack))))
+            left = left | {path: [before[place] for place in places]}
+            for place, layer in enumerate(stack):
+                size = sum(x.numel() * x.element_size() for x in layer.parameters())
+                state = ("kept", size, size) if place in places else ("dropped", size, 0)
+                units.append(UnitReport(f"{path}.{place}", *state))
+        counts = {path: len(network.get_submodule(path)) for path in kept}
+        shorten(network, kept)
+        setattr(model, LEFT, left)
+        said = [f"{', '.join(map(str, kept[path]))} of {count}" for path, count in counts.items()]
+        names = [f" of {path}" if len(kept) > 1 else "" for path in kept]
+        summary = "; ".join(f"layers {what}{name} are left" for what, name in zip(said, names, strict=True))
+        return Report(as_dict(self), summary, units)
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
-        """Which of the original's layers are left."""
+        """Which of the original's layers are left, by the path of the stack."""
         return getattr(model, LEFT, None)
 
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
         """Note which layers they were: how many there are the configuration says."""
-        if not isinstance(description, list) or not all(type(layer) is int and layer >= 0 for layer in description):
-            raise ValueError("the layers that are left must be a list of whole numbers from 0 on")
-        setattr(model, LEFT, list(description))
+        if not isinstance(description, dict) or not description or not all(map(_is_places, description.values())):
+            raise ValueError(
+                "the layers that are left must be lists of whole numbers from 0 on, by the path of their stack"
+            )
+        setattr(model, LEFT, {str(path): list(places) for path, places in description.items()})
         return []
 
     @classmethod
@@ -88,46 +105,5 @@ def spread(count: int, keep: int) -> list[int]:
     return [round(place * (count - 1) / max(1, keep - 1)) for place in range(keep)]
 
 
-def _stack(model: "nn.Module") -> "nn.ModuleList":
-    """The stack of layers of a network.
-
-    Raises:
-        ValueError: there is none, or more than one.
-    """
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"{type(model).__name__} is no model of transformers, whose configuration would say how many layers it has"
-        )
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    lists = [
-        part
-        for part in model.modules()
-        if isinstance(part, nn.ModuleList) and len(part) == count and len({type(layer) for layer in part}) == 1
-    ]
-    outer = [part for part in lists if not any(part in set(other.modules()) - {other} for other in lists)]
-    if getattr(model.config, "is_encoder_decoder", False) or len(outer) != 1:
-        raise ValueError(
-            f"{type(model).__name__} has no one stack of layers, of which some could be kept; an encoder or a "
-            "language model has"
-        )
-    return outer[0]
-
-
-def _drop(model: Any, stack: "nn.ModuleList", kept: Sequence[int]) -> None:
-    config, count = model.config.get_text_config(), len(stack)
-    kinds = getattr(config, "layer_types", None)
-    for place in reversed(range(count)):
-        if place not in kept:
-            del stack[place]
-    for place, layer in enumerate(stack):
-        for part in layer.modules():  # a cache counts layers by it
-            if getattr(part, "layer_idx", None) is not None:
-                part.layer_idx = place  # type: ignore[assignment]
-    for name in COUNTS:
-        if getattr(config, name, None) == count:
-            setattr(config, name, len(kept))
-    if kinds is not None:
-        config.layer_types = [kinds[place] for place in kept]
+def _is_places(given: object) -> bool:
+    return isinstance(given, list) and all(type(place) is int and place >= 0 for place in given)

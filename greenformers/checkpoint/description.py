@@ -9,6 +9,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 NAME = "greenformers"
 
+STRUCTURE = "greenformers.json"
+"""What `config.json` says for a `transformers` model, of any other network."""
+
 
 class Description(QuantizationConfigMixin):
     """The part of a model's configuration that says where it differs from the network its class builds.

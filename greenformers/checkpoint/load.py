@@ -10,9 +10,8 @@ from safetensors.torch import load_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.checkpoint.description import NAME, Description
+from greenformers.checkpoint.description import NAME, STRUCTURE, Description
 from greenformers.checkpoint.place import MISSING, place, settle
-from greenformers.checkpoint.save import STRUCTURE
 
 
 def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.Module | None = None) -> nn.Module:

@@ -3,21 +3,20 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_model
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.changes import kind
 from greenformers.changes._recipe import RECIPE, recipe_text
 from greenformers.changes._report import CompressionReport
+from greenformers.checkpoint.description import STRUCTURE
 from greenformers.checkpoint.structure import mark, structure
-
-STRUCTURE = "greenformers.json"
-"""What `config.json` says for a `transformers` model, of any other network."""
+from greenformers.checkpoint.trial import try_again
 
 REPORT = "compression.json"
 """The report of the recipe, beside the weights."""
@@ -32,10 +31,12 @@ def save(
     report: CompressionReport | None = None,
     card: str = "",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    example: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a changed network whole; `greenformers.load` reads it.
 
-    A folder that exists is replaced once all is written: a crash leaves the old one, or the new one.
+    Before it is called done it is read again and run once, see `greenformers.checkpoint.trial`. A folder that exists is
+    replaced once all is written: a crash leaves the old one, or the new one.
 
     Args:
         model: Any network that went through changes.
@@ -44,12 +45,13 @@ def save(
             `recipe.toml`.
         card: More Markdown for the card.
         tokenizer: Saved beside it.
+        example: Keyword arguments of a call of the model, to run it once; by default made from its configuration.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: Nothing was changed in the network.
+        ValueError: Nothing was changed in the network; or what was written is not what is in memory, or not finite.
         OSError: The folder cannot be written, or holds something that is no saved network.
     """
     described = mark(model)
@@ -65,6 +67,7 @@ def save(
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
         describe(made, model, report, card)
+        try_again(made, model, example)
     return folder
 
 

@@ -1,7 +1,7 @@
 """Where a network differs from the one its class builds: asked of every change, and written into the network."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -65,9 +65,15 @@ def tie(model: PreTrainedModel) -> None:
     """
     changes = changes_of(model)
     replaced = {path for change in changes for path in change.replaced(model)}
-    for prefix, part in model.named_modules(remove_duplicate=False):
-        if not isinstance(part, PreTrainedModel):
-            continue
+    parts = {
+        path: part for path, part in model.named_modules(remove_duplicate=False) if isinstance(part, PreTrainedModel)
+    }
+    made: dict[str, dict[str, str]] = {}
+    for pair in (pair for change in changes for pair in change.ties(model)):
+        prefix = _tying(parts, pair)
+        name, saved = (name[len(prefix) + bool(prefix) :] for name in pair)
+        made.setdefault(prefix, {})[name] = saved
+    for prefix, part in parts.items():
         known = vars(part).setdefault(TIES, tied_weights(part))
         stem = f"{prefix}." if prefix else ""
         ties = {
@@ -75,8 +81,14 @@ def tie(model: PreTrainedModel) -> None:
             for target, origin in known.items()
             if not {stem + name.removesuffix(".weight") for name in (target, origin)} & replaced
         }
-        if prefix == "":
-            ties |= dict(pair for change in changes for pair in change.ties(model))
+        ties |= made.get(prefix, {})
         if ties != tied_weights(part):
             set_tied_weights(part, ties)
     refresh_ties(model)
+
+
+def _tying(parts: Mapping[str, PreTrainedModel], names: Sequence[str]) -> str:
+    """The path of the smallest model with both names in it whose configuration says that it ties; else of the whole."""
+    around = [path for path in parts if path and all(name.startswith(f"{path}.") for name in names)]
+    tying = [path for path in around if getattr(parts[path].config, "tie_word_embeddings", False)]
+    return max(tying, key=len, default="")

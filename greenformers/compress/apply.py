@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.changes import Change, Given, kinds
@@ -17,6 +18,7 @@ from greenformers.checkpoint.structure import changes_of, mark
 from greenformers.compress.parts import parts_of
 from greenformers.data._texts import batches, task_of
 from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.solve.walk import kind_of
 
 After = Callable[[int, nn.Module, CompressionReport], None]
 """Called after each change with its number, the network, and the report so far."""
@@ -84,8 +86,13 @@ def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:
     """See that every change of a recipe can be made of a network, before the first one is.
 
     Raises:
-        ValueError: One cannot.
+        ValueError: One cannot, or the network is not of a form that changes can be made of.
     """
+    if kind_of(model):
+        raise ValueError(f"a single {type(model).__name__} cannot be replaced in place: put it into an nn.Sequential")
+    for path, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"{path} has no size yet, of a layer that takes it from its first input: run it once")
     before = changes_of(model)
     for number, change in enumerate(changes):
         earlier = [*before, *map(type, changes[:number])]

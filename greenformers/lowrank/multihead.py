@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers._torch import has_forward_hooks
+from greenformers.lowrank.computed import computed
 from greenformers.lowrank.linear import LED, LinearMap, decode, encode
 
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
@@ -30,10 +31,8 @@ class LowRankMultihead(nn.Module):
         TypeError: attention is no nn.MultiheadAttention, or computes something else.
     """
 
-    # Read by nn.TransformerEncoderLayer and nn.TransformerEncoder. The first two keep the former from its fast path;
-    # the latter, once built, asks only whether what it takes for weights has __torch_function__.
-    _qkv_same_embed_dim, in_proj_bias = False, None
-    in_proj_weight = type("Unpacked", (), {"__torch_function__": None})()
+    _qkv_same_embed_dim = False
+    """What keeps nn.TransformerEncoderLayer from its fast path."""
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -54,6 +53,23 @@ class LowRankMultihead(nn.Module):
     def like(cls, attention: nn.MultiheadAttention) -> "LowRankMultihead":
         """The same attention, still dense: the constructor, by the name it has in other low-rank units."""
         return cls(attention)
+
+    @property
+    def in_proj_weight(self) -> Tensor:
+        """The weights of queries, keys and values, packed; see `computed`. Who draws a network's weights looks for it.
+
+        So does nn.TransformerEncoder, once built: its fast path takes plain tensors alone.
+        """
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        shape = 3 * self.embed_dim, self.embed_dim
+        return computed(lambda: torch.cat([item.weight + 0 for item in maps]), shape, self.out_proj.weight)
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:
+        """Their biases, packed."""
+        biases: list[Tensor] = [x.bias for x in (self.q_proj, self.k_proj, self.v_proj) if x.bias is not None]
+        whole = (3 * self.embed_dim,)
+        return computed(lambda: torch.cat(biases), whole, biases[0]) if len(biases) == 3 else None
 
     def to_dense(self) -> nn.MultiheadAttention:
         """The same attention with dense weights, packed where keys and values are as wide as queries."""

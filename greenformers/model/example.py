@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+BYTES = 256
+
 LEFT_OUT = ("_token_id", "_token_index")
 """How configurations name the tokens that mean something, an image or the end of the text."""
 
@@ -69,13 +71,12 @@ class _Example:
         if name in ("input_features", "input_values"):
             return self._sound(name)
         raise ValueError(
-            f"{type(self.model).__name__} reads {name}, of which no example can be made from its configuration: give one"
+            f"{type(self.model).__name__} reads {name}, of which the configuration gives no example: give one"
         )
 
     def _tokens(self, length: int) -> Tensor:
         text = model_config(self.model).get_text_config(decoder=True if length != self.length else None)
-        if (count := getattr(text, "vocab_size", None)) is None:
-            raise ValueError(f"the configuration of {type(self.model).__name__} does not say how many tokens it knows")
+        count = getattr(text, "vocab_size", None) or BYTES  # of a network without one, characters
         meant = {value for config in configs(model_config(self.model)) for value in _meant(config)}
         plain = [token for token in range(min(count, 1000)) if token not in meant] or list(range(count))
         places = torch.randint(len(plain), (self.batch, length), generator=self.draw)
@@ -88,10 +89,8 @@ class _Example:
         channels = (_found(config, "num_channels") for config in configs(model_config(self.model)))
         count = next((int(count) for count in channels if count), 3)
         frames = (_found(config, "num_frames") for config in configs(model_config(self.model)))
-        shape = (count, height, width)
-        if number := next((int(number) for number in frames if number), None):
-            shape = (number, *shape)
-        return torch.randn(self.batch, *shape, generator=self.draw)
+        several = [int(number) for number in frames if number][:1]
+        return torch.randn(self.batch, *several, count, height, width, generator=self.draw)
 
     def _sound(self, name: str) -> Tensor:
         config = model_config(self.model)

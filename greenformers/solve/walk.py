@@ -12,12 +12,14 @@ The packed projections of an nn.MultiheadAttention are unpacked first (`unpack`)
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from greenformers.lowrank.computed import computed
@@ -45,14 +47,38 @@ class TransposedLED(LED):
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The kind of a dense map that has a low-rank form, by its exact class: subclasses may compute something else."""
-    if type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, TransposedLinear):
+    """The kind of a dense map that has a low-rank form, by its exact class: subclasses may compute something else.
+
+    Those of nn.Linear that compute the same, as Falcon's, are linear maps.
+    """
+    if type(module) in (nn.Linear, TransposedLinear) or computes_linear(type(module)):  # type: ignore[arg-type]
         return "linear"
     if type(module) in get_args(Convolution):
         return "conv"
     if type(module) is nn.Embedding and module.max_norm is None:
         return "embedding"
     return None
+
+
+@cache
+def computes_linear(kind: Hashable) -> bool:
+    """Whether a subclass of nn.Linear computes x W^T + b from its weight and bias alone, as a small one of it shows."""
+    if not (isinstance(kind, type) and issubclass(kind, nn.Linear)):
+        return False
+    x, weight, b = (torch.arange(0.3, 0.3 + n, 1.0, device="cpu").sin() for n in (10, 6, 3))
+    x, weight = x.view(5, 2), weight.view(3, 2)
+    try:
+        for bias in (b, None):
+            small: Any = kind.__new__(kind)
+            nn.Module.__init__(small)
+            small.in_features, small.out_features = 2, 3
+            small.weight, small.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+            with torch.no_grad():
+                if not torch.allclose(small.eval()(x), F.linear(x, weight, bias), atol=1e-6):
+                    return False
+    except Exception:  # it needs more than these, or has no weight of its own
+        return False
+    return True
 
 
 @dataclass(frozen=True)

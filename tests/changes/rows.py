@@ -67,7 +67,9 @@ ROWS = [
             {SELF: {"name": "sliding_window", "options": {}, "shape": SHAPE | {"heads": -2}}},
         ],
     ),
-    Row(Layers(keep=1), ["--keep-layers", "1"], only=TEXT, hostile=[{}, 3, ["0"], [-1], [True], "0"]),
+    Row(Layers(keep=1), ["--keep-layers", "1"], only=TEXT, hostile=[
+        {}, 3, [0], {"a": 3}, {"a": ["0"]}, {"a": [-1]}, {"a": [True]}, "0",
+    ]),
     Row(
         Int8(),
         ["--int8"],

@@ -19,7 +19,8 @@ import greenformers
 from greenformers.changes import Attention, Int8, Layers, LowRank
 from greenformers.changes._recipe import RECIPE
 from greenformers.changes._units import groups_of, ranks_of
-from greenformers.checkpoint.save import REPORT, STRUCTURE
+from greenformers.checkpoint.description import STRUCTURE
+from greenformers.checkpoint.save import REPORT
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -130,11 +130,11 @@ def test_fewer_layers_healed(home: Path, tmp_path: Path, monkeypatch: Patch, cap
     assert run(monkeypatch, *compress(home, out, "--keep-layers", "1", *more)) == 0
     assert columns(out) == ["original", "1 layers", "1 layers + healed 3"]
     model = greenformers.load(out)
-    assert structure(model).changes == {"layers": [0]}
+    assert structure(model).changes == {"layers": {"encoder.layer": [0]}}
     assert model.config.num_hidden_layers == 1
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 1
     card = (out / "README.md").read_text()
-    assert "of 2 layers 0 are left" in card
+    assert "layers 0 of 2 are left" in card
     assert "3 steps of 8 texts" in card
     words = compress(home, tmp_path / "none", "--keep-layers", "2")
     assert "layers to keep must be in 1..1, of 2; got 2" in refused(monkeypatch, capsys, *words)
@@ -200,7 +200,7 @@ WINDOW = "BertModel --attention sliding_window"
         ("GPT2LMHeadModel --attention linformer", "linformer has no causal form"),
         ("t5 --attention full --attention-length 40", "position bias|its mask is a bias|of its own"),
         ("vit --keep-layers 1 --attention full", "ViTForImageClassification reads pixel_values: give an example of it"),
-        ("t5 --keep-layers 1", "has no one stack of layers"),
+        ("t5 --keep-layers 1", "has no stack of layers of which some could be kept"),
         ("BertModel --change int8:3", "a change must be one of .*; got 'int8:3'"),
         ("BertModel --heal 3", "healed 3 needs texts to learn from (--texts or --heal-texts)"),
         ("BertModel --heal 6 --heal-texts one.txt", "healing needs at least 2 texts, got 1"),

@@ -1,0 +1,121 @@
+"""The stacks of layers of a model of transformers, and its configuration made to count fewer."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+OF_DECODERS = ("decoder_layers", "num_decoder_layers")
+COUNTS = ("num_hidden_layers", "encoder_layers", "num_encoder_layers", "num_layers", "n_layer", "n_layers")
+"""How configurations name the number of layers of a stack; in an encoder-decoder the first two are the decoder's."""
+
+PLACES = ("layer_idx", "layer_id")
+"""How layers name their own place, by which a cache counts them."""
+
+
+def stacks(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """The outermost lists of layers of one kind that the configuration counts, by path.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"{type(model).__name__} is no model of transformers, whose configuration would say how many layers it has"
+        )
+    found: dict[str, nn.ModuleList] = {}
+    for path, part in model.named_modules():
+        inside = any(path.startswith(f"{around}.") for around in found)
+        if isinstance(part, nn.ModuleList) and not inside and len(part) > 1 and len({type(one) for one in part}) == 1:
+            layered = any(list(layer.children()) for layer in part)
+            if layered and any(_counting(config, path, len(part)) for config in _configs(model, path)):
+                found[path] = part
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no stack of layers of which some could be kept")
+    return found
+
+
+def check_shorter(model: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
+    """See that a configuration of fewer layers builds the network that is left.
+
+    Args:
+        model: Left as it is.
+        kept: Which layers of each stack, by path.
+
+    Raises:
+        ValueError: It does not.
+    """
+    name = type(model).__name__
+    with torch.device("meta"):
+        left = _dense(type(model), model.config)
+        try:
+            shorten(left, kept)
+            built = _dense(type(model), type(model.config).from_dict(left.config.to_dict()))
+        except Exception as error:  # whatever configurations raise that do not fit
+            line = " ".join(str(error).split())[:200]
+            raise ValueError(f"{name} cannot do with fewer layers: its configuration refuses them: {line}") from error
+    ours, theirs = ({key: x.shape for key, x in network.state_dict().items()} for network in (left, built))
+    if ours != theirs:
+        which = next(key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key))
+        raise ValueError(f"{name} cannot do with fewer layers: {which} would have another form")
+
+
+def _dense(cls: type[PreTrainedModel], config: Any) -> Any:
+    own = copy.deepcopy(config)
+    if hasattr(own, "quantization_config"):
+        del own.quantization_config
+    return cls(own)
+
+
+def shorten(model: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
+    """Drop layers, and have the configurations of the model and of those in it say so."""
+    for path, places in kept.items():
+        stack: Any = model.get_submodule(path)
+        count = len(stack)
+        for config in {id(config): config for config in _configs(model, path)}.values():
+            _shorten(config, path, count, places)
+        for place in reversed(range(count)):
+            if place not in places:
+                del stack[place]
+        for place, layer in enumerate(stack):
+            for part in layer.modules():
+                for name in PLACES:
+                    if getattr(part, name, None) is not None:
+                        setattr(part, name, place)
+
+
+def _configs(model: PreTrainedModel, path: str) -> Iterator[PreTrainedConfig]:
+    """The configuration of the smallest model around a path, and that of the whole."""
+    around = [path[:end] for end in range(len(path)) if path[end] == "."]
+    for stem in reversed(around):
+        config = getattr(model.get_submodule(stem), "config", None)
+        if isinstance(config, PreTrainedConfig):
+            yield config
+            break
+    yield model.config
+
+
+def _counting(config: PreTrainedConfig, path: str, count: int) -> list[str]:
+    """The attributes of a configuration that count a stack."""
+    pair = getattr(config, "is_encoder_decoder", False)
+    names = (*OF_DECODERS, *COUNTS) if not pair else OF_DECODERS if "decoder" in path.split(".") else COUNTS
+    return [name for name in names if getattr(config, name, None) == count]
+
+
+def _shorten(config: Any, path: str, count: int, places: Sequence[int]) -> None:
+    names = _counting(config, path, count)
+    for name in names:
+        setattr(config, name, len(places))
+    for name, value in list(vars(config).items()) if names else ():
+        # What the configuration says of each layer: kinds of attention, windows.
+        if isinstance(value, list) and len(value) == count and ("layer" in name or name == "attention_window"):
+            setattr(config, name, [value[place] for place in places])
+    stages = getattr(config, "stage_names", None)
+    if names and stages is not None and len(stages) == count + 1:  # a backbone, whose layers are its stages
+        last = config.out_features == stages[-1:]
+        config.stage_names = stages[: len(places) + 1]
+        if last:
+            config.out_features = config.stage_names[-1:]
