@@ -138,6 +138,9 @@ class Change:
     reads_weights: ClassVar[bool] = False
     """Whether it reads or trains weights, and so cannot follow a change that freezes them."""
 
+    built_by_the_class: ClassVar[bool] = False
+    """Whether the class of a network builds, from its configuration, what it is afterwards: fewer of its own layers."""
+
     from_disk: ClassVar[bool] = False
     """Whether `stream` can make it weight by weight, from disk to disk."""
 

@@ -19,6 +19,7 @@ class Layers(Change):
     keep: int | None = option(None, "How many layers to keep; half of them if not given.", "--keep-layers")
 
     order: ClassVar[int] = 20
+    built_by_the_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:

@@ -19,12 +19,13 @@ class Description(QuantizationConfigMixin):
     Args:
         changes: What each change says of the network (`Change.describe`), by name.
         order: The names in the order in which the changes were made, which a file with sorted keys would lose.
+        guards: Names of the weights that are written with one dimension more, see `greenformers.checkpoint.guard`.
 
     Raises:
         ValueError: Not of this form, or a change that there is no file of.
     """
 
-    def __init__(self, changes: Any = None, order: Any = None, **_: Any) -> None:
+    def __init__(self, changes: Any = None, order: Any = None, guards: Any = None, **_: Any) -> None:
         from greenformers.changes import names
 
         self.quant_method = NAME  # type: ignore[assignment]
@@ -37,6 +38,9 @@ class Description(QuantizationConfigMixin):
         self.order: list[str] = list(self.changes) if order is None else order
         if not isinstance(self.order, list) or sorted(map(str, self.order)) != sorted(self.changes):
             raise ValueError("the order of the changes of a network must hold the name of each of them once")
+        self.guards: list[str] = [] if guards is None else guards
+        if not isinstance(self.guards, list) or not all(isinstance(name, str) for name in self.guards):
+            raise ValueError("the guards of a network must be a list of names of weights")
 
     @classmethod
     def read(cls, described: dict[str, Any]) -> "Description":
@@ -45,11 +49,11 @@ class Description(QuantizationConfigMixin):
         Raises:
             ValueError: Not of this form.
         """
-        return cls(described.get("changes"), described.get("order"))
+        return cls(described.get("changes"), described.get("order"), described.get("guards"))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {"changes": self.changes, "order": self.order}
+        return {"changes": self.changes, "order": self.order, "guards": self.guards}
 
     @property
     def empty(self) -> bool:

@@ -27,20 +27,31 @@ class DescriptionQuantizer(HfQuantizer):
             raise ValueError("a Description is of a changed checkpoint; use greenformers.compress to make one")
 
     def _process_model_before_weight_loading(self, model: "PreTrainedModel", **kwargs: Any) -> "PreTrainedModel":
+        from greenformers.checkpoint.guard import expect
         from greenformers.checkpoint.place import MISSING, place
 
         config: Any = self.quantization_config
         setattr(model, MISSING, place(model, config))
+        expect(model, config.guards)
         return model
 
     def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs: Any) -> "PreTrainedModel":
+        from greenformers.checkpoint.guard import take_away
         from greenformers.checkpoint.place import settle
         from greenformers.model._transformers import allow_training
 
         # Everything a dense network can do, it can, but for the training of weights that are frozen.
         allow_training(model)
+        config: Any = self.quantization_config
+        take_away(model, config.guards)
         settle(model)
         return model
+
+    def get_state_dict_and_metadata(self, model: "PreTrainedModel") -> tuple[dict[str, Any], dict[str, str]]:  # noqa: D102
+        from greenformers.checkpoint.guard import guarded
+
+        described: Any = getattr(model.config, "quantization_config", None)
+        return guarded(model.state_dict(), described.guards if isinstance(described, Description) else ()), {}
 
     def is_serializable(self) -> bool:  # noqa: D102
         return True

@@ -146,7 +146,7 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> st
     said = "".join(f"\n- `{change.name()}`: {(change.__doc__ or '').splitlines()[0]}" for change in changes)
     warning = (
         f"What differs from the network that its class builds:\n{said}\n\n`greenformers` must be installed to load it: "
-        "**without it `transformers` warns and draws weights at random, or leaves out what it does not know.**"
+        "without it `transformers` stops, because one weight has a dimension more than it expects."
     )
     parts = [
         f"---\n{MARK}\ntags: [greenformers]\n---",

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer
 
 from greenformers.changes import Change, kind, kinds
 from greenformers.checkpoint.description import Description
+from greenformers.checkpoint.guard import accept_guards, guards_of
 from greenformers.model._transformers import refresh_ties, set_tied_weights, tied_weights
 
 ORDER = "_changes_in_order"
@@ -19,7 +21,11 @@ def structure(model: nn.Module) -> Description:
     known = getattr(model, ORDER, [])
     ordered = [*map(kind, known), *(change for change in kinds() if change.name() not in known)]
     described = {change.name(): change.describe(model) for change in ordered}
-    return Description({name: description for name, description in described.items() if description})
+    found = Description({name: description for name, description in described.items() if description})
+    if isinstance(model, PreTrainedModel) and not all(kind(name).built_by_the_class for name in found.order):
+        replaced = [path for name in found.order for path in kind(name).replaced(model)]
+        found.guards = guards_of(model, replaced)
+    return found
 
 
 def changes_of(model: nn.Module) -> list[type[Change]]:
@@ -53,6 +59,8 @@ def _configure(model: PreTrainedModel, described: Description) -> None:
         del own.quantization_config
     else:
         own.quantization_config = described
+        vars(model).setdefault("hf_quantizer", AutoHfQuantizer.from_config(described))  # by which it is written
+        accept_guards(model)
     for part in model.modules():
         if vars(part).get("config") is shared:
             vars(part)["config"] = own

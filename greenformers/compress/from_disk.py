@@ -15,6 +15,7 @@ from transformers import AutoConfig, PreTrainedModel
 from greenformers.changes import Change, Given
 from greenformers.changes._report import CompressionReport, Step
 from greenformers.checkpoint.description import Description
+from greenformers.checkpoint.guard import guards_of
 from greenformers.checkpoint.load import check_local, check_weights, model_class, read_json
 from greenformers.checkpoint.place import place
 from greenformers.checkpoint.save import building, check_target, describe
@@ -60,9 +61,13 @@ def compress_from_disk(
     model, stored = _skeleton(folder)
     stream = change.stream(model, Given(seed=seed, progress=progress))
     with building(out) as unfinished:
-        entries, size = _write(unfinished, stream.tensors(stored))
+        guards = [name for name in guards_of(model) if name in stored]
+        written = ((key, tensor[None] if key in guards else tensor) for key, tensor in stream.tensors(stored))
+        entries, size = _write(unfinished, written)
         place(model, Description({change.name(): stream.description()}))
-        model.config.quantization_config = structure(model)
+        described = structure(model)
+        described.guards = guards
+        model.config.quantization_config = described
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(unfinished)
         for pattern in OTHER:
