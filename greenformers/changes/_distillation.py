@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from greenformers.data._texts import Task, batches, task_of
+from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective, padded
 from greenformers.train.stream import Stream
@@ -72,19 +73,28 @@ def heal(
         What was logged; "eval_distance" is the loss on the texts that are not learnt from.
 
     Raises:
-        ValueError: a part of the loss that the model has no outputs for.
+        ValueError: a part of the loss that the model has no outputs for; or the loss is no longer finite.
     """
     student = Student(model, original, dict(weights or {}) or WEIGHTS[task_of(original)], temperature)
-    history = fit(
-        student,  # type: ignore[arg-type]  # the Trainer takes any module
-        texts,
-        schedule,
-        label="healing",
-        console=Console(quiet=True),
-        folder=folder,
-        resume=resume,
-        callbacks=(_Progress(progress),),
-    )
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    try:
+        history = fit(
+            student,  # type: ignore[arg-type]  # the Trainer takes any module
+            texts,
+            schedule,
+            label="healing",
+            console=Console(quiet=True),
+            folder=folder,
+            resume=resume,
+            callbacks=(_Progress(progress),),
+        )
+    except Diverged as error:
+        model.load_state_dict(before)
+        good = None if folder is None else newest_finite(folder)
+        last = "" if good is None else f"; the last good checkpoint is {good}"
+        raise ValueError(
+            f"healing diverged at a learning rate of {schedule.learning_rate:g}: {error}; try a lower one{last}"
+        ) from error
     model.eval()
     return history
 
@@ -199,6 +209,10 @@ class Distillation(Objective):
         return {"distance": total / len(order)}
 
 
+class Diverged(ValueError):
+    """A loss that is not finite."""
+
+
 class Student(nn.Module):
     """A network whose loss is how far it is from another one."""
 
@@ -216,7 +230,10 @@ class Student(nn.Module):
             wanted = self._original[0](**given)
         found = self.model(**given)
         parts = [weight * self._part(name, found, wanted, attention_mask) for name, weight in self.weights.items()]
-        return {"loss": torch.stack(parts).sum()}
+        loss = torch.stack(parts).sum()
+        if self.training and not bool(loss.isfinite()):
+            raise Diverged(f"the loss is {loss.item()}")
+        return {"loss": loss}
 
     def _part(self, name: str, found: Any, wanted: Any, mask: Tensor) -> Tensor:
         if name == "logits":

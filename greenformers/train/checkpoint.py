@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 _UNFINISHED = ".unfinished-"
@@ -80,6 +82,19 @@ def damage(checkpoint: Path) -> str | None:
         if _fingerprint(file) != expected:
             return f"{name} is not what was written"
     return None
+
+
+def newest_finite(folder: Path) -> Path | None:
+    """The newest whole checkpoint all of whose numbers are finite, or None; newer ones are removed."""
+    for checkpoint in _by_step(folder):
+        if damage(checkpoint) is None and all(map(_is_finite, checkpoint.glob("*.safetensors"))):
+            return checkpoint
+        _discard(checkpoint)
+    return None
+
+
+def _is_finite(file: Path) -> bool:
+    return all(bool(x.isfinite().all()) for x in load_file(file).values() if x.is_floating_point())
 
 
 def write_json(path: Path, content: Any) -> None:

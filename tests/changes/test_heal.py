@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from greenformers.changes import Given, Heal
 from greenformers.changes._distillation import WEIGHTS, Distillation, Student, hidden
 from greenformers.data._texts import task_of
 from greenformers.solve.factorise import factorise
+from greenformers.train.checkpoint import newest_finite, write
 
 TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
 
@@ -109,6 +111,35 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
     healing.apply(again, given(original, tmp_path))
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_healing_that_diverges_is_refused(tmp_path):
+    """It was saved as a success."""
+    small, original = pair()
+    before = {name: x.clone() for name, x in small.state_dict().items()}
+    with pytest.raises(
+        ValueError, match=r"healing diverged at a learning rate of 1e\+25: the loss is nan; try a lower one$"
+    ):
+        HEALING.but(steps=20, learning_rate=1e25).apply(small, given(original))
+    assert all(x.equal(before[name]) for name, x in small.state_dict().items())
+    fine = HEALING.but(steps=20)
+    fine.apply(copy.deepcopy(small), given(original, tmp_path))
+    (tmp_path / "step-20").rename(tmp_path / "later")
+    with torch.no_grad():
+        original.encoder.layer[1].output.dense.bias.fill_(math.inf)
+    with pytest.raises(ValueError, match=rf"; the last good checkpoint is {tmp_path}/step-18$"):
+        fine.apply(small, given(original, tmp_path))
+
+
+def test_checkpoints_with_numbers_that_are_not_finite_are_removed(tmp_path):
+    small, original = pair()
+    HEALING.but(steps=20).apply(small, given(original, tmp_path))
+    newest = tmp_path / "step-20"
+    weights = load_file(newest / "model.safetensors")
+    next(x for x in weights.values() if x.is_floating_point())[:] = math.nan
+    write(tmp_path, 20, lambda folder: save_file(weights, folder / "model.safetensors"), keep=9)
+    assert newest_finite(tmp_path) == tmp_path / "step-18"
+    assert not newest.exists()
 
 
 def test_one_text_in_twenty_is_not_learnt_from():
