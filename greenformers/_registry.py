@@ -5,7 +5,8 @@ from functools import cache
 from importlib import import_module
 from inspect import signature
 from pkgutil import iter_modules
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def files(path: Iterable[str]) -> list[str]:
@@ -42,8 +43,37 @@ def options_of(kind: type) -> list[str]:
 
 
 def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
-    """Raise TypeError, with the options that there are, for one that a class does not take."""
+    """Raise TypeError for an option that a class does not take, or a value of another type than it says."""
     known = options_of(kind)
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise TypeError(f"{name} has no option {option!r}, it has {', '.join(known) or 'none'}")
+        if not _fits(value, hint := _hints(kind).get(option, Any)):
+            raise TypeError(f"{name}: {option} must be {_said(hint)}, got {value!r}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind.__init__)  # type: ignore[misc]
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of a plain type; of one that is not plain any value is."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    if hint in (str, bool, NoneType):
+        return isinstance(value, hint)
+    return not isinstance(value, str) or not isinstance(get_origin(hint) or hint, type)
+
+
+def _said(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_said, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return ", ".join(map(repr, get_args(hint)))
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
+    return plain.get(hint, "several values")

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from greenformers.data._texts import Task, batches, task_of
+from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -88,7 +89,7 @@ def heal(
             resume=resume,
             callbacks=(_Progress(progress),),
         )
-    except Diverged as error:
+    except DivergedError as error:
         model.load_state_dict(before)
         good = None if folder is None else newest_finite(folder)
         last = "" if good is None else f"; the last good checkpoint is {good}"
@@ -116,6 +117,32 @@ def distillation(
     except Exception as error:  # whatever networks raise that need more than token ids
         raise ValueError(f"{type(original).__name__} cannot be run on texts: {' '.join(str(error).split())}") from error
     return objective
+
+
+def check_teacher(model: Any, original: Any, texts: "Distillation", weights: Mapping[str, float]) -> None:
+    """See that a network has what its teacher is asked for, of the same form.
+
+    Raises:
+        ValueError: it has not.
+    """
+    row = texts.rows["train"][0][None]
+    with evaluating(model), evaluating(original), torch.no_grad():
+        found, wanted = (
+            network(input_ids=row, attention_mask=torch.ones_like(row), output_hidden_states=True)
+            for network in (model, original)
+        )
+    student, teacher = type(model).__name__, type(original).__name__
+    parts = {"logits": [getattr(out, "logits", None) for out in (found, wanted)]}
+    parts["states"] = [out.hidden_states[-1] for out in (found, wanted)]
+    for name, (one, other) in parts.items():
+        if name == "logits" and not (weights or WEIGHTS[task_of(original)]).get("logits"):
+            continue
+        forms = ["none" if x is None else " x ".join(map(str, x.shape[1:])) for x in (one, other)]
+        if one is None or other is None or one.shape != other.shape:
+            raise ValueError(
+                f"a {student} cannot learn from this {teacher}: of a text of {row.shape[1]} tokens the {name} are "
+                f"{forms[0]} and {forms[1]}"
+            )
 
 
 class _Progress(TrainerCallback):
@@ -209,7 +236,7 @@ class Distillation(Objective):
         return {"distance": total / len(order)}
 
 
-class Diverged(ValueError):
+class DivergedError(ValueError):
     """A loss that is not finite."""
 
 
@@ -232,7 +259,7 @@ class Student(nn.Module):
         parts = [weight * self._part(name, found, wanted, attention_mask) for name, weight in self.weights.items()]
         loss = torch.stack(parts).sum()
         if self.training and not bool(loss.isfinite()):
-            raise Diverged(f"the loss is {loss.item()}")
+            raise DivergedError(f"the loss is {loss.item()}")
         return {"loss": loss}
 
     def _part(self, name: str, found: Any, wanted: Any, mask: Tensor) -> Tensor:

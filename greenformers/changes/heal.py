@@ -66,9 +66,12 @@ class Heal(Change):
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
         """See besides that there are texts for a batch, and changes to be aware of."""
+        from greenformers.changes._distillation import check_teacher
+
         super().check(model, before, given)
-        self._texts(model, given)
+        texts: Any = self._texts(model, given)
         self._rounding(model, given)
+        check_teacher(model, given.teacher, texts, self.weights)
 
     def _texts(self, model: "nn.Module", given: Given) -> "Distillation":
         from transformers import PreTrainedModel

@@ -108,6 +108,23 @@ def check_target(folder: Path) -> None:
         raise FileExistsError(f"{folder} exists and holds no compressed network: name another folder")
 
 
+def check_place(folder: Path) -> None:
+    """See that a folder can be made, or replaced, where it is to be: before any work begins.
+
+    Raises:
+        FileExistsError: See `check_target`.
+        FileNotFoundError: There is no folder to make it in.
+        OSError: Nothing can be written there.
+    """
+    check_target(folder)
+    if not folder.parent.is_dir():
+        raise FileNotFoundError(f"{folder.parent} is no folder: make it, or name another place than {folder}")
+    try:
+        Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)).rmdir()
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written: {error.strerror}") from error
+
+
 def _saved(folder: Path) -> bool:
     card = folder / "README.md"
     if not card.is_file() or not any(folder.glob("model*.safetensors")):

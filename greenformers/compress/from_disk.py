@@ -18,7 +18,7 @@ from greenformers.checkpoint.description import Description
 from greenformers.checkpoint.guard import guards_of
 from greenformers.checkpoint.load import check_local, check_weights, model_class, read_json
 from greenformers.checkpoint.place import place
-from greenformers.checkpoint.save import building, check_target, describe
+from greenformers.checkpoint.save import building, check_place, describe
 from greenformers.checkpoint.structure import structure
 from greenformers.model._transformers import model_from_config
 from greenformers.solve.stream import Stored
@@ -56,7 +56,7 @@ def compress_from_disk(
         names = ", ".join(change.name() for change in changes)
         raise ValueError(f"from disk, a recipe is one change that can be made weight by weight; got {names}")
     (change,) = changes
-    check_target(out)
+    check_place(out)
     began = perf_counter()
     model, stored = _skeleton(folder)
     stream = change.stream(model, Given(seed=seed, progress=progress))

@@ -54,4 +54,4 @@ class Job:
     def at(self, reach: int | None) -> tuple[int, tuple[int, ...]]:
         """The longest text and the lengths to measure at, of a network that takes inputs of `reach`, None for any."""
         length = min(USUAL, reach or USUAL) if self.length is None else self.length
-        return length, (length,) if self.lengths is None else self.lengths
+        return length, (length,) if self.lengths is None else tuple(dict.fromkeys(self.lengths))

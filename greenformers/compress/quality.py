@@ -60,6 +60,11 @@ def check_texts(model: PreTrainedModel, texts: Texts) -> Task:
             raise ValueError(f"{texts.name}: pairs judge an encoder where their scores differ")
     if task == "classifier" and (texts.labels is None or columns != 1):
         raise ValueError(f"{texts.name}: a classifier is judged by a table with the columns sentence and label")
+    classes = getattr(model.config, "num_labels", None)
+    if task == "classifier" and texts.labels is not None and classes and max(texts.labels) >= classes:
+        raise ValueError(
+            f"{texts.name}: labels must be in 0..{classes - 1}, the classes of the model; got {max(texts.labels):g}"
+        )
     if task in ("causal_lm", "masked_lm") and texts.labels is not None:
         raise ValueError(f"{texts.name}: a language model is judged by plain text, not by a table")
     return task

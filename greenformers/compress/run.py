@@ -17,7 +17,7 @@ from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.pretrained import pretrained
-from greenformers.checkpoint.save import REPORT, check_target, save
+from greenformers.checkpoint.save import REPORT, check_place, save
 from greenformers.compress.apply import apply, check
 from greenformers.compress.comparison import card, compared
 from greenformers.compress.job import FILES, Job
@@ -45,7 +45,7 @@ def run(
         OSError: A file that cannot be read or written.
         Stopped: A signal ended training early; the same call goes on with it.
     """
-    check_target(out)
+    check_place(out)
     if job.lengths != ():
         EnergyMeter(job.country)  # which knows the country, or says now that it does not
     parts = _parts(changes, job)

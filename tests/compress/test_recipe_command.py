@@ -18,6 +18,7 @@ from greenformers.changes import Heal, Int8, LowRank, _distillation
 from greenformers.changes._attention_interface import swapped
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.structure import structure
+from greenformers.compress.job import Job
 from greenformers.measure.record import read
 from greenformers.model.positions import reach
 
@@ -38,7 +39,7 @@ def columns(out: Path) -> list[str]:
 
 
 def test_a_model_longer_and_healed(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
-    out, results = tmp_path / "deep" / "out", tmp_path / "results.jsonl"
+    out, results = tmp_path / "out", tmp_path / "results.jsonl"
     window = ["--attention", "sliding_window", "--attention-layers", "0-1", "--attention-option", "window=4"]
     window += ["--attention-length", "60"]
     more = ["--length", "60", "--results", str(results), *HEAL, "--heal-rate", "1e-3"]
@@ -187,7 +188,8 @@ WINDOW = "BertModel --attention sliding_window"
         (f"{WINDOW} --attention-option widow=4", "sliding_window has no option 'widow', it has window, dilation"),
         (f"{WINDOW} --attention-option window", "attention_option must be name=value, got 'window'"),
         (f"{WINDOW} --attention-option window=0", "window must be"),
-        (f"{WINDOW} --attention-option window=wide", "window"),
+        (f"{WINDOW} --attention-option window=wide", "sliding_window: window must be a whole number, got 'wide'"),
+        ("BertModel --attention performer --attention-option features=1.5", "must be a whole number or none, got 1.5"),
         (f"{WINDOW} --attention-layers 0-2", "layers must be in 0..1, got 2"),
         (f"{WINDOW} --attention-layers first", "layers must be a whole number, got 'first'"),
         (f"{WINDOW} --attention-layers 1-0", "no layer is chosen"),
@@ -207,6 +209,9 @@ WINDOW = "BertModel --attention sliding_window"
         ("BertModel --heal 0 --heal-texts texts.txt", "steps must be at least 1, got 0"),
         ("BertModel --heal 6 --heal-batch 500 --heal-texts texts.txt", "batch must be at most 57, the training "),
         ("BertModel --heal 6 --heal-rate 0 --heal-texts texts.txt", "learning_rate must be above 0, got 0.0"),
+        ("BertModel --heal 6 --heal-batch 8 --heal-texts texts.txt --teacher GPT2LMHeadModel",
+         "a BertModel cannot learn from this GPT2LMHeadModel: of a text of "),
+        ("BertModel --keep 0.5 --solver svd --calibrate texts.txt", "--calibrate is of no use"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_in_one_line(
@@ -216,3 +221,28 @@ def test_what_cannot_be_done_is_refused_in_one_line(
     line = ["compress", *words.split(), *lengths, "--length", "16", "--out", str(tmp_path / "out")]
     said = refused_unchanged(monkeypatch, capsys, home, tmp_path, *line)
     assert message in said or re.search(message, said), said
+
+
+def test_labels_outside_the_classes_are_refused(
+    home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    table = home / "ninth.tsv"
+    table.write_text((home / "labelled.tsv").read_text().replace("\t1\n", "\t9\n"))
+    line = ["compress", "BertForSequenceClassification", "--keep", "0.5", "--evaluate", "ninth.tsv"]
+    said = refused_unchanged(monkeypatch, capsys, home, tmp_path, *line, "--out", str(tmp_path / "out"))
+    assert "ninth.tsv: labels must be in 0..1, the classes of the model; got 9" in said
+    table.unlink()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("deep/er/out", "deep/er is no folder: make it"), ("/proc/out", "written")]
+)
+def test_a_place_that_cannot_be_written_is_refused_first(
+    out: str, message: str, home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    line = ["compress", "BertModel", "--keep", "0.5", "--out", out if out.startswith("/") else str(tmp_path / out)]
+    assert message in refused_unchanged(monkeypatch, capsys, home, tmp_path, *line)
+
+
+def test_a_length_given_twice_is_measured_once() -> None:
+    assert Job(lengths=(16, 8, 16)).at(40) == (40, (16, 8))
