@@ -6,7 +6,7 @@ from importlib import import_module
 from inspect import signature
 from pkgutil import iter_modules
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def files(path: Iterable[str]) -> list[str]:
@@ -58,11 +58,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value is of a plain type; of one that is not plain any value is."""
+    """Whether a value is of a plain type; of one that is not plain any value is: the class itself looks at it."""
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
     if hint in (int, float):
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     if hint in (str, bool, NoneType):
@@ -73,7 +71,5 @@ def _fits(value: object, hint: Any) -> bool:
 def _said(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_said, get_args(hint)))
-    if get_origin(hint) is Literal:
-        return ", ".join(map(repr, get_args(hint)))
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
     return plain.get(hint, "several values")

@@ -38,7 +38,7 @@ class Meter:
 
 
 def test_an_encoder_with_texts_and_pairs(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
-    before, out, results = listing(home), tmp_path / "deep" / "small", tmp_path / "results.jsonl"
+    before, out, results = listing(home), tmp_path / "small", tmp_path / "results.jsonl"
     words = ["compress", str(home / "BertModel"), "--out", str(out), "--keep", "0.5", "--solver", "activation"]
     words += ["--calibrate", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv"), "--lengths", "8"]
     words += ["--length", "16", "--country", "HKG", "--results", str(results), "--seed", "3"]
@@ -48,7 +48,7 @@ def test_an_encoder_with_texts_and_pairs(home: Path, tmp_path: Path, monkeypatch
     for text in [*said, f"model:  {out}", f"report: {out / 'report' / 'index.html'}"]:
         assert text in shown, text
     assert listing(home) == before
-    assert sorted(path.name for path in out.parent.iterdir()) == ["small"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["results.jsonl", "small"]
 
     names = {path.name for path in out.iterdir()}
     assert names >= {"README.md", "compression.json", "config.json", "model.safetensors", "tokenizer.json", "report"}
@@ -101,7 +101,7 @@ def test_an_encoder_with_texts_and_pairs(home: Path, tmp_path: Path, monkeypatch
     assert "none fits" in refused(
         monkeypatch, capsys, "compress", str(out), "--out", str(tmp_path / "new"), "--lengths", ""
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", RECIPE, "results.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [RECIPE, "results.jsonl", "small"]
 
 
 @pytest.mark.parametrize(
