@@ -107,6 +107,7 @@ def test_load_gives_it_back_and_so_once_more(saved: dict[str, Any], what: str, t
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
+@pytest.mark.slow
 def test_transformers_may_be_imported_first() -> None:
     script = (
         "import transformers.quantizers.auto as auto\n"
