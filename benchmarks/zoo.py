@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from typing import Any
 import torch
 from _architectures import ARCHITECTURES, network
 from _harness import Benchmark, Option, Run
+from _zoo_reader import Batch, outputs, quiet
 from rich.table import Table
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -62,16 +62,6 @@ class Letters:
     def __call__(self, text: str, **given: Any) -> dict[str, list[int]]:
         """Its ids."""
         return {"input_ids": [4 + ord(letter) % 90 for letter in text][: given.get("max_length", 999)]}
-
-
-Batch = dict[str, Tensor]
-
-
-@torch.no_grad()
-def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
-    """All floating-point tensors that a network returns, drawn alike where it draws."""
-    torch.manual_seed(0)
-    return [x for x in model(**batch).to_tuple() if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 def same(model: nn.Module, other: nn.Module, batch: Batch) -> None:
@@ -192,40 +182,15 @@ def changed(name: str, recipe: Sequence[Change], folder: Path) -> tuple[str | No
 
 def read_again(root: Path) -> dict[str, str]:
     """What a process of its own finds wrong with the folders."""
+    reader = Path(__file__).with_name("_zoo_reader.py")
     shown = subprocess.run(
-        [sys.executable, __file__, "--read", str(root)], capture_output=True, text=True, check=False,
+        [sys.executable, str(reader), str(root)], capture_output=True, text=True, check=False,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     if shown.returncode:
         return {path.name: f"the process ended: {shown.stderr[-200:]}" for path in root.iterdir()}
     faults: dict[str, str] = json.loads(shown.stdout.splitlines()[-1])
     return faults
-
-
-def read(root: Path) -> None:
-    """Print, as JSON, what is wrong with the folders, each loaded by its plain class."""
-    quiet()
-    torch.set_num_threads(1)
-    transformers, found = __import__("transformers"), {}
-    for folder in sorted(root.iterdir()):
-        kept = {name: x.clone() for name, x in load_file(folder / "expected.safetensors").items()}
-        try:
-            cls = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
-            said = outputs(cls.from_pretrained(folder).eval(), {k[3:]: x for k, x in kept.items() if k[:3] == "in."})
-            for place, x in enumerate(said):
-                if not torch.equal(x, kept[f"out.{place}"]):
-                    raise AssertionError(f"outputs differ by {(x - kept[f'out.{place}']).abs().max():.2g}")
-        except Exception as error:
-            found[folder.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    print(json.dumps(found))
-
-
-def quiet() -> None:
-    """What transformers and torch say of networks drawn at random is not the subject."""
-    warnings.simplefilter("ignore")
-    logging = __import__("transformers").utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def main(run: Run) -> bool:
@@ -296,7 +261,4 @@ def page(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--read"]:
-        read(Path(sys.argv[2]))
-    else:
-        BENCHMARK.run(main)
+    BENCHMARK.run(main)

@@ -134,6 +134,8 @@ def check_teacher(model: Any, original: Any, texts: "Distillation", weights: Map
     student, teacher = type(model).__name__, type(original).__name__
     parts = {"logits": [getattr(out, "logits", None) for out in (found, wanted)]}
     parts["states"] = [out.hidden_states[-1] for out in (found, wanted)]
+    if any(x.shape[:2] != row.shape for x in (*found.hidden_states, *wanted.hidden_states)):
+        raise ValueError(f"the states of a {student} have another length than its texts: it cannot be healed")
     for name, (one, other) in parts.items():
         if name == "logits" and not (weights or WEIGHTS[task_of(original)]).get("logits"):
             continue
@@ -143,6 +145,12 @@ def check_teacher(model: Any, original: Any, texts: "Distillation", weights: Map
                 f"a {student} cannot learn from this {teacher}: of a text of {row.shape[1]} tokens the {name} are "
                 f"{forms[0]} and {forms[1]}"
             )
+    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        loss = Student(model, original, dict(weights) or WEIGHTS[task_of(original)], 1.0)(row, torch.ones_like(row))
+        torch.autograd.grad(loss["loss"], learnt, allow_unused=True)
+    except RuntimeError as error:
+        raise ValueError(f"a {student} cannot be trained on texts: {' '.join(str(error).split())[:200]}") from error
 
 
 class _Progress(TrainerCallback):
