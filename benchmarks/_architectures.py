@@ -231,7 +231,7 @@ def network(name: str) -> PreTrainedModel:
                 parameter.add_(0.1 * torch.randn_like(parameter))
             elif parameter.requires_grad:  # and not what a class computes, and does not save
                 parameter.mul_(3)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def config_of(name: str) -> Any:

@@ -109,7 +109,7 @@ def flops(m: int, n: int, variant: str) -> float:
 def product(unit: nn.Module) -> Tensor:
     """The dense weight that a unit of either side stands for."""
     if isinstance(unit, LED):
-        return unit.decoder.double() @ unit.encoder.double()
+        return unit.decoder.weight.double() @ unit.encoder.weight.double()
     first, second = unit.led_unit  # type: ignore[misc]
     return second.weight.double() @ first.weight.double()
 

@@ -161,7 +161,9 @@ def changed(name: str, recipe: Sequence[Change], folder: Path) -> tuple[str | No
     model = network(name)
     batch = example_of(model)
     before = {key: x.clone() for key, x in model.state_dict().items()}
-    texts = {"texts": TEXTS, "tokenizer": Letters()} if len(recipe) > 1 and isinstance(recipe[1], Heal) else {}
+    texts: dict[str, Any] = (
+        {"texts": TEXTS, "tokenizer": Letters()} if len(recipe) > 1 and isinstance(recipe[1], Heal) else {}
+    )
     try:
         greenformers.compress(model, recipe, length=8, **texts)
     except ValueError as error:
