@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from greenformers._registry import files
+from greenformers.data._audio import read as read_audio
 from greenformers.data._draw import drawn
 from greenformers.data._images import Split, Splits, pooled
 from greenformers.data._kinds import Examples, Labelled, Pairs, Text
@@ -29,6 +30,7 @@ __all__ = [
     "load",
     "load_images",
     "names",
+    "read_audio",
     "train_tokenizer",
 ]
 

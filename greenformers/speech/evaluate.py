@@ -11,10 +11,10 @@ from torch import Tensor
 
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.parameters import parameters
+from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
 from greenformers.measure.record import Record
 from greenformers.speech.objective import Speech
 from greenformers.speech.recognise import Recogniser, recognised
-from greenformers.speech.score import bootstrap, bootstrap_difference, edits, scores
 from greenformers.speech.search import Search, beam_search
 from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import settings_of

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from greenformers.data import _audio as audio
+from greenformers.data._audio import AudioError
 from greenformers.measure.quality import evaluating
-from greenformers.speech import audio
-from greenformers.speech.audio import AudioError
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import batched, normalised
 from greenformers.speech.front_end import POOLED, heard

@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from greenformers.speech import audio, corpus, spoken_digits
-from greenformers.speech.corpus import Corpus, Utterance
+from greenformers.data import _audio as audio
+from greenformers.data import _corpus as corpus
+from greenformers.data._corpus import Corpus, Utterance
+from greenformers.speech import spoken_digits
 from greenformers.speech.spoken_digits import DIGITS, SpokenDigits
 
 SPOKEN_DIGITS = "spoken_digits"

@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 from speech.tones import TEXTS, corpus, digits, finished, settings
 
+from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
 from greenformers.measure.record import Record
 from greenformers.speech import evaluate as module
 from greenformers.speech.evaluate import TIMED, evaluate, table
 from greenformers.speech.recognise import Recogniser
-from greenformers.speech.score import bootstrap, bootstrap_difference, edits, scores
 from greenformers.speech.search import Search
 from greenformers.train.run import settings_of
 

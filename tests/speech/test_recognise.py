@@ -12,10 +12,10 @@ import pytest
 import torch
 from speech.tones import HERTZ, LETTER, POSITIONS, RATE, TEXTS, corpus, finished, settings, sound, spoken
 
+from greenformers.data import _audio as audio
 from greenformers.data import train_tokenizer
+from greenformers.data._audio import AudioError
 from greenformers.model import GreenformerConfig, GreenformerForSeq2SeqLM
-from greenformers.speech import audio
-from greenformers.speech.audio import AudioError
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.recognise import Recogniser, recognised, transcribe
 from greenformers.speech.search import Search, beam_search

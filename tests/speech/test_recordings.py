@@ -10,9 +10,9 @@ import torch
 from speech.tones import LETTER, RATE, SMALL, digits, settings, sound, spoken
 from torch.testing import assert_close
 
+from greenformers.data._audio import AudioError
+from greenformers.data._corpus import Corpus, Utterance, load
 from greenformers.speech import spoken_digits
-from greenformers.speech.audio import AudioError
-from greenformers.speech.corpus import Corpus, Utterance, load
 from greenformers.speech.recordings import DigitStrings, OnDisk
 from greenformers.train.stream import Stream
 

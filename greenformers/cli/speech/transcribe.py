@@ -56,7 +56,7 @@ def transcribe(
 
 def _length(path: Path) -> float:
     """Seconds of a file by its header; 0 where it has a fault, which is told when its turn comes."""
-    from greenformers.speech.audio import AudioError, seconds
+    from greenformers.data._audio import AudioError, seconds
 
     try:
         return seconds(path)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from greenformers.speech.audio import PIECES, RATE, RATES, SHORTEST_SECONDS, AudioError, pieces, read, seconds
+from greenformers.data._audio import PIECES, RATE, RATES, SHORTEST_SECONDS, AudioError, pieces, read, seconds
 
 soundfile = pytest.importorskip("soundfile", reason="the speech extra is not installed")
 

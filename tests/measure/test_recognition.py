@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from greenformers.speech.score import bootstrap, bootstrap_difference, edits, scores
+from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
 
 pytest.importorskip("jiwer", reason="jiwer is not installed: pip install 'greenformers[speech]'")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from greenformers.speech.corpus import LAYOUTS, Corpus, Utterance, load
+from greenformers.data._corpus import LAYOUTS, Corpus, Utterance, load
 
 SECRET = "geheim"  # stands in the texts of damaged files: no message may show it
 HKUST = "20040503_220512_A901121_B901122"
