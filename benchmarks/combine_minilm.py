@@ -60,8 +60,8 @@ def main(run: Run) -> bool:
         for number, part in enumerate((changes, untrained, untrained[-1:])):
             used = {"judging", *(need for change in part for need in change.uses)}
             texts: dict[str, Any] = {FILES[need]: path for need, path in files.items() if need in used}
-            job = Job(length=LENGTH, **texts)
-            _, new = compressed(str(folder), part, here / f"small-{number}", job, run.about, told)
+            job = Job(length=LENGTH, measure=True, **texts)
+            _, new, _ = compressed(str(folder), part, here / f"small-{number}", job, run.about, told)
             for record in renamed(new, part):
                 # What several of the recipes have in common is as in the first.
                 records.setdefault((record.variant, record.metric), record)

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel
 
 from greenformers import compress
 from greenformers.changes.low_rank import LowRank
-from greenformers.compress.side_by_side import on_tokens
+from greenformers.compress.side_by_side import on_example
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record, with_ratios
@@ -45,7 +45,7 @@ def main(run: Run) -> None:
     ]
     for length in LENGTHS:
         batch = TOKENS // length
-        subjects = {name: Subject(model, on_tokens(model, length, 30_522, batch)) for name, model in models.items()}
+        subjects = {name: Subject(model, on_example(model, length, batch)) for name, model in models.items()}
         records += costs(
             subjects, ("latency", "flops"), benchmark=BENCHMARK.name, setting={"length": length, "batch": batch},
             repeats=3 if run.quick else 11, about=run.about,

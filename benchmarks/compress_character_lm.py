@@ -20,6 +20,7 @@ import greenformers.model  # noqa: F401  registers its architectures
 from greenformers import compress
 from greenformers.changes.low_rank import LowRank
 from greenformers.compress.quality import judge
+from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts, batches
 from greenformers.data.tinyshakespeare import load
 from greenformers.measure.record import Record, with_ratios
@@ -83,7 +84,7 @@ def scored(
     """Perplexity of the dense model and of every compressed one."""
     size = BLOCKS * SETTINGS.length
     calibration = batches(learn[:size].split("\n"), tokenizer, "causal_lm", SETTINGS.length, 32)
-    before = judge({"dense": dense}, texts, tokenizer, SETTINGS.length)["dense"]["perplexity"][0]
+    before = judge({"dense": dense}, texts, Reader.of(dense, tokenizer, SETTINGS.length))["dense"]["perplexity"][0]
     records = []
     for share in SHARES:
         setting = {"keep": share, "seed": seed}
@@ -93,7 +94,7 @@ def scored(
             # Multiples of 1: at this width those of 8 would be far from the shares.
             change = LowRank(keep=share, uniform=way == "uniform", solver=solver, multiple=1)
             report = compress(small, change, calibration=calibration)
-            after = judge({"it": small}, texts, tokenizer, SETTINGS.length)["it"]["perplexity"][0]
+            after = judge({"it": small}, texts, Reader.of(small, tokenizer, SETTINGS.length))["it"]["perplexity"][0]
             print(f"seed {seed}, keep {share}, {solver} {way}: {after:.3f}, {report.summary()[0]}", flush=True)
             records.append(run.record("perplexity", after, f"{solver}, {way}", setting))
     return with_ratios(records, to="dense")

@@ -29,6 +29,7 @@ from greenformers.changes.low_rank import LowRank
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
 from greenformers.data._files import need, read_lines
+from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts, batches
 from greenformers.data.stsb import load as load_pairs
 from greenformers.measure.record import Record, with_ratios
@@ -125,7 +126,7 @@ def cell(
     """Compress once; how alike are the embeddings, how good are they. And the model."""
     small = copy.deepcopy(dense)
     report = compress(small, low_rank(share, solver, way), calibration=calibration)
-    scores = judge({"dense": dense, solver: small}, texts, tokenizer, LENGTH)
+    scores = judge({"dense": dense, solver: small}, texts, Reader.of(dense, tokenizer, LENGTH))
     records = run.scores(scores, {"keep": share, "spent": way, "texts": texts.name})
     print(f"keep {share} {solver} {way}: {report.summary()[0]}, {scores[solver]}", flush=True)
     return with_ratios(records, to="dense"), small
@@ -165,9 +166,7 @@ def final(
     share, solver, way = CHOICE
     scores, small = cell(run, dense, tokenizer, calibration, texts, share, solver, way)
     sizes = {name: 4 * model.num_parameters() for name, model in (("dense", dense), (solver, small))}
-    costs = measured(
-        {"dense": dense, solver: small}, sizes, [LENGTH], benchmark=BENCHMARK.name, vocabulary=30_522, about=run.about
-    )
+    costs = measured({"dense": dense, solver: small}, sizes, [LENGTH], benchmark=BENCHMARK.name, about=run.about)
     return scores + with_ratios(costs, to="dense")
 
 

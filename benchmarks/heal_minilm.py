@@ -20,6 +20,7 @@ from greenformers import compress
 from greenformers.changes.heal import Heal
 from greenformers.changes.low_rank import LowRank
 from greenformers.compress.quality import judge
+from greenformers.data._reader import Reader
 from greenformers.data._texts import batches
 from greenformers.measure.record import with_ratios
 
@@ -56,7 +57,9 @@ def main(run: Run) -> bool:
         healing = Heal(steps, batch_size=BATCH, learning_rate=RATE)
         compress(healed, healing, texts=texts, tokenizer=tokenizer, teacher=dense, length=LENGTH, progress=told)
         seconds = time.monotonic() - start
-        scores = judge({"dense": dense, "compressed": small, "healed": healed}, judged, tokenizer, LENGTH)
+        scores = judge(
+            {"dense": dense, "compressed": small, "healed": healed}, judged, Reader.of(dense, tokenizer, LENGTH)
+        )
         setting = {"keep": share, "steps": steps, "batch": BATCH, "texts": judged.name}
         own = with_ratios(run.scores(scores, setting), to="dense")
         records += own

@@ -29,6 +29,7 @@ from greenformers.changes.attention import Attention
 from greenformers.changes.heal import Heal
 from greenformers.compress.quality import judge
 from greenformers.data import Text, train_tokenizer
+from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.data.tinyshakespeare import load
 from greenformers.measure.record import Record, with_ratios
@@ -122,7 +123,9 @@ def quality(
     longer = Schedule(steps=steps, batch_size=BATCH, learning_rate=RATE, evaluate_every=steps)
     models["softmax, trained on"] = learnt(copy.deepcopy(original), text, tokenizer, longer, None)
     held = Texts("validation", [(line,) for line in text.valid.split("\n")])
-    return run.scores(judge(models, held, tokenizer, LENGTH), {"length": LENGTH, "steps": steps}, "softmax")
+    return run.scores(
+        judge(models, held, Reader.of(original, tokenizer, LENGTH)), {"length": LENGTH, "steps": steps}, "softmax"
+    )
 
 
 def speed(run: Run, original: LlamaForCausalLM, contexts: tuple[int, ...]) -> list[Record]:

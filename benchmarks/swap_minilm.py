@@ -24,6 +24,7 @@ from greenformers.changes.attention import Attention
 from greenformers.changes.heal import Heal
 from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import measured
+from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts, batches
 from greenformers.data.imdb import load as load_reviews
 from greenformers.measure.record import Record, with_ratios
@@ -99,7 +100,7 @@ def quality(
     records = []
     for texts, length in judged:
         setting = {"texts": texts.name, "length": length, "steps": STEPS}
-        records += run.scores(judge({**models, **healed}, texts, tokenizer, length), setting)
+        records += run.scores(judge({**models, **healed}, texts, Reader.of(dense, tokenizer, length)), setting)
     return records
 
 
@@ -142,7 +143,7 @@ def speed(run: Run, models: dict[str, PreTrainedModel]) -> list[Record]:
     eager.set_attn_implementation("eager")
     models = {**models, "dense, eager": eager}
     sizes = {name: sum(p.numel() * p.element_size() for p in model.parameters()) for name, model in models.items()}
-    return measured(models, sizes, [LONG], benchmark=BENCHMARK.name, vocabulary=30522, about=run.about)
+    return measured(models, sizes, [LONG], benchmark=BENCHMARK.name, about=run.about)
 
 
 if __name__ == "__main__":

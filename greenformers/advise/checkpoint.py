@@ -18,13 +18,18 @@ from greenformers.changes._options import as_flags
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.apply import apply, check
 from greenformers.compress.comparison import compared
+from greenformers.compress.job import USUAL
+from greenformers.compress.quality import check_examples
 from greenformers.compress.side_by_side import check_length
-from greenformers.data._texts import Texts, batches, task_of
+from greenformers.data._examples import Examples
+from greenformers.data._reader import Reader
+from greenformers.data._tasks import task_of
+from greenformers.data._texts import Texts
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
 
 DENSE = "as it is"
-QUALITY = ("spearman", "accuracy", "perplexity", "cosine")
+QUALITY = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
 """Metrics that may judge, the first that is there."""
 MARGIN = 1.05
 """A change is to be faster than the model as it is by so much at least."""
@@ -50,7 +55,8 @@ def command(recipe: Recipe, model: str, texts: str, at: "Setting") -> str:
     if not recipe:
         raise ValueError("the model as it is needs no command")
     words = ["greenformers", "compress", model, *as_flags(recipe)]
-    words += ["--length", str(at.length), "--lengths", str(at.length)]
+    if at.length is not None:
+        words += ["--length", str(at.length), "--lengths", str(at.length)]
     if {"calibration", "training"} & {need for change in recipe for need in change.uses}:
         words += ["--texts", texts]
     return shlex.join([*words, "--out", "small"])
@@ -68,12 +74,12 @@ class Setting:
     """What was measured at.
 
     Attributes:
-        length: tokens of a text, as timed.
-        batch: texts at once.
-        rows: texts, or blocks, that are there to learn from at least.
+        length: tokens of a text, as timed; None of what has no length.
+        batch: examples at once.
+        rows: examples, or blocks, that are there to learn from at least.
     """
 
-    length: int
+    length: int | None
     batch: int
     rows: int = 64
 
@@ -149,9 +155,10 @@ def _cheapest(recipe: Recipe) -> int:
 
 def advise(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Texts,
+    tokenizer: PreTrainedTokenizerBase | None,
+    examples: Examples,
     *,
+    features: Any = None,
     length: int | None = None,
     batch: int = 8,
     limit: int = 200,
@@ -164,16 +171,17 @@ def advise(
     Args:
         model: of `transformers`; not changed.
         tokenizer: of it.
-        texts: half of them, every other one, calibrate the low-rank maps, the others judge.
+        examples: half of them, every other one, calibrate the low-rank maps, the others judge.
+        features: image processor or feature extractor, of a model of images or sound.
         length: of a text, in tokens; by default what 95 % of the texts fit into.
-        batch: texts at once.
-        limit: at most so many texts judge.
+        batch: examples at once.
+        limit: at most so many examples judge.
         country: whose electricity, a 3-letter ISO code.
         about: context of the records.
         progress: called as work goes on.
 
     Raises:
-        ValueError: a value out of range, too few texts, or texts that cannot judge such a model.
+        ValueError: a value out of range, too few examples, or some that cannot judge such a model.
     """
     for name, value in (("batch", batch), ("limit", limit), ("length", 1 if length is None else length)):
         if value < 1:
@@ -181,12 +189,17 @@ def advise(
     intensity = grid_intensity(country)
     if frozen := [kind.name() for kind in changes_of(model) if kind.freezes]:
         raise ValueError(f"the model went through {frozen[0]} already: give the one it was made from")
-    seen, judged = halves(texts, limit)
+    seen, judged = halves(examples, limit)
     causal = task_of(model) == "causal_lm"
-    length = length or usual(texts, tokenizer, model)
-    check_length(model, length)
-    calibration = batches(seen.lines, tokenizer, task_of(model), length)
-    given = Given(calibration=calibration, tokenizer=tokenizer, length=length)
+    timed: int | None = None
+    if isinstance(examples, Texts) and tokenizer is not None:
+        timed = length = length or usual(examples, tokenizer, model)
+    length = length or USUAL
+    check_length(model, timed)
+    reader = Reader.of(model, tokenizer, length, features=features)
+    check_examples(model, judged, reader)
+    calibration = reader.batches(seen)
+    given = Given(calibration=calibration)
     models: dict[str, PreTrainedModel] = {}
     refused: list[Measured] = []
     wanted = [tuple(change.fitted(model, length) for change in recipe) for recipe in recipes(length, causal)]
@@ -197,37 +210,31 @@ def advise(
             refused.append(Measured(recipe, refused=str(error)))
         progress("making", (number + 1) / len(wanted))
     records = compared(
-        models, judged, tokenizer, benchmark="advice", length=length, lengths=[length], batch=batch, repeats=REPEATS,
-        country=country, about=about, progress=progress,
+        models, judged, reader, benchmark="advice", lengths=[timed], batch=batch, repeats=REPEATS, country=country,
+        about=about, progress=progress,
     )  # fmt: skip
     metric = next(name for name in QUALITY if any(record.metric == name for record in records))
     own = next(record.value for record in records if (record.variant, record.metric) == (DENSE, metric))
     if not own > 0:
-        raise ValueError(f"{texts.name} cannot judge changes: the model as it is has a {metric} of {own:.3g} on it")
+        raise ValueError(f"{examples.name} cannot judge changes: the model as it is has a {metric} of {own:.3g} on it")
     rows = [_row(recipe, records, metric, batch, intensity) for recipe in wanted if name_of(recipe) in models]
-    learnt = sum(len(found["input_ids"]) for found in calibration)
-    setting = Setting(length, batch, max(1, learnt * 19 // 20))
+    learnt = sum(len(found["input_ids"]) for found in calibration) if isinstance(seen, Texts) else len(seen)
+    setting = Setting(timed, batch, max(1, learnt * 19 // 20))
     return Advice([*sorted(rows, key=lambda row: row.milliseconds), *refused], metric, setting, records)
 
 
-def halves(texts: Texts, limit: int) -> tuple[Texts, Texts]:
+def halves(examples: Examples, limit: int) -> tuple[Examples, Examples]:
     """Examples to calibrate on and others to judge by, at most `limit` of each, from all over the file.
 
     Raises:
         ValueError: fewer than 8 examples.
     """
-    count = len(texts.segments)
+    count = len(examples)
     if count < 8:
-        raise ValueError(f"{texts.name} has {count} examples; at least 8 are needed, half of them to judge by")
+        raise ValueError(f"{examples.name} has {count} examples; at least 8 are needed, half of them to judge by")
     take = min(limit, count // 2)
     chosen = [place * count // (2 * take) for place in range(2 * take)]
-
-    def part(first: int) -> Texts:
-        places = chosen[first::2]
-        labels = None if texts.labels is None else [texts.labels[place] for place in places]
-        return Texts(texts.name, [texts.segments[place] for place in places], labels)
-
-    return part(0), part(1)
+    return examples.at(chosen[::2]), examples.at(chosen[1::2])
 
 
 def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:

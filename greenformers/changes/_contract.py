@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
+
+    from greenformers.data._rows import Rows
 
 Need = Literal["calibration", "training", "teacher", "example"]
-"""Texts to look at, texts to learn from, the network to learn from, and a batch on which costs are measured."""
+"""Examples to look at, examples to learn from, the network to learn from, and a batch on which costs are measured."""
 
 NEEDED: dict[Need, str] = {
-    "calibration": "texts to calibrate with (--texts or --calibrate)",
-    "training": "texts to learn from (--texts or --heal-texts)",
+    "calibration": "examples to calibrate with (--texts or --calibrate)",
+    "training": "examples to learn from (--texts or --heal-texts)",
     "teacher": "a teacher",
     "example": "an example batch",
 }
@@ -39,13 +40,11 @@ class Given:
 
     Attributes:
         calibration: Batches to look at: mappings of keyword arguments, sequences of positional ones, or tensors.
-        training: Texts to learn from, without labels.
-        tokenizer: Tokenizer of the network.
+        training: Examples to learn from, as the network reads them, with the labels that a decoder needs alone.
         teacher: The network to learn from: as a rule the original.
         example: A batch on which costs are counted or measured; by default the first of `calibration`.
         loss: Loss of the network on a batch, for changes that look at gradients; by default the network's own, or how
             far its outputs move.
-        length: Longest text, in tokens.
         following: Changes that come later in the recipe.
         folder: Where checkpoints of training go; none are written without it.
         memory: Bytes of statistics that may be held at once.
@@ -54,12 +53,10 @@ class Given:
     """
 
     calibration: Sequence[Any] | None = None
-    training: Sequence[str] | None = None
-    tokenizer: "PreTrainedTokenizerBase | None" = None
+    training: "Rows | None" = None
     teacher: "nn.Module | None" = None
     example: Any = None
     loss: Callable[..., Any] | None = None
-    length: int = 128
     following: "tuple[Change, ...]" = ()
     folder: Path | None = None
     memory: float = 2**30
@@ -69,7 +66,7 @@ class Given:
     def has(self, need: Need) -> bool:
         """Whether something that a change needs is there."""
         if need == "training":
-            return bool(self.training) and self.tokenizer is not None
+            return bool(self.training)
         if need == "example":
             return self.example is not None or bool(self.calibration)
         return bool(self.calibration) if need == "calibration" else self.teacher is not None

@@ -1,54 +1,37 @@
-"""Healing: a smaller network learns what the original says to unlabelled text. Hinton 2015, arXiv:1503.02531.
+"""Healing: a smaller network learns what the original says to unlabelled examples; the losses are `_student`'s."""
 
-The loss is a weighted sum, over positions that are no padding:
-
-- logits: T^2 KL(p || p'), p = softmax(z / T) of the original and p' of the smaller one;
-- hidden: |h - h'|^2 after each layer, as a share of |h|^2 (Sun 2019, arXiv:1908.09355; Jiao 2019, arXiv:1909.10351);
-- embeddings: 1 - cos of the means over positions;
-- similarities: squared difference of the cosines of all pairs of means of a batch (Tung 2019, arXiv:1907.09682).
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
 
-from greenformers.data._texts import Task, batches, task_of
+from greenformers.changes._student import WEIGHTS, DivergedError, Student, states
+from greenformers.data._rows import Rows
+from greenformers.data._tasks import kind_of_input, task_of
 from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
-from greenformers.train.objective import Batch, Example, Objective, padded
+from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.stream import Stream
 
-PARTS = ("logits", "hidden", "embeddings", "similarities")
-WEIGHTS: dict[Task, dict[str, float]] = {
-    "encoder": {"hidden": 1.0, "embeddings": 1.0},
-    "classifier": {"logits": 1.0, "hidden": 1.0},
-    "masked_lm": {"logits": 1.0, "hidden": 1.0},
-    "causal_lm": {"logits": 1.0, "hidden": 1.0},
-}
-"""Of the parts of the loss, by what a model is for."""
-
 VALID = 20
-"""One text in so many is not learnt from; by these healing ends early, and is told how it goes."""
+"""One example in so many is not learnt from; by these healing ends early, and is told how it goes."""
 
 
 def heal(
     model: PreTrainedModel,
     original: PreTrainedModel,
-    texts: "Distillation",
+    examples: "Distillation",
     schedule: Schedule,
     *,
     weights: Mapping[str, float] | None = None,
@@ -61,9 +44,9 @@ def heal(
 
     Args:
         model: the compressed one.
-        original: what it was made from, or any network with the same outputs and tokens; not changed.
-        texts: as `distillation` reads them.
-        schedule: how many steps, of how many texts, at which learning rate.
+        original: what it was made from, or any network with the same outputs and inputs; not changed.
+        examples: what both are shown.
+        schedule: how many steps, of how many examples, at which learning rate.
         weights: of the parts of the loss; by default what suits the model.
         temperature: T of the logits.
         folder: where checkpoints go; none are made without it.
@@ -71,7 +54,7 @@ def heal(
         progress: called as work goes on.
 
     Returns:
-        What was logged; "eval_distance" is the loss on the texts that are not learnt from.
+        What was logged; "eval_distance" is the loss on the examples that are not learnt from.
 
     Raises:
         ValueError: a part of the loss that the model has no outputs for; or the loss is no longer finite.
@@ -81,7 +64,7 @@ def heal(
     try:
         history = fit(
             student,  # type: ignore[arg-type]  # the Trainer takes any module
-            texts,
+            examples,
             schedule,
             label="healing",
             console=Console(quiet=True),
@@ -100,57 +83,55 @@ def heal(
     return history
 
 
-def distillation(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, original: PreTrainedModel, schedule: Schedule, length: int
-) -> "Distillation":
-    """The texts as a network reads them.
+def check_teacher(model: Any, original: Any, examples: "Distillation", weights: Mapping[str, float]) -> None:
+    """See that a network has what its teacher is asked for, of the same form, on one example.
 
     Raises:
-        ValueError: too few of them for a batch, or texts cannot heal such a model.
+        ValueError: it has not, or one of the two cannot be run on the examples.
     """
-    objective = Distillation(texts, tokenizer, length, task_of(original))
-    Stream(objective, schedule.batch_size, schedule.steps or 1, schedule.seed)  # which knows how many it needs
-    row = objective.rows["train"][0][None]
-    try:
-        with torch.no_grad():
-            original(input_ids=row, attention_mask=torch.ones_like(row))
-    except Exception as error:  # whatever networks raise that need more than token ids
-        raise ValueError(f"{type(original).__name__} cannot be run on texts: {' '.join(str(error).split())}") from error
-    return objective
-
-
-def check_teacher(model: Any, original: Any, texts: "Distillation", weights: Mapping[str, float]) -> None:
-    """See that a network has what its teacher is asked for, of the same form.
-
-    Raises:
-        ValueError: it has not.
-    """
-    row = texts.rows["train"][0][None]
-    with evaluating(model), evaluating(original), torch.no_grad():
-        found, wanted = (
-            network(input_ids=row, attention_mask=torch.ones_like(row), output_hidden_states=True)
-            for network in (model, original)
-        )
+    batch = examples.rows["train"].collate([examples.rows["train"][0]])
     student, teacher = type(model).__name__, type(original).__name__
-    parts = {"logits": [getattr(out, "logits", None) for out in (found, wanted)]}
-    parts["states"] = [out.hidden_states[-1] for out in (found, wanted)]
-    if any(x.shape[:2] != row.shape for x in (*found.hidden_states, *wanted.hidden_states)):
-        raise ValueError(f"the states of a {student} have another length than its texts: it cannot be healed")
+    seen = []
+    for network in (model, original):
+        try:
+            with evaluating(network), torch.no_grad():
+                seen.append(network(**batch, output_hidden_states=True))
+        except Exception as error:  # whatever networks raise that need more than these
+            why = " ".join(str(error).split())
+            raise ValueError(f"{type(network).__name__} cannot be run on the examples: {why}") from error
+    found, wanted = seen
+    weights = dict(weights) or WEIGHTS[task_of(original)]
+    _check_states(student, found, wanted, batch, kind_of_input(original) == "text")
+    parts: dict[str, list[Any]] = {"states": [states(out)[-1][0][-1] for out in (found, wanted)]}
+    if weights.get("logits"):
+        parts["logits"] = [getattr(out, "logits", None) for out in (found, wanted)]
     for name, (one, other) in parts.items():
-        if name == "logits" and not (weights or WEIGHTS[task_of(original)]).get("logits"):
-            continue
         forms = ["none" if x is None else " x ".join(map(str, x.shape[1:])) for x in (one, other)]
         if one is None or other is None or one.shape != other.shape:
             raise ValueError(
-                f"a {student} cannot learn from this {teacher}: of a text of {row.shape[1]} tokens the {name} are "
-                f"{forms[0]} and {forms[1]}"
+                f"a {student} cannot learn from this {teacher}: of one example the {name} are {forms[0]} and {forms[1]}"
             )
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        loss = Student(model, original, dict(weights) or WEIGHTS[task_of(original)], 1.0)(row, torch.ones_like(row))
+        loss = Student(model, original, weights, 1.0)(**batch)
         torch.autograd.grad(loss["loss"], learnt, allow_unused=True)
     except RuntimeError as error:
-        raise ValueError(f"a {student} cannot be trained on texts: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(
+            f"a {student} cannot be trained on the examples: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def _check_states(student: str, found: Any, wanted: Any, batch: Batch, texts: bool) -> None:
+    """See that there are states of every layer, of texts one for each token."""
+    ours, theirs = states(found), states(wanted)
+    if not ours or len(ours) != len(theirs):
+        raise ValueError(f"a {student} gives no states of its layers, or not those of its teacher: it cannot be healed")
+    if not texts:
+        return
+    for layers, stack in (*ours, *theirs):
+        length = (batch["labels"] if stack == "decoder" and "labels" in batch else batch["input_ids"]).shape[1]
+        if any(x.shape[1] != length for x in layers):
+            raise ValueError(f"the states of a {student} have another length than its texts: it cannot be healed")
 
 
 class _Progress(TrainerCallback):
@@ -164,53 +145,44 @@ class _Progress(TrainerCallback):
 
 
 class Distillation(Objective):
-    """Texts, of which one in `VALID` is held out.
+    """Examples, of which one in `VALID` is held out.
 
     Args:
-        texts: without labels; those without a token are left out.
-        tokenizer: of the model.
-        length: longest text, in tokens; of a causal language model, that of the blocks which its texts are cut into.
-        task: what the model is for.
+        rows: as the network reads them.
+        schedule: how many are needed for a batch.
 
     Raises:
-        ValueError: fewer than 2 texts.
+        ValueError: fewer than 2 examples, or too few for a batch.
     """
 
     metric = "distance"
     greater_is_better = False
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
 
-    def __init__(
-        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, task: Task = "encoder"
-    ) -> None:
-        if task == "causal_lm":
-            rows = [row for batch in batches(texts, tokenizer, task, length) for row in batch["input_ids"]]
-        else:
-            found = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
-            rows = [torch.tensor(ids) for ids in found if ids]
+    def __init__(self, rows: Rows, schedule: Schedule | None = None) -> None:
         if len(rows) < 2:
-            raise ValueError(f"healing needs at least 2 texts, got {len(rows)}")
+            raise ValueError(f"healing needs at least 2 examples, got {len(rows)}")
         held = range(0, len(rows), VALID)
         self.rows = {
-            "train": [row for place, row in enumerate(rows) if place not in held],
-            "valid": [rows[place] for place in held],
+            "train": rows.at([place for place in range(len(rows)) if place not in held]),
+            "valid": rows.at(held),
         }
-        self.lengths = torch.tensor([len(row) for row in self.rows["train"]])
-        self.filler = int(tokenizer.pad_token_id or 0)
+        lengths = self.rows["train"].lengths
+        self.lengths = None if lengths is None else torch.tensor(lengths)
+        if schedule is not None:
+            Stream(self, schedule.batch_size, schedule.steps or 1, schedule.seed)  # which knows how many it needs
 
     def size(self, split: str) -> int:
         return len(self.rows[split])
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:
-        return {"input_ids": self.rows[split][index]}
+        return dict(self.rows[split][index])
 
     def collate(self, examples: list[Example]) -> Batch:
-        rows = [example["input_ids"] for example in examples]
-        mask = padded([torch.ones_like(row) for row in rows], 0)
-        return {"input_ids": padded(rows, self.filler), "attention_mask": mask}
+        return self.rows["train"].collate(examples)
 
     def scored(self, batch: Batch) -> int:
-        return len(batch["input_ids"])
+        return len(next(iter(batch.values())))
 
     def config(self, **sizes: Any) -> Any:
         """Not available: the network is there.
@@ -229,80 +201,20 @@ class Distillation(Objective):
         raise NotImplementedError("a network that is healed is there")
 
     def evaluate(self, model: nn.Module, split: str, batch_size: int) -> dict[str, float]:
-        """The loss on the texts held out."""
-        order = sorted(range(self.size(split)), key=lambda index: len(self.rows[split][index]))
+        """The loss on the examples held out."""
+        rows = self.rows[split]
+        lengths = rows.lengths
+        order = list(range(len(rows)))
+        if lengths is not None:
+            order.sort(key=lambda index: lengths[index])
         device, training = next(model.parameters()).device, model.training
         model.eval()
         total = 0.0
         with torch.no_grad():
             for start in range(0, len(order), batch_size):
                 places = order[start : start + batch_size]
-                batch = self.collate([{"input_ids": self.rows[split][place]} for place in places])
+                batch = rows.collate([rows[place] for place in places])
                 loss = model(**{name: x.to(device) for name, x in batch.items()})["loss"]
                 total += float(loss) * len(places)
         model.train(training)
         return {"distance": total / len(order)}
-
-
-class DivergedError(ValueError):
-    """A loss that is not finite."""
-
-
-class Student(nn.Module):
-    """A network whose loss is how far it is from another one."""
-
-    def __init__(
-        self, model: PreTrainedModel, original: PreTrainedModel, weights: Mapping[str, float], temperature: float
-    ) -> None:
-        super().__init__()
-        self.model, self.weights, self.temperature = model, weights, temperature
-        self._original = (original.eval(),)  # in a tuple: not a part of this module
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> dict[str, Tensor]:
-        """The loss of a batch."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "output_hidden_states": True}
-        with torch.no_grad():
-            wanted = self._original[0](**given)
-        found = self.model(**given)
-        parts = [weight * self._part(name, found, wanted, attention_mask) for name, weight in self.weights.items()]
-        loss = torch.stack(parts).sum()
-        if self.training and not bool(loss.isfinite()):
-            raise DivergedError(f"the loss is {loss.item()}")
-        return {"loss": loss}
-
-    def _part(self, name: str, found: Any, wanted: Any, mask: Tensor) -> Tensor:
-        if name == "logits":
-            if getattr(wanted, "logits", None) is None:
-                raise ValueError(f"{type(self._original[0]).__name__} has no logits to learn from")
-            return self._logits(found.logits, wanted.logits, mask)
-        if name == "hidden":
-            return hidden(found.hidden_states, wanted.hidden_states, mask)
-        one, other = (_mean(out.hidden_states[-1], mask) for out in (found, wanted))
-        if name == "embeddings":
-            return (1 - F.cosine_similarity(one, other, dim=-1)).mean()
-        one, other = F.normalize(one, dim=-1), F.normalize(other, dim=-1)
-        return F.mse_loss(one @ one.T, other @ other.T)
-
-    def _logits(self, found: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-        if wanted.ndim == 3:  # of every position
-            found, wanted = found[mask.bool()], wanted[mask.bool()]
-        p, q = ((x / self.temperature).log_softmax(-1) for x in (wanted, found))
-        return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
-
-
-def hidden(found: Sequence[Tensor], wanted: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Mean over the layers, those of the embedding too, of |h - h'|^2 / |h|^2.
-
-    Of fewer layers each is compared with the one at its share of the depth (Sanh 2019, arXiv:1910.01108).
-    """
-    kept, last = mask.bool(), len(found) - 1
-    total = found[0].new_zeros(())
-    for index, one in enumerate(found):
-        other = wanted[index * (len(wanted) - 1) // last][kept]
-        total = total + (one[kept] - other).square().sum() / other.square().sum()
-    return total / len(found)
-
-
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    kept = mask[..., None].to(x.dtype)
-    return (x * kept).sum(1) / kept.sum(1).clamp(min=1)

@@ -1,6 +1,6 @@
-"""Healing: the changed network learns what its teacher says to unlabelled texts. Hinton 2015, arXiv:1503.02531.
+"""Healing: the changed network learns what its teacher says to unlabelled examples. Hinton 2015, arXiv:1503.02531.
 
-The losses are those of `greenformers.changes._distillation`.
+The losses are those of `greenformers.changes._student`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Heal(Change):
     """Steps of distillation: the network learns from the original, or another teacher."""
 
     steps: int = option(300, "Steps of AdamW, with linear warm-up and a cosine down to 0.", "--heal")
-    batch_size: int = option(64, "Texts a step.", "--heal-batch")
+    batch_size: int = option(64, "Examples a step.", "--heal-batch")
     learning_rate: float = option(5e-4, "Highest learning rate.", "--heal-rate")
     patience: int | None = option(
         None, "End after so many of its ten evaluations without a better one.", "--heal-patience"
@@ -47,7 +47,7 @@ class Heal(Change):
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         for name, weight in self.weights.items():
-            from greenformers.changes._distillation import PARTS
+            from greenformers.changes._student import PARTS
 
             if name not in PARTS:
                 raise ValueError(f"weights must be of {', '.join(PARTS)}; got {name!r}")
@@ -61,49 +61,48 @@ class Heal(Change):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Texts to learn from, and a teacher."""
+        """Examples to learn from, and a teacher."""
         return frozenset({"training", "teacher"})
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
-        """See besides that there are texts for a batch, and changes to be aware of."""
+        """See besides that there are examples for a batch, and changes to be aware of."""
         from greenformers.changes._distillation import check_teacher
 
         super().check(model, before, given)
-        texts: Any = self._texts(model, given)
+        examples = self._examples(model, given)
         self._rounding(model, given)
-        check_teacher(model, given.teacher, texts, self.weights)
+        check_teacher(model, given.teacher, examples, self.weights)
 
-    def _texts(self, model: "nn.Module", given: Given) -> "Distillation":
+    def _examples(self, model: "nn.Module", given: Given) -> "Distillation":
         from transformers import PreTrainedModel
 
-        from greenformers.changes._distillation import distillation
+        from greenformers.changes._distillation import Distillation
 
         if not isinstance(model, PreTrainedModel) or not isinstance(given.teacher, PreTrainedModel):
-            raise ValueError(f"{type(model).__name__} is no model of transformers, which texts could teach")
-        if given.training is None or given.tokenizer is None:
-            raise ValueError("healing needs texts to learn from, and their tokenizer")
-        schedule = self.schedule(given.seed)
-        return distillation(given.training, given.tokenizer, given.teacher, schedule, given.length)
+            raise ValueError(f"{type(model).__name__} is no model of transformers, which examples could teach")
+        if given.training is None:
+            raise ValueError("healing needs examples to learn from")
+        return Distillation(given.training, self.schedule(given.seed))
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Train; a run that was stopped goes on from the newest checkpoint of the folder given.
 
         Raises:
-            ValueError: too few texts for a batch, or a model that texts cannot teach.
+            ValueError: too few examples for a batch, or a model that they cannot teach.
             Stopped: a signal ended it early; the same call goes on.
         """
         from greenformers.changes._distillation import heal
         from greenformers.changes._options import as_dict
         from greenformers.train.run import Stopped
 
-        texts = self._texts(model, given)
+        examples = self._examples(model, given)
         teacher: Any = given.teacher
         network: Any = model
         with ExitStack() as stack:
             for block in self._rounding(model, given):
                 stack.enter_context(block)
             history = heal(
-                network, teacher, texts, self.schedule(given.seed), weights=self.weights,
+                network, teacher, examples, self.schedule(given.seed), weights=self.weights,
                 temperature=self.temperature, folder=given.folder, resume=given.folder is not None,
                 progress=given.progress,
             )  # fmt: skip
@@ -111,7 +110,7 @@ class Heal(Change):
             raise Stopped(history.stopped)
         distances = [entry["eval_distance"] for entry in history.log if "eval_distance" in entry]
         moved = f", distance {distances[0]:.4g} -> {distances[-1]:.4g}" if distances else ""
-        return Report(as_dict(self), f"{history.steps} steps of {self.batch_size} texts{moved}", log=history.log)
+        return Report(as_dict(self), f"{history.steps} steps of {self.batch_size} examples{moved}", log=history.log)
 
     def schedule(self, seed: int) -> "Schedule":
         """The schedule of the Trainer."""
@@ -137,5 +136,5 @@ class Heal(Change):
 
     @classmethod
     def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
-        """The default, with as many texts a step as there are at most, aware of what rounds weights later."""
+        """The default, with as many examples a step as there are at most, aware of what rounds weights later."""
         return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))

@@ -3,11 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from greenformers.checkpoint.description import NAME
 from greenformers.checkpoint.load import check_local, check_weights, line, load, model_class, read_json
+from greenformers.data._tasks import KINDS
 
+FEATURES = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 
 
@@ -38,8 +47,27 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
     if needs_tokenizer:
-        _check_tokenizer(tokenizer, model, name)
+        check_tokenizer(tokenizer, model, name)
     return model.eval(), tokenizer
+
+
+def features_of(name: str, model: PreTrainedModel) -> Any:
+    """The image processor or feature extractor beside a model; None of a model of texts, or where there is none.
+
+    Raises:
+        ValueError: There is one that cannot be read.
+    """
+    kind = KINDS.get(model.main_input_name, "text")
+    local = Path(name).is_dir()
+    if kind == "text" or (local and not any((Path(name) / file).is_file() for file in FEATURES)):
+        return None
+    loader: Any = AutoImageProcessor if kind == "image" else AutoFeatureExtractor
+    try:
+        return loader.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+    except Exception as error:  # whatever transformers makes of files that anyone may have written
+        raise ValueError(
+            f"{name} has no {loader.__name__.removeprefix('Auto')} that can be read: {line(error)}"
+        ) from error
 
 
 def _model(name: str, local: bool, options: dict[str, Any]) -> PreTrainedModel:
@@ -69,7 +97,12 @@ def _model(name: str, local: bool, options: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel, name: str) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel, name: str) -> None:
+    """See that a tokenizer is there whose tokens a model knows.
+
+    Raises:
+        ValueError: There is none, or it has more tokens.
+    """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, which texts need")
     table: Any = model.get_input_embeddings()

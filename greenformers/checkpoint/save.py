@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_model
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ def save(
     report: CompressionReport | None = None,
     card: str = "",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    processor: Any = None,
     example: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a changed network whole; `greenformers.load` reads it.
@@ -45,6 +47,7 @@ def save(
             `recipe.toml`.
         card: More Markdown for the card.
         tokenizer: Saved beside it.
+        processor: Image processor, feature extractor, or processor of `transformers`: saved beside it.
         example: Keyword arguments of a call of the model, to run it once; by default made from its configuration.
 
     Returns:
@@ -66,6 +69,8 @@ def save(
             (made / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
+        if processor is not None:
+            processor.save_pretrained(made)
         describe(made, model, report, card)
         try_again(made, model, example)
     return folder

@@ -59,8 +59,8 @@ def compress(
     from greenformers.report.table import tables
 
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
-        done, records = run(model, changes, out, job, context(terminal.command(), job.seed), steps)
-    console.print("\n".join(done.summary()), markup=False, soft_wrap=True)
+        done, records, notes = run(model, changes, out, job, context(terminal.command(), job.seed), steps)
+    console.print("\n".join([*done.summary(), *notes]), markup=False, soft_wrap=True)
     terminal.show(console, tables(records, console.width))
     if results is not None:
         append(results, records)
@@ -115,7 +115,18 @@ def _from_disk(
     defaults = Job()
     beside = [
         name
-        for name in ("texts", "calibrate", "heal_texts", "evaluate", "teacher", "limit", "length", "lengths", "country")
+        for name in (
+            "texts",
+            "calibrate",
+            "heal_texts",
+            "evaluate",
+            "teacher",
+            "limit",
+            "length",
+            "lengths",
+            "measure",
+            "country",
+        )
         if getattr(job, name) != getattr(defaults, name)
     ]
     beside += ["results"] * (results is not None) + ["report"] * (report is not None)

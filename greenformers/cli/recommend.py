@@ -1,7 +1,7 @@
 """`greenformers recommend`. Heavy imports are inside the command, so that --help answers at once."""
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
@@ -102,8 +102,9 @@ def _for_model(
     results: Path | None,
 ) -> None:  # fmt: skip
     from greenformers.advise.checkpoint import advise
-    from greenformers.checkpoint.pretrained import pretrained
-    from greenformers.data._texts import read_texts
+    from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
+    from greenformers.data._examples import read_examples
+    from greenformers.data._tasks import kind_of_input
     from greenformers.measure.record import append, context
     from greenformers.report.advice import measured_table, words
 
@@ -114,12 +115,15 @@ def _for_model(
         raise ValueError(f"loss must be in 0..100, got {loss:g}")
     if results is not None:
         terminal.check_writable(results)
-    read = read_texts(texts)
-    network, tokenizer = pretrained(model, needs_tokenizer=True)
+    network, tokenizer = pretrained(model)
+    kind = kind_of_input(network)
+    if kind == "text" or tokenizer is not None:
+        check_tokenizer(tokenizer, network, model)
+    learnt, judged = read_examples(texts, kind)
     with terminal.Steps(console) as steps:
         advice = advise(
-            network, cast(Any, tokenizer), read, length=length, batch=batch, limit=limit, country=country,
-            about=context(terminal.command(), 0), progress=steps,
+            network, tokenizer, judged or learnt, features=features_of(model, network), length=length, batch=batch,
+            limit=limit, country=country, about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
     console.print(measured_table(advice, Path(model).name or model))
     console.print(words(advice, loss / 100, model, str(texts)), markup=False, soft_wrap=True)

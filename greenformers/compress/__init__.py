@@ -1,6 +1,6 @@
 """Changes of a trained network, made: the verb `compress`, and the command that judges what it does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ def compress(
     model: "nn.Module",
     recipe: "float | str | Path | Change | Sequence[Change]" = 0.5,
     *,
-    texts: Sequence[str] | None = None,
+    texts: "Sequence[str] | Sequence[tuple[str, str]] | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    examples: "Sequence[Mapping[str, Tensor]] | None" = None,
     calibration: Iterable[Any] | None = None,
     teacher: "nn.Module | None" = None,
     example: Any = None,
@@ -41,8 +42,11 @@ def compress(
     Args:
         model: Any network; training on texts needs a model of transformers.
         recipe: Changes, or a TOML file of them; a number is the share of the weights that low rank keeps.
-        texts: Texts to calibrate with and to learn from; split by `seed` where the recipe does both.
+        texts: Texts to calibrate with and to learn from, of an encoder-decoder pairs of source and target; split by
+            `seed` where the recipe does both.
         tokenizer: Tokenizer of the model, for texts.
+        examples: Images, recordings or anything else in place of texts, as the Trainer takes them: mappings of keyword
+            arguments of the model, each without the dimension of a batch.
         calibration: Batches to calibrate with, in place of texts: mappings of keyword arguments, sequences of
             positional ones, or tensors.
         teacher: Network to learn from; by default the model as it is before the first change.
@@ -65,6 +69,6 @@ def compress(
     from greenformers.compress.apply import compressed
 
     return compressed(
-        model, recipe, texts=texts, tokenizer=tokenizer, calibration=calibration, teacher=teacher, example=example,
-        loss=loss, length=length, memory=memory, seed=seed, folder=folder, progress=progress,
+        model, recipe, texts=texts, tokenizer=tokenizer, examples=examples, calibration=calibration, teacher=teacher,
+        example=example, loss=loss, length=length, memory=memory, seed=seed, folder=folder, progress=progress,
     )  # fmt: skip

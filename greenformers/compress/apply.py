@@ -16,9 +16,14 @@ from greenformers.changes._recipe import read_recipe
 from greenformers.changes._report import CompressionReport, Step
 from greenformers.checkpoint.structure import changes_of, mark
 from greenformers.compress.parts import parts_of
-from greenformers.data._texts import batches, task_of
+from greenformers.data._reader import Reader
+from greenformers.data._rows import Batches, Rows
+from greenformers.data._texts import Texts
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.solve.walk import kind_of
+
+SIZE = 16
+"""Examples in a batch to calibrate with."""
 
 After = Callable[[int, nn.Module, CompressionReport], None]
 """Called after each change with its number, the network, and the report so far."""
@@ -49,10 +54,12 @@ def compressed(
     model: nn.Module,
     recipe: float | str | Path | Change | Sequence[Change],
     *,
-    texts: Sequence[str] | None,
+    texts: Sequence[str] | Sequence[tuple[str, str]] | None,
     tokenizer: PreTrainedTokenizerBase | None,
+    examples: Sequence[Mapping[str, Tensor]] | None,
     calibration: Iterable[Any] | None,
     teacher: nn.Module | None,
+    length: int,
     **given: Any,
 ) -> CompressionReport:
     """See `greenformers.compress.compress`."""
@@ -61,25 +68,55 @@ def compressed(
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
     if texts is not None and tokenizer is None:
         raise ValueError("texts need a tokenizer")
-    batched = None if calibration is None else list(calibration)
+    if texts is not None and examples is not None:
+        raise ValueError(
+            "texts and examples exclude each other: examples are what the network reads, texts with a tokenizer"
+        )
+    batched: Any = None if calibration is None else list(calibration)
     used = {need for change in changes for need in change.uses}
+    wanted = [need for need in ("calibration", "training") if need in used and not (batched and need != "training")]
     training = None
-    if texts is not None and tokenizer is not None:
-        wanted = [need for need in ("calibration", "training") if need in used and not (batched and need != "training")]
-        split = parts_of(list(texts), wanted, given["seed"])
-        training = split.get("training")
-        if "calibration" in split:
-            if not isinstance(model, PreTrainedModel):
-                raise ValueError(
-                    f"{type(model).__name__} is no model of transformers, which texts could calibrate: give batches, "
-                    "as calibration"
-                )
-            batched = batches(split["calibration"], tokenizer, task_of(model), given["length"])
+    if texts is not None or examples is not None:
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(
+                f"{type(model).__name__} is no model of transformers, which examples could calibrate: give batches, "
+                "as calibration"
+            )
+        parts = _parts(model, texts, tokenizer, examples, wanted, length, given["seed"])
+        batched = parts.get("calibration", batched)
+        training = parts.get("training")
     if "teacher" in used and teacher is None:
         teacher = copy.deepcopy(model)
-    about = Given(calibration=batched, training=training, tokenizer=tokenizer, teacher=teacher, **given)
+    about = Given(calibration=batched, training=training, teacher=teacher, **given)
     check(model, changes, about)
     return apply(model, changes, about)
+
+
+def _parts(
+    model: PreTrainedModel, texts: Sequence[Any] | None, tokenizer: PreTrainedTokenizerBase | None,
+    examples: Sequence[Mapping[str, Tensor]] | None, wanted: Sequence[str], length: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Batches to calibrate with and rows to learn from."""
+    if texts is None:
+        assert examples is not None
+        config: Any = model.config
+        filler = {"input_ids": getattr(config.get_text_config(), "pad_token_id", None) or 0}
+        lengths = [max((len(x) for x in row.values() if x.dim()), default=0) for row in examples]
+        parts = parts_of(range(len(examples)), wanted, seed)
+        rows = {
+            name: Rows([examples[at] for at in places], filler=filler, lengths=[lengths[at] for at in places])
+            for name, places in parts.items()
+        }
+        return {name: part if name == "training" else Batches(part, SIZE, exact=True) for name, part in rows.items()}
+    reader = Reader.of(model, tokenizer, length)
+    segments = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    made = Texts("the texts", segments, translated=reader.task == "seq2seq")
+    if reader.task == "seq2seq" and any(len(pair) != 2 for pair in segments):
+        raise ValueError("the texts of an encoder-decoder are pairs, of a source and a target")
+    return {
+        name: reader.rows(made.at(places)) if name == "training" else reader.batches(made.at(places))
+        for name, places in parts_of(range(len(made)), wanted, seed).items()
+    }
 
 
 def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:

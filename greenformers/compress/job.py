@@ -25,7 +25,8 @@ class Job:
 
     texts: Path | None = setting(
         None, "Texts to calibrate with, to learn from and to judge by, split by the seed: .txt, or .tsv with sentence, "
-        "label or sentence1, sentence2, score."
+        "label; sentence1, sentence2, score; or source, target. Of images a folder with one for each class, of "
+        "recordings that or a corpus."
     )  # fmt: skip
     calibrate: Path | None = setting(None, "Texts to calibrate with, in place of a part of --texts.")
     heal_texts: Path | None = setting(None, "Texts to learn from, labels unread, in place of a part of --texts.")
@@ -36,8 +37,11 @@ class Job:
         "Longest text in tokens, and length of a language model's blocks; by default 128, or what the model takes.",
     )
     lengths: tuple[int, ...] | None = setting(
-        None, "Lengths to measure costs at, with commas, '' for none; by default that of the texts."
+        None,
+        "Lengths to measure costs at, with commas, '' for none; by default that of the texts. Named or not, measuring "
+        "takes at most a fifth of the whole, or 10 s, unless --measure is given.",
     )
+    measure: bool = setting(False, "Measure every cost in full, however long it takes.", "--measure")
     teacher: str | None = setting(
         None, "The original to learn from and be compared with, if MODEL itself was changed before."
     )

@@ -1,10 +1,11 @@
-"""One file of texts, split by seed into disjoint parts: to calibrate with, to learn from, to judge by."""
+"""One file or folder of examples, split by seed into disjoint parts: to calibrate with, to learn from, to judge by."""
 
 from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 
+from greenformers.data._examples import Examples
 from greenformers.data._texts import Texts
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ def parts_of(
     """Disjoint parts, drawn by seed, each in the order of the file.
 
     Args:
-        examples: Texts, or pairs of them.
+        examples: Any.
         wanted: Of `PARTS`; a single one gets all there are, as far as it can use them.
         seed: Seed of the draw.
         limit: Most examples to calibrate with.
@@ -34,7 +35,7 @@ def parts_of(
     count = len(examples)
     if len(wanted) > 1 and count < LEAST:
         raise ValueError(
-            f"{count} texts cannot be split into parts for {', '.join(wanted)}: at least {LEAST} are needed"
+            f"{count} examples cannot be split into parts for {', '.join(wanted)}: at least {LEAST} are needed"
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     sizes = _sizes(count, wanted, limit)
@@ -58,12 +59,15 @@ def _sizes(count: int, wanted: Sequence[str], limit: int) -> dict[str, int]:
     return sizes
 
 
-def split(texts: Texts, wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]) -> dict[str, Texts]:
-    """The parts of a file, with their labels; `limit` is of texts, of which a pair holds two.
+def split(
+    examples: Examples, wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]
+) -> dict[str, Examples]:
+    """The parts of a file or folder, with their labels; `limit` is of texts, of which a pair holds two.
 
     Raises:
         ValueError: Too few examples to be split.
     """
     # The limit is one of texts, and an example may hold two.
-    places = parts_of(range(len(texts.segments)), wanted, seed, max(1, limit // len(texts.segments[0])))
-    return {name: texts.at(chosen) for name, chosen in places.items()}
+    size = len(examples.segments[0]) if isinstance(examples, Texts) and not examples.translated else 1
+    places = parts_of(range(len(examples)), wanted, seed, max(1, limit // size))
+    return {name: examples.at(chosen) for name, chosen in places.items()}

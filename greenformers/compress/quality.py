@@ -1,6 +1,6 @@
-"""What a compression lost: the dense and the compressed model on the same texts."""
+"""What a compression lost: the dense and the compressed model on the same examples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import exp
 
 import numpy as np
@@ -10,64 +10,82 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.data._texts import Task, Texts, batches, padded, task_of
+from greenformers.compress.writing import check_writing, written
+from greenformers.data._examples import Examples
+from greenformers.data._reader import Reader
+from greenformers.data._rows import IGNORED, Batches, Rows
+from greenformers.data._texts import Texts, batches, padded
 from greenformers.measure.quality import evaluating, paired_difference
 from greenformers.solve.loss import pooled
 
-SIZE = 32  # texts in a batch
+SIZE = 32  # examples in a batch
 RESAMPLES = 2000
 
 Score = tuple[float, list[float] | None]
 """A value, and the 95 % interval of its difference from the dense model's, where there is one."""
 
 
-def judge(
-    models: Mapping[str, PreTrainedModel], texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int
-) -> dict[str, dict[str, Score]]:
+def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
     """Scores of each model, by metric; the first model is the one the others are compared with.
 
-    Pairs with scores judge an encoder (Spearman's correlation of cosines), labelled texts a classifier, plain text a
-    language model (perplexity). Of encoders the mean cosine between their embeddings and the dense one's is given too.
+    Pairs with scores judge an encoder of texts (Spearman's correlation of cosines), labelled examples a classifier
+    (accuracy), plain text a language model (perplexity), sources and targets an encoder-decoder (perplexity of the
+    target, and BLEU or the word error rate of what it writes), recordings a CTC model (word error rate). Of encoders
+    the mean cosine between their embeddings and the dense one's is given too.
 
     Raises:
-        ValueError: the texts cannot judge this kind of model.
+        ValueError: The examples cannot judge this kind of model.
     """
-    task = check_texts(next(iter(models.values())), texts)
-    if task == "encoder":
-        return _encoders(models, texts, tokenizer, length)
-    if task == "classifier":
-        return _classifiers(models, texts, tokenizer, length)
-    if task == "causal_lm":
+    check_examples(next(iter(models.values())), examples, reader)
+    if reader.task == "encoder":
+        return _encoders(models, examples, reader)
+    if reader.task == "classifier":
+        return _classifiers(models, reader.rows(examples, classes=True), reader)
+    if reader.task in ("seq2seq", "ctc"):
+        teacher_forced = _targets(models, reader.rows(examples), reader) if reader.task == "seq2seq" else {}
         return {
-            name: {"perplexity": (_perplexity(model, texts, tokenizer, length), None)} for name, model in models.items()
+            name: teacher_forced.get(name, {}) | scores for name, scores in written(models, examples, reader).items()
         }
-    return {name: {"perplexity": (_masked(model, texts, tokenizer, length), None)} for name, model in models.items()}
+    assert isinstance(examples, Texts)
+    assert reader.tokenizer is not None
+    perplexity = _perplexity if reader.task == "causal_lm" else _masked
+    return {
+        name: {"perplexity": (perplexity(model, examples, reader.tokenizer, reader.length), None)}
+        for name, model in models.items()
+    }
 
 
-def check_texts(model: PreTrainedModel, texts: Texts) -> Task:
-    """What a model is for, if texts can judge it.
+def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
+    """See that examples can judge a model.
 
     Raises:
         ValueError: They cannot.
     """
-    task, columns = task_of(model), len(texts.segments[0])
-    if task == "encoder" and texts.labels is not None:
+    reader.check(examples)
+    if reader.task in ("seq2seq", "ctc"):
+        check_writing(reader)
+    if not isinstance(examples, Texts):
+        if reader.task == "classifier" and not all(examples.said):
+            raise ValueError(f"{examples.name}: a classifier is judged by examples in folders of their classes")
+        return
+    task, columns = reader.task, len(examples.segments[0])
+    if task == "encoder" and examples.labels is not None:
         if columns != 2:
             raise ValueError(
-                f"{texts.name}: an encoder is judged by plain text or by pairs with scores, not by classes"
+                f"{examples.name}: an encoder is judged by plain text or by pairs with scores, not by classes"
             )
-        if len(set(texts.labels)) < 2:
-            raise ValueError(f"{texts.name}: pairs judge an encoder where their scores differ")
-    if task == "classifier" and (texts.labels is None or columns != 1):
-        raise ValueError(f"{texts.name}: a classifier is judged by a table with the columns sentence and label")
+        if len(set(examples.labels)) < 2:
+            raise ValueError(f"{examples.name}: pairs judge an encoder where their scores differ")
+    if task == "classifier" and (examples.labels is None or columns != 1):
+        raise ValueError(f"{examples.name}: a classifier is judged by a table with the columns sentence and label")
     classes = getattr(model.config, "num_labels", None)
-    if task == "classifier" and texts.labels is not None and classes and max(texts.labels) >= classes:
+    if task == "classifier" and examples.labels is not None and classes and max(examples.labels) >= classes:
         raise ValueError(
-            f"{texts.name}: labels must be in 0..{classes - 1}, the classes of the model; got {max(texts.labels):g}"
+            f"{examples.name}: labels must be in 0..{classes - 1}, the classes of the model; "
+            f"got {max(examples.labels):g}"
         )
-    if task in ("causal_lm", "masked_lm") and texts.labels is not None:
-        raise ValueError(f"{texts.name}: a language model is judged by plain text, not by a table")
-    return task
+    if task in ("causal_lm", "masked_lm") and examples.labels is not None:
+        raise ValueError(f"{examples.name}: a language model is judged by plain text, not by a table")
 
 
 @torch.inference_mode()
@@ -82,34 +100,49 @@ def embed(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokeniz
     return torch.stack([rows[place] for place in range(len(texts))])
 
 
-def _encoders(
-    models: Mapping[str, PreTrainedModel], texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int
-) -> dict[str, dict[str, Score]]:
-    found: dict[str, dict[str, Score]] = {}
+@torch.inference_mode()
+def embed_files(model: PreTrainedModel, examples: Examples, reader: Reader) -> Tensor:
+    """Embeddings of images or recordings: the mean over positions, brought to unit length. (examples, d), float32."""
+    found: dict[int, Tensor] = {}
+    with evaluating(model):
+        for places, batch in _numbered(reader.rows(examples), reader):
+            hidden = model(**batch).last_hidden_state
+            hidden = hidden if hidden.dim() == 3 else hidden.flatten(2).mT  # of convolutions, positions come last
+            found |= dict(zip(places, F.normalize(hidden.float().mean(1), dim=-1), strict=True))
+    return torch.stack([found[place] for place in range(len(examples))])
+
+
+def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
+    scores: dict[str, dict[str, Score]] = {}
     dense: Tensor | None = None
     alike: np.ndarray | None = None
     for name, model in models.items():
-        rows = embed(model, texts.lines, tokenizer, length)
+        if isinstance(examples, Texts):
+            assert reader.tokenizer is not None
+            rows = embed(model, examples.lines, reader.tokenizer, reader.length)
+        else:
+            rows = embed_files(model, examples, reader)
         dense = rows if dense is None else dense
-        found[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)}
-        if texts.labels is not None:
+        scores[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)}
+        if isinstance(examples, Texts) and examples.labels is not None:
             cosines = (rows[::2] * rows[1::2]).sum(-1).numpy()  # segments of an example stand beside each other
-            value = 100 * _spearman(cosines, np.asarray(texts.labels))
-            interval = None if alike is None else spearman_difference(cosines, alike, np.asarray(texts.labels))
+            value = 100 * _spearman(cosines, np.asarray(examples.labels))
+            interval = None if alike is None else spearman_difference(cosines, alike, np.asarray(examples.labels))
             alike = cosines if alike is None else alike
-            found[name]["spearman"] = (value, interval)
-    return found
+            scores[name]["spearman"] = (value, interval)
+    return scores
 
 
 def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: int = 0) -> list[float]:
     """95 % bootstrap interval of 100 times the difference of two Spearman correlations on the same pairs."""
+    return _interval(len(scores), lambda at: 100 * (_spearman(a[at], scores[at]) - _spearman(b[at], scores[at])), seed)
+
+
+def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int = 0) -> list[float]:
+    """The 95 % bootstrap interval of a difference on so many examples."""
     draw = np.random.default_rng(seed)
-    found = []
-    for _ in range(RESAMPLES):
-        at = draw.integers(0, len(scores), len(scores))
-        found.append(_spearman(a[at], scores[at]) - _spearman(b[at], scores[at]))
-    low, high = np.quantile(found, [0.025, 0.975])
-    return [100 * float(low), 100 * float(high)]
+    low, high = np.quantile([difference(draw.integers(0, count, count)) for _ in range(RESAMPLES)], [0.025, 0.975])
+    return [float(low), float(high)]
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -117,22 +150,55 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> float:
     return float(spearmanr(a, b).statistic) if np.ptp(a) and np.ptp(b) else 0.0
 
 
+def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Batches, and which examples are in them. Recordings are brought together only where none is padded or cut."""
+    made = Batches(rows, SIZE, exact=reader.kind == "sound")
+    for number, places in enumerate(made.places):
+        yield places, made[number]
+
+
 @torch.inference_mode()
-def _classifiers(
-    models: Mapping[str, PreTrainedModel], texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int
-) -> dict[str, dict[str, Score]]:
-    labels = torch.tensor(texts.labels).long()
-    found: dict[str, dict[str, Score]] = {}
+def _classifiers(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Reader) -> dict[str, dict[str, Score]]:
+    scores: dict[str, dict[str, Score]] = {}
     first: Tensor | None = None
     for name, model in models.items():
-        right = torch.zeros(len(labels), dtype=torch.bool)
+        right = torch.zeros(len(rows), dtype=torch.bool)
         with evaluating(model):
-            for places, batch in padded(texts.lines, tokenizer, length, SIZE):
-                right[places] = model(**batch).logits.argmax(-1) == labels[places]
+            for places, batch in _numbered(rows, reader):
+                labels = batch.pop("labels")
+                right[places] = model(**batch).logits.argmax(-1) == labels
         interval = None if first is None else list(paired_difference(right, first)[1:])
         first = right if first is None else first
-        found[name] = {"accuracy": (100 * right.double().mean().item(), interval)}
-    return found
+        scores[name] = {"accuracy": (100 * right.double().mean().item(), interval)}
+    return scores
+
+
+@torch.inference_mode()
+def _targets(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Reader) -> dict[str, dict[str, Score]]:
+    """Perplexity of what is to be written, each token given those before it; intervals by drawing examples."""
+    scores: dict[str, dict[str, Score]] = {}
+    first: np.ndarray | None = None
+    tokens = np.zeros(len(rows))
+    for name, model in models.items():
+        losses = np.zeros(len(rows))
+        with evaluating(model):
+            for places, batch in _numbered(rows, reader):
+                labels = batch["labels"]
+                logits = model(**batch).logits.float()
+                each = F.cross_entropy(logits.mT, labels, reduction="none", ignore_index=IGNORED)
+                losses[places] = each.sum(1).double().numpy()
+                tokens[places] = (labels != IGNORED).sum(1).numpy()
+        value = exp(losses.sum() / tokens.sum())
+        interval = None if first is None else _perplexities(losses, first, tokens)
+        first = losses if first is None else first
+        scores[name] = {"perplexity": (value, interval)}
+    return scores
+
+
+def _perplexities(losses: np.ndarray, first: np.ndarray, tokens: np.ndarray) -> list[float]:
+    return _interval(
+        len(tokens), lambda at: exp(losses[at].sum() / tokens[at].sum()) - exp(first[at].sum() / tokens[at].sum())
+    )
 
 
 @torch.inference_mode()

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
-from greenformers.checkpoint.pretrained import pretrained
+from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
 from greenformers.checkpoint.save import REPORT, check_place, save
 from greenformers.compress.apply import apply, check
 from greenformers.compress.comparison import card, compared
 from greenformers.compress.job import FILES, Job
-from greenformers.compress.parts import split
-from greenformers.compress.quality import check_texts
-from greenformers.compress.side_by_side import check_length, tokens
-from greenformers.data._texts import Texts, batches, read_texts, task_of
+from greenformers.compress.quality import check_examples
+from greenformers.compress.reading import check_parts, read_parts
+from greenformers.compress.side_by_side import BATCH, check_length, example
+from greenformers.data._examples import Examples
+from greenformers.data._reader import Reader
+from greenformers.data._tasks import KINDS
+from greenformers.data._texts import Texts
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
 from greenformers.model.positions import extend, reach
@@ -35,10 +38,13 @@ Progress = Callable[[str, float], None]
 
 def run(
     model: str, changes: Sequence[Change], out: Path, job: Job, about: dict[str, Any], progress: Progress
-) -> tuple[CompressionReport, list[Record]]:
+) -> tuple[CompressionReport, list[Record], list[str]]:
     """Apply a recipe, judge and measure every step beside the original, save.
 
     Steps that were made are kept beside `out` until all of them are: the same call goes on behind the last one.
+
+    Returns:
+        The report, the records, and what was left out, in words.
 
     Raises:
         ValueError: What a user can mend.
@@ -48,15 +54,27 @@ def run(
     check_place(out)
     if job.lengths != ():
         EnergyMeter(job.country)  # which knows the country, or says now that it does not
-    parts = _parts(changes, job)
-    small, tokenizer = pretrained(model, needs_tokenizer=bool(parts))
+    needed = check_parts(changes, job)
+    small, tokenizer = pretrained(model)
     original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
-    length, lengths = job.at(reach(original))
+    reads_texts = KINDS.get(original.main_input_name) == "text"
+    features = features_of(model, small)
+    length, lengths = job.at(reach(original) if reads_texts else None)
     job = replace(job, length=length, lengths=lengths)
-    _check_lengths(original, changes, lengths if not parts else (*lengths, length))
-    given = _given(small, original, tokenizer, parts, changes, job, progress)
-    if "judging" in parts:
-        check_texts(original, parts["judging"])
+    reader = None
+    if needed:
+        if reads_texts or tokenizer is not None:
+            check_tokenizer(tokenizer, small, model)
+        reader = Reader.of(original, tokenizer, length, features=features)
+    parts = {} if reader is None else read_parts(changes, job, reader)
+    measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
+    if reads_texts:
+        _check_lengths(original, changes, lengths if not parts else (*lengths, length))
+    elif measured:
+        check_length(original, None)
+    given = _given(small, original, reader, parts, changes, job, progress)
+    if reader is not None and "judging" in parts:
+        check_examples(original, parts["judging"], reader)
     check(small, changes, given)
     unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], asdict(job)], _files(model, job))
     small, done = unfinished.last(small)
@@ -64,16 +82,21 @@ def run(
     report = apply(small, changes, given, done=done, after=unfinished.keep)
     models = {ORIGINAL: original} | unfinished.models(_names(changes), small)
     longer = _lengthen(original, small)
+    notes: list[str] = []
+    worked = None if job.measure else sum(step.seconds for step in report.steps)
     records = compared(
-        models, parts.get("judging"), tokenizer, benchmark="compress", length=length, lengths=lengths,
-        unmeasured=_untimed(changes), country=job.country, about=about, progress=progress,
+        models, parts.get("judging"), reader, benchmark="compress", lengths=measured,
+        batch=1 if KINDS.get(original.main_input_name) == "sound" else BATCH, unmeasured=_untimed(changes),
+        country=job.country, about=about, worked=worked, told=notes.append, progress=progress,
     )  # fmt: skip
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer
-    words = f"Made from `{Path(model).name}`. {_told(parts, job)}".strip()
-    save(small, out, report, card=card(list(models), records, words), tokenizer=tokenizer)
+    words = " ".join([f"Made from `{Path(model).name}`.", _told(parts, job), *(f"{note}." for note in notes)])
+    save(
+        small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
+    )  # fmt: skip
     unfinished.remove()
-    return report, records
+    return report, records, [f"{note} (--measure)" for note in notes]
 
 
 @dataclass(frozen=True)
@@ -119,46 +142,23 @@ class Unfinished:
         return self.folder / f"step-{number}"
 
 
-def _parts(changes: Sequence[Change], job: Job) -> dict[str, Texts]:
-    """The texts of each part that the recipe and the judgement make use of.
-
-    Raises:
-        ValueError: Texts that nothing makes use of, or too few of them.
-        OSError: A file that cannot be read.
-    """
-    used = {need for change in changes for need in change.uses} | {"judging"}
-    own: dict[str, Path] = {part: path for part, name in FILES.items() if (path := getattr(job, name)) is not None}
-    for part in own:
-        if part not in used:
-            raise ValueError(
-                f"--{FILES[part].replace('_', '-')} is of no use: no change of the recipe needs such texts"
-            )
-    parts = {part: read_texts(path) for part, path in own.items()}
-    if "calibration" in own:
-        parts["calibration"] = split(parts["calibration"], ["calibration"], job.seed, job.limit)["calibration"]
-    if job.texts is not None:
-        wanted = [part for part in FILES if part in used and part not in own]
-        if not wanted:
-            raise ValueError("--texts is of no use: every part that is needed has a file of its own")
-        parts |= split(read_texts(job.texts), wanted, job.seed, job.limit)
-    return parts
-
-
 def _given(
-    small: PreTrainedModel, original: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
-    parts: Mapping[str, Texts], changes: Sequence[Change], job: Job, progress: Progress,
+    small: PreTrainedModel, original: PreTrainedModel, reader: Reader | None, parts: Mapping[str, Examples],
+    changes: Sequence[Change], job: Job, progress: Progress,
 ) -> Given:  # fmt: skip
-    length, lengths = job.at(reach(original))
-    calibration = example = None
-    if "calibration" in parts and tokenizer is not None:
-        calibration = batches(parts["calibration"].lines, tokenizer, task_of(small), length)
+    calibration = training = None
+    if reader is not None and "calibration" in parts:
+        calibration = reader.batches(parts["calibration"])
+    if reader is not None and "training" in parts:
+        # Beyond the original's own reach positions are copies, from which nothing can be learnt.
+        learnt = replace(reader, length=min(reader.length, reach(original) or reader.length))
+        training = learnt.rows(parts["training"])
+    batch = None
     if any("example" in change.uses for change in changes):
-        example = tokens(small, max(lengths, default=length), small.config.get_text_config().vocab_size)
-    # Beyond the original's own reach positions are copies, from which nothing can be learnt.
-    length = min(length, reach(original) or length)
+        texts = KINDS.get(original.main_input_name) == "text"
+        batch = example(small, max(job.lengths or (), default=job.length) if texts else None)
     return Given(
-        calibration=calibration, training=parts["training"].lines if "training" in parts else None,
-        tokenizer=tokenizer, teacher=original, example=example, length=length, seed=job.seed, progress=progress,
+        calibration=calibration, training=training, teacher=original, example=batch, seed=job.seed, progress=progress,
     )  # fmt: skip
 
 
@@ -169,6 +169,8 @@ def _check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths
         ValueError: It does not.
     """
     longest, own = max(lengths, default=0), reach(original)
+    if not longest:
+        return
     to_come = max((change.reach or 0 for change in changes), default=0)
     if own is not None and longest > max(own, to_come):
         raise ValueError(f"length and lengths must be at most {max(own, to_come)}, the longest input; got {longest}")
@@ -200,8 +202,9 @@ def _files(model: str, job: Job) -> list[Path]:
     return [*weights, *(path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None)]
 
 
-def _told(parts: Mapping[str, Texts], job: Job) -> str:
+def _told(parts: Mapping[str, Examples], job: Job) -> str:
     purposes = {"calibration": "to calibrate with", "training": "to learn from", "judging": "to judge by"}
-    sizes = [f"{len(texts.segments):,} {purposes[part]} (`{texts.name}`)" for part, texts in parts.items()]
+    sizes = [f"{len(part):,} {purposes[name]} (`{part.name}`)" for name, part in parts.items()]
     drawn = f"; drawn by seed {job.seed}, disjoint" if job.texts is not None else ""
-    return f"Texts: {', '.join(sizes)}{drawn}." if sizes else ""
+    what = "Texts" if all(isinstance(part, Texts) for part in parts.values()) else "Examples"
+    return f"{what}: {', '.join(sizes)}{drawn}." if sizes else ""

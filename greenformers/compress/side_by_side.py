@@ -1,7 +1,9 @@
 """The costs of a compressed model beside the dense one's: size, FLOPs, latency, memory, energy."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,39 +11,44 @@ from transformers import PreTrainedModel
 
 from greenformers.checkpoint.load import line
 from greenformers.measure.costs import Subject, costs
-from greenformers.measure.energy_of import energy_of
+from greenformers.measure.energy_of import SECONDS, TURNS, energy_of
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
+from greenformers.model.example import example_of
 from greenformers.solve.loss import output
 
 METERED = ("latency", "peak_memory_inference", "flops")
 BATCH, REPEATS = 8, 20
+AT_LEAST = 3
+"""Timed runs of each model, where time is short."""
 
 
 def measured(
     models: Mapping[str, PreTrainedModel],
     sizes: Mapping[str, int],
-    lengths: Sequence[int],
+    lengths: Sequence[int | None],
     *,
     benchmark: str = "compress",
-    vocabulary: int,
     batch: int = BATCH,
     repeats: int = REPEATS,
     country: str = "USA",
     about: dict[str, Any],
+    seconds: float = math.inf,
+    told: Callable[[str], None] = lambda _: None,
 ) -> list[Record]:
-    """Records of each model, on batches of random texts of each length, without padding.
+    """Records of each model, on batches of random texts of each length, or of images or recordings, without padding.
 
     Args:
         models: by variant, all on one device.
         sizes: bytes of each on disk.
-        lengths: in tokens.
+        lengths: in tokens; None for what has no length, as images, or one of its own.
         benchmark: name of the records.
-        vocabulary: how many token ids to draw from.
-        batch: texts at once.
+        batch: examples at once.
         repeats: timed runs of each, interleaved.
         country: whose electricity: a 3-letter ISO code.
         about: context of the records.
+        seconds: that all of it may take; there are fewer timed runs then, or none.
+        told: is told what was left out.
     """
     records = []
     for name, model in models.items():
@@ -50,45 +57,84 @@ def measured(
             Record.of(metric, value, benchmark=benchmark, variant=name, source="counted", context=about)
             for metric, value in whole.items()
         ]
-    for length in lengths:
-        setting = {"length": length, "batch": batch}
-        subjects = {name: Subject(model, on_tokens(model, length, vocabulary, batch)) for name, model in models.items()}
-        found = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=repeats, about=about)
+    for place, length in enumerate(lengths):
+        began = perf_counter()
+        setting = {"batch": batch} if length is None else {"length": length, "batch": batch}
+        subjects = {name: Subject(model, on_example(model, length, batch)) for name, model in models.items()}
+        plan = planned(subjects, seconds / (len(lengths) - place), repeats)
+        if plan is None:
+            where = "" if length is None else f" at {length} tokens"
+            told(f"time, memory and energy{where} were not measured: it would take more than a fifth of the whole")
+            continue
+        found = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=plan.repeats, about=about)
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
         calls = {name: subject.forward for name, subject in subjects.items()}
-        for name, (spent, source) in energy_of(calls, by_name, country).items():
+        spent_on = energy_of(calls, by_name, country, seconds=plan.energy)
+        for name, (spent, source) in spent_on.items():
             records.append(
                 Record.of(
                     "energy_inference", spent, benchmark=benchmark, variant=name, setting=setting, source=source,
                     context=about,
                 )
             )  # fmt: skip
+        seconds -= perf_counter() - began
     return records
 
 
-def on_tokens(model: PreTrainedModel, length: int, vocabulary: int, size: int = BATCH) -> Callable[[], Tensor]:
-    """A call of a model on a batch of random tokens, always the same, to a number that can be differentiated."""
-    batch = tokens(model, length, vocabulary, size)
+class Plan(NamedTuple):
+    """How costs are measured.
+
+    Attributes:
+        repeats: Timed runs of each model.
+        energy: Seconds of work between two readings of a meter; None for the usual.
+    """
+
+    repeats: int
+    energy: float | None
+
+
+def planned(subjects: Mapping[str, Subject], seconds: float, repeats: int) -> Plan | None:
+    """What can be measured in so many seconds, by one run of each model; None where not even the least can."""
+    if seconds == math.inf:
+        return Plan(repeats, None)
+    began = perf_counter()
+    with torch.inference_mode():
+        for subject in subjects.values():
+            subject.forward()
+    round_ = perf_counter() - began
+    left = seconds - 3 * round_  # this one, and those in which FLOPs and memory are counted
+    readings = TURNS * len(subjects)
+    if left >= repeats * round_ + readings * SECONDS:
+        return Plan(repeats, None)
+    if left < (AT_LEAST + TURNS) * round_:
+        return None
+    fewer = max(AT_LEAST, min(repeats, int(0.6 * left / round_)))
+    return Plan(fewer, max(0.0, (left - fewer * round_) / readings))
+
+
+def on_example(model: PreTrainedModel, length: int | None, size: int = BATCH) -> Callable[[], Tensor]:
+    """A call of a model on a batch of random examples, always the same, to a number that can be differentiated."""
+    batch = example(model, length, size)
     return lambda: output(model(**batch), batch).sum()
 
 
-def tokens(model: PreTrainedModel, length: int, vocabulary: int, size: int = BATCH) -> dict[str, Tensor]:
-    """A batch of random tokens (size, length), always the same."""
-    ids = torch.randint(0, vocabulary, (size, length), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids.to(model.device)}
-    if getattr(model.config, "is_encoder_decoder", False):
-        batch["decoder_input_ids"] = batch["input_ids"]
-    return batch
+def example(model: PreTrainedModel, length: int | None, size: int = BATCH) -> dict[str, Tensor]:
+    """A batch of random texts of so many tokens, or of images or recordings, always the same."""
+    return example_of(model, batch=size) if length is None else example_of(model, batch=size, length=length)
 
 
-def check_length(model: PreTrainedModel, length: int) -> None:
-    """See that a model takes so many tokens, before the work and not after it."""
-    if length:
-        try:
-            with torch.inference_mode():
-                on_tokens(model, length, vocabulary=1, size=1)()
-        except Exception as error:  # whatever networks raise that take no tokens, or fewer
-            raise ValueError(
-                f"the model cannot be run on {length} tokens, see --length and --lengths: {line(error)}"
-            ) from error
+def check_length(model: PreTrainedModel, length: int | None) -> None:
+    """See that a model takes so many tokens, or what its configuration says, before the work and not after it.
+
+    Raises:
+        ValueError: It does not.
+    """
+    try:
+        with torch.inference_mode():
+            on_example(model, length, 1)()
+    except Exception as error:  # whatever networks raise that take no tokens, or fewer
+        what = (
+            "a batch made from its configuration" if length is None else f"{length} tokens, see --length and --lengths"
+        )
+        raise ValueError(f"the model cannot be run on {what}: {line(error)}") from error

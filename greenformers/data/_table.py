@@ -15,7 +15,7 @@ PARTS = ("train", "dev", "test")
 def read_table(
     path: Path,
     segments: tuple[str, ...],
-    label: str,
+    label: str | None,
     read_label: Reader,
     header: tuple[str, ...] | None = None,
     read_segment: Callable[[str], str] = str,
@@ -26,7 +26,7 @@ def read_table(
     Args:
         path: file as it is, .gz or .xz.
         segments: columns of text.
-        label: column of labels.
+        label: column of labels; None where there are none.
         read_label: turns a field into a label, or raises a ValueError that does not show it.
         header: columns of a table whose first line does not name `segments`; None: it must.
         read_segment: turns a field into text, or raises alike.
@@ -42,7 +42,7 @@ def read_table(
         if header is None:
             raise ValueError(f"{path.name}, line 1: the header must name {', '.join(segments)}")
         columns, first = list(header), 1
-    if label not in columns:
+    if label is not None and label not in columns:
         if may_withhold:
             return Examples()
         raise ValueError(f"{path.name}, line 1: the header must name {label}")
@@ -55,7 +55,8 @@ def read_table(
         row = dict(zip(columns, fields, strict=True))
         try:
             texts.append(tuple(read_segment(row[name]) for name in segments))
-            labels.append(read_label(row[label]))
+            if label is not None:
+                labels.append(read_label(row[label]))
         except ValueError as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from None
     return Examples(texts, labels)

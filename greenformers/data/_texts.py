@@ -1,19 +1,18 @@
 """Texts for calibration and evaluation: from a file to batches of token ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from greenformers.data._files import read_lines
 from greenformers.data._labels import score_reader
 from greenformers.data._table import read_table
-
-Task = Literal["causal_lm", "masked_lm", "classifier", "encoder"]
+from greenformers.data._tasks import Task
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,16 @@ class Texts:
         name: of the file.
         segments: of each example one text, or two.
         labels: of each example, where the file has them.
+        translated: whether the second text is what an encoder-decoder is to write.
     """
 
     name: str
     segments: list[tuple[str, ...]]
     labels: list[float] | None = None
+    translated: bool = False
+
+    def __len__(self) -> int:
+        return len(self.segments)
 
     @property
     def lines(self) -> list[str]:
@@ -38,14 +42,14 @@ class Texts:
     def at(self, places: Sequence[int]) -> "Texts":
         """The examples at some places."""
         labels = None if self.labels is None else [self.labels[place] for place in places]
-        return Texts(self.name, [self.segments[place] for place in places], labels)
+        return replace(self, segments=[self.segments[place] for place in places], labels=labels)
 
 
 def read_texts(path: Path) -> Texts:
     """A text file, one text a line; or a table with the extension .tsv (.tsv.gz, .tsv.xz) and a header.
 
-    The header names sentence1, sentence2 and score (pairs and how alike they are), or sentence and label (a class as a
-    whole number).
+    The header names sentence1, sentence2 and score (pairs and how alike they are), sentence and label (a class as a
+    whole number), or source and target (what an encoder-decoder reads and writes).
 
     Raises:
         ValueError: no text in it, or a damaged table.
@@ -55,18 +59,7 @@ def read_texts(path: Path) -> Texts:
     if ".tsv" in suffixes:
         header = read_lines(path)[:1]
         columns = header[0].split("\t") if header else []
-        pairs = {"sentence1", "sentence2", "score"} <= set(columns)
-        if not pairs and not {"sentence", "label"} <= set(columns):
-            raise ValueError(
-                f"{path.name}, line 1: the header must name sentence1, sentence2, score or sentence, label"
-            )
-        found = read_table(
-            path,
-            ("sentence1", "sentence2") if pairs else ("sentence",),
-            "score" if pairs else "label",
-            score_reader(-1e9, 1e9) if pairs else _class,
-        )
-        texts = Texts(path.name, [tuple(row) for row in found.texts], list(found.labels))
+        texts = _table(path, columns)
     else:
         texts = Texts(path.name, [(line.strip(),) for line in read_lines(path) if line.strip()])
     if not texts.segments:
@@ -74,30 +67,29 @@ def read_texts(path: Path) -> Texts:
     return texts
 
 
+def _table(path: Path, columns: Sequence[str]) -> Texts:
+    """The examples of a table, by what its header names."""
+    if {"source", "target"} <= set(columns):
+        rows = read_table(path, ("source", "target"), None, lambda _: 0)
+        return Texts(path.name, [tuple(row) for row in rows.texts], translated=True)
+    pairs = {"sentence1", "sentence2", "score"} <= set(columns)
+    if not pairs and not {"sentence", "label"} <= set(columns):
+        raise ValueError(
+            f"{path.name}, line 1: the header must name sentence1, sentence2, score; sentence, label; or source, target"
+        )
+    rows = read_table(
+        path,
+        ("sentence1", "sentence2") if pairs else ("sentence",),
+        "score" if pairs else "label",
+        score_reader(-1e9, 1e9) if pairs else _class,
+    )
+    return Texts(path.name, [tuple(row) for row in rows.texts], list(rows.labels))
+
+
 def _class(value: object) -> int:
     if not str(value).isdecimal():
         raise ValueError("the label must be a whole number from 0 on")
     return int(str(value))
-
-
-def task_of(model: PreTrainedModel) -> Task:
-    """What a model is for, by the name of its class.
-
-    Raises:
-        ValueError: none of the tasks that texts can judge.
-    """
-    name = type(model).__name__
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
-        return "causal_lm"
-    if name.endswith("ForMaskedLM"):
-        return "masked_lm"
-    if name.endswith("ForSequenceClassification"):
-        return "classifier"
-    if name.endswith("Model") and not getattr(model.config, "is_encoder_decoder", False):
-        return "encoder"
-    raise ValueError(
-        f"texts can calibrate and judge encoders, classifiers, masked and causal language models; got a {name}"
-    )
 
 
 def batches(

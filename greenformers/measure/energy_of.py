@@ -17,6 +17,7 @@ def energy_of(
     *,
     training: bool = False,
     turns: int = TURNS,
+    seconds: float | None = None,
 ) -> dict[str, tuple[float, str]]:
     """Milliwatt-hours of one call, and where they come from; in turns, so that other load falls on all alike.
 
@@ -26,12 +27,13 @@ def energy_of(
         country: whose electricity, a 3-letter ISO code.
         training: record gradients.
         turns: readings of each.
+        seconds: of work between two readings; by default `SECONDS`, and one call at least.
     """
     spent: dict[str, float] = dict.fromkeys(calls, 0.0)
     sources: dict[str, str] = {}
     for _ in range(turns):
         for name, call in calls.items():
-            runs = max(1, round(1000 * SECONDS / milliseconds[name]))
+            runs = max(1, round(1000 * (SECONDS if seconds is None else seconds) / milliseconds[name]))
             with torch.inference_mode(not training), EnergyMeter(country) as meter:
                 for _ in range(runs):
                     call()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,18 +26,20 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, fl
         ImportError: jiwer is not installed.
     """
     characters = _aligned(hypotheses, references)
-    words = _jiwer().process_words(list(references), list(hypotheses))
+    words = needed().process_words(list(references), list(hypotheses))
     written = sum(len(hypothesis) for hypothesis in characters.hypotheses)
     return {"cer": 100 * characters.cer, "wer": 100 * words.wer, "mean_length": written / len(references)}
 
 
-def edits(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Characters to insert, delete or substitute, and characters of the reference: both (n,), for n utterances.
+def edits(
+    hypotheses: Sequence[str], references: Sequence[str], unit: Literal["character", "word"] = "character"
+) -> tuple[Tensor, Tensor]:
+    """Characters, or words, to insert, delete or substitute, and those of the reference: both (n,), for n utterances.
 
     Raises:
         ValueError, ImportError: as `scores`.
     """
-    characters = _aligned(hypotheses, references)
+    aligned = _aligned(hypotheses, references, unit)
     # An insertion spans nothing of the reference, a deletion nothing of the hypothesis.
     counts = [
         sum(
@@ -44,9 +47,18 @@ def edits(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Tensor,
             for part in parts
             if part.type != "equal"
         )
-        for parts in characters.alignments
+        for parts in aligned.alignments
     ]
-    return torch.tensor(counts), torch.tensor([len(reference) for reference in characters.references])
+    return torch.tensor(counts), torch.tensor([len(reference) for reference in aligned.references])
+
+
+def plain_words(text: str) -> str:
+    """A text in small letters without punctuation, as corpora of speech and models write it differently.
+
+    A text of nothing else stays as it is.
+    """
+    bare = " ".join(re.sub(r"[^\w\s']", " ", text.casefold()).split())
+    return bare or text
 
 
 def bootstrap(
@@ -129,17 +141,23 @@ def _summed(values: Tensor, groups: Sequence[str]) -> Tensor:
     return values.new_zeros(len(places)).index_add(0, index, values)
 
 
-def _aligned(hypotheses: Sequence[str], references: Sequence[str]) -> Any:
-    """What jiwer finds out about the characters."""
+def _aligned(hypotheses: Sequence[str], references: Sequence[str], unit: str = "character") -> Any:
+    """What jiwer finds out about the characters, or words."""
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"there must be as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
     for place, reference in enumerate(references):
         if not reference.strip():
             raise ValueError(f"reference {place} must have at least 1 character, it is empty")
-    return _jiwer().process_characters(list(references), list(hypotheses))
+    align = needed().process_words if unit == "word" else needed().process_characters
+    return align(list(references), list(hypotheses))
 
 
-def _jiwer() -> ModuleType:
+def needed() -> ModuleType:
+    """jiwer, which counts the errors.
+
+    Raises:
+        ImportError: It is not installed.
+    """
     try:
         import jiwer
     except ImportError:

@@ -43,7 +43,9 @@ class _Example:
         if both:
             made["pixel_values"] = self._input("pixel_values")
         if self.pairs and "decoder_input_ids" in self.taken:
-            made["decoder_input_ids"] = self._tokens(self.length - 3)  # of another length: cross-attention shows
+            made["decoder_input_ids"] = self._tokens(
+                max(1, self.length - 3), decoder=True
+            )  # of another length: cross-attention shows
         if "bbox" in self.taken:
             made["bbox"] = torch.zeros(self.batch, self.length, 4, dtype=torch.long)
         if self.main == "input_ids" and "labels" not in self.main:
@@ -56,10 +58,12 @@ class _Example:
         return not any(name.startswith("image_token") for name in model_config(self.model).to_dict())
 
     def _last(self, ids: Tensor) -> Tensor:
-        """The end of the text where a network takes its state there (CLIP)."""
+        """The end of the text where a network takes its state there (CLIP, and encoder-decoders that classify)."""
         text = model_config(self.model).get_text_config()
         end = getattr(text, "eos_token_id", None)
-        if hasattr(model_config(self.model), "vision_config") and isinstance(end, int) and 0 <= end < text.vocab_size:
+        classifies = self.pairs and type(self.model).__name__.endswith("ForSequenceClassification")
+        takes = classifies or hasattr(model_config(self.model), "vision_config")
+        if takes and isinstance(end, int) and 0 <= end < text.vocab_size:
             return torch.full_like(ids[:, -1], end)
         return ids[:, -1]
 
@@ -74,8 +78,8 @@ class _Example:
             f"{type(self.model).__name__} reads {name}, of which the configuration gives no example: give one"
         )
 
-    def _tokens(self, length: int) -> Tensor:
-        text = model_config(self.model).get_text_config(decoder=True if length != self.length else None)
+    def _tokens(self, length: int, decoder: bool = False) -> Tensor:
+        text = model_config(self.model).get_text_config(decoder=True if decoder else None)
         count = getattr(text, "vocab_size", None) or BYTES  # of a network without one, characters
         meant = {value for config in configs(model_config(self.model)) for value in _meant(config)}
         plain = [token for token in range(min(count, 1000)) if token not in meant] or list(range(count))

@@ -51,7 +51,8 @@ def measured_table(advice: Advice, model: str) -> Table:
     quality = f"{metric.label}{', %' * (metric.unit == '%')}"
     name = Column("change", no_wrap=True)
     found = Table("", name, "time, ms", "size, MiB", quality, "kept", "CO2, kg a million texts", *why)
-    found.title = escape(f"{model}: {at.batch} x {at.length} tokens")
+    size = f"{at.batch} examples" if at.length is None else f"{at.batch} x {at.length} tokens"
+    found.title = escape(f"{model}: {size}")
     spread = "; of the quality the 95 % interval of the difference" * any(row.interval for row in advice.rows)
     source = next(record.source for record in advice.records if record.metric == "energy_inference")
     found.caption = (

@@ -67,7 +67,7 @@ def factorise(
         raise ValueError(f"multiple must be at least 1, got {multiple}")
     if isinstance(calibration, Mapping | torch.Tensor):
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
-    batches = None if calibration is None else list(calibration)
+    batches = calibration if calibration is None or isinstance(calibration, Sequence) else list(calibration)
     if solver in CALIBRATED and not batches:
         raise ValueError(f"solver {solver!r} needs calibration data, at least one batch")
     example = batches[0] if example is None and batches else example
@@ -149,7 +149,7 @@ def _solve(
     traced: Trace | None,
     highest: Mapping[str, int],
     solver: str,
-    batches: list[Batch] | None,
+    batches: Sequence[Batch] | None,
     loss: Loss | None,
     memory: float,
     seed: int,
@@ -217,7 +217,7 @@ def _final(
     solved: dict[str, Solved],
     chosen: Mapping[str, int],
     solver: str,
-    batches: list[Batch] | None,
+    batches: Sequence[Batch] | None,
     gradients: Gradients | None,
     dense: DenseRows | None,
     memory: float,

@@ -10,8 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from greenformers.changes import Given, Heal
-from greenformers.changes._distillation import WEIGHTS, Distillation, Student, hidden
-from greenformers.data._texts import task_of
+from greenformers.changes._distillation import Distillation
+from greenformers.changes._student import WEIGHTS, Student, hidden
+from greenformers.data._reader import Reader
+from greenformers.data._tasks import task_of
+from greenformers.data._texts import Texts
 from greenformers.solve.factorise import factorise
 from greenformers.train.checkpoint import newest_finite, write
 
@@ -43,11 +46,16 @@ def pair(cls=BertModel):
     return small, original
 
 
+def rows(model, texts=TEXTS):
+    """Texts as a network reads them."""
+    return Reader.of(model, Letters(), 12).rows(Texts("texts", [(text,) for text in texts]))
+
+
 HEALING = Heal(steps=60, batch_size=16, learning_rate=3e-3)
 
 
 def given(teacher, folder=None):
-    return Given(training=TEXTS, tokenizer=Letters(), teacher=teacher, length=12, folder=folder)
+    return Given(training=rows(teacher), teacher=teacher, folder=folder)
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
@@ -55,11 +63,11 @@ def test_it_comes_nearer_to_the_original_which_stays(cls):
     small, original = pair(cls)
     before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
     student = Student(small, original, WEIGHTS[task_of(original)], 2.0)
-    start = Distillation(TEXTS, Letters(), 12).evaluate(student, "valid", 4)["distance"]
+    start = Distillation(rows(original)).evaluate(student, "valid", 4)["distance"]
     report = HEALING.apply(small, given(original))
     distances = [entry["eval_distance"] for entry in report.log if "eval_distance" in entry]
     assert distances[-1] < 0.6 * start
-    assert report.summary == f"60 steps of 16 texts, distance {distances[0]:.4g} -> {distances[-1]:.4g}"
+    assert report.summary == f"60 steps of 16 examples, distance {distances[0]:.4g} -> {distances[-1]:.4g}"
     assert all(torch.equal(tensor, before[name]) for name, tensor in original.state_dict().items())
     assert not small.training
 
@@ -67,7 +75,8 @@ def test_it_comes_nearer_to_the_original_which_stays(cls):
 def test_the_parts_of_the_loss():
     small, original = pair(BertForSequenceClassification)
     small.train()
-    batch = Distillation(TEXTS, Letters(), 12).collate([{"input_ids": torch.arange(1, n)} for n in (5, 9)])
+    ids = [torch.arange(1, n) for n in (5, 9)]
+    batch = rows(original).collate([{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids])
     parts = {
         name: Student(small, original, {name: 1.0}, 2.0) for name in ("logits", "hidden", "embeddings", "similarities")
     }
@@ -143,10 +152,10 @@ def test_checkpoints_with_numbers_that_are_not_finite_are_removed(tmp_path):
 
 
 def test_one_text_in_twenty_is_not_learnt_from():
-    texts = Distillation(TEXTS, Letters(), 12)
+    texts = Distillation(rows(network()))
     assert (texts.size("train"), texts.size("valid")) == (76, 4)
-    with pytest.raises(ValueError, match="healing needs at least 2 texts, got 1"):
-        Distillation(["one"], Letters(), 12)
+    with pytest.raises(ValueError, match="healing needs at least 2 examples, got 1"):
+        Distillation(rows(network(), ["one"]))
 
 
 @pytest.mark.parametrize(
@@ -170,11 +179,10 @@ def test_options_out_of_range(options, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"training": None}, r"healed 60 needs texts to learn from \(--texts or --heal-texts\)"),
-        ({"training": []}, "healed 60 needs texts to learn from"),
-        ({"tokenizer": None}, "healed 60 needs texts to learn from"),
+        ({"training": None}, r"healed 60 needs examples to learn from \(--texts or --heal-texts\)"),
+        ({"training": []}, "healed 60 needs examples to learn from"),
         ({"teacher": None}, "healed 60 needs a teacher"),
-        ({"training": TEXTS[:10]}, "batch must be at most 9, the training examples, got 16"),
+        ({"training": rows(network(), TEXTS[:10])}, "batch must be at most 9, the training examples, got 16"),
     ],
 )
 def test_what_it_needs_is_asked_for_before_any_work(change, message):

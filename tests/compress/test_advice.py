@@ -204,7 +204,7 @@ def test_a_model_is_changed_in_a_copy() -> None:
     model = strong("bert", "BertModel")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     calibration = batches(PLAIN.lines, tokenizer("bert"), "encoder", 11)
-    given = Given(calibration=calibration, tokenizer=tokenizer("bert"), length=11)
+    given = Given(calibration=calibration)
     small = made(model, ALL, {}, given)
     assert structure(small).order == ["attention", "low_rank", "int8"]
     low = made(model, HALF, {}, given)
@@ -286,7 +286,7 @@ def test_rows_are_worked_out_of_records(monkeypatch: Patch) -> None:
     monkeypatch.setattr("greenformers.advise.checkpoint.compared", fake)
     monkeypatch.setattr("greenformers.advise.checkpoint.grid_intensity", {"FRA": 60.0}.__getitem__)
     advice = advised(strong("bert", "BertModel"), length=9, batch=5, limit=12, country="FRA")
-    wanted = {"length": 9, "lengths": [9], "batch": 5, "country": "FRA", "benchmark": "advice"}
+    wanted = {"lengths": [9], "batch": 5, "country": "FRA", "benchmark": "advice"}
     assert {name: asked[name] for name in wanted} == wanted
     assert asked["texts"] == halves(PLAIN, 12)[1]
     assert [name for name, model in asked["models"].items() if int8_of(model)] == ["int8", "low rank 0.5 + int8"]
@@ -324,7 +324,12 @@ def test_texts_that_cannot_judge(home: Path) -> None:
         ("gpt2", "GPT2LMHeadModel", labels, "a language model is judged by plain text"),
         ("bert", "BertForSequenceClassification", scores, "a classifier is judged by a table"),
         ("gpt2", "GPT2LMHeadModel", Texts("t", [("bar",)] * 8), "one block of 40 is needed"),
-        ("t5", "T5ForConditionalGeneration", PLAIN, "texts can calibrate and judge encoders"),
+        (
+            "t5",
+            "T5ForConditionalGeneration",
+            PLAIN,
+            "an encoder-decoder needs a table with the columns source and target",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             advised(network(name, cls), texts, name)

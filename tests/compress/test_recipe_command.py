@@ -46,7 +46,7 @@ def test_a_model_longer_and_healed(home: Path, tmp_path: Path, monkeypatch: Patc
     more += ["--heal-texts", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv")]
     assert run(monkeypatch, *compress(home, out, *window, *more, lengths="50")) == 0
     shown = capsys.readouterr().out
-    said = ["attention: 2 of 2 attentions are sliding_window", "heal: 3 steps of 8 texts", "original", "Spearman"]
+    said = ["attention: 2 of 2 attentions are sliding_window", "heal: 3 steps of 8 examples", "original", "Spearman"]
     for text in [*said, "Inference latency", f"model:  {out}", f"report: {out / 'report' / 'index.html'}"]:
         assert text in shown, text
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "results.jsonl"]
@@ -136,7 +136,7 @@ def test_fewer_layers_healed(home: Path, tmp_path: Path, monkeypatch: Patch, cap
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 1
     card = (out / "README.md").read_text()
     assert "layers 0 of 2 are left" in card
-    assert "3 steps of 8 texts" in card
+    assert "3 steps of 8 examples" in card
     words = compress(home, tmp_path / "none", "--keep-layers", "2")
     assert "layers to keep must be in 1..1, of 2; got 2" in refused(monkeypatch, capsys, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -204,13 +204,13 @@ WINDOW = "BertModel --attention sliding_window"
         ("vit --keep-layers 1 --attention full", "ViTForImageClassification reads pixel_values: give an example of it"),
         ("t5 --keep-layers 1", "has no stack of layers of which some could be kept"),
         ("BertModel --change int8:3", "a change must be one of .*; got 'int8:3'"),
-        ("BertModel --heal 3", "healed 3 needs texts to learn from (--texts or --heal-texts)"),
-        ("BertModel --heal 6 --heal-texts one.txt", "healing needs at least 2 texts, got 1"),
+        ("BertModel --heal 3", "healed 3 needs examples to learn from (--texts or --heal-texts)"),
+        ("BertModel --heal 6 --heal-texts one.txt", "healing needs at least 2 examples, got 1"),
         ("BertModel --heal 0 --heal-texts texts.txt", "steps must be at least 1, got 0"),
         ("BertModel --heal 6 --heal-batch 500 --heal-texts texts.txt", "batch must be at most 57, the training "),
         ("BertModel --heal 6 --heal-rate 0 --heal-texts texts.txt", "learning_rate must be above 0, got 0.0"),
         ("BertModel --heal 6 --heal-batch 8 --heal-texts texts.txt --teacher GPT2LMHeadModel",
-         "a BertModel cannot learn from this GPT2LMHeadModel: of a text of "),
+         "a BertModel cannot learn from this GPT2LMHeadModel: of one example the "),
         ("BertModel --keep 0.5 --solver svd --calibrate texts.txt", "--calibrate is of no use"),
     ],
 )  # fmt: skip

@@ -56,15 +56,19 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (0, {}, r"the share to keep must be in \(0, 1\], got 0"),
         (1.5, {}, r"the share to keep must be in \(0, 1\], got 1\.5"),
         (0.5, {"texts": TEXTS}, "texts need a tokenizer"),
-        (0.5, {"texts": TEXTS, "tokenizer": object()}, "Sequential is no model of transformers, which texts could cal"),
+        (
+            0.5,
+            {"texts": TEXTS, "tokenizer": object()},
+            "Sequential is no model of transformers, which examples could cal",
+        ),
         (
             0.5,
             {"calibration": torch.randn(3, 24)},
             "calibration must be batches, got a Tensor: put one batch in a list",
         ),
         (0.5, {"calibration": {"x": 1}}, "calibration must be batches, got a dict"),
-        ([Heal(2), Int8()], {}, r"healed 2 needs texts to learn from"),
-        (LowRank(solver="loss"), {}, "low rank 0.5 needs texts to calibrate with"),
+        ([Heal(2), Int8()], {}, r"healed 2 needs examples to learn from"),
+        (LowRank(solver="loss"), {}, "low rank 0.5 needs examples to calibrate with"),
         (LowRank(of="flops"), {}, "low rank 0.5 needs an example batch"),
         (LowRank(only_if_faster=True), {}, "low rank 0.5 needs an example batch"),
         (1.0, {}, "no weight became low rank: the budget, or what is faster, leaves all of them dense"),
@@ -176,7 +180,7 @@ def test_texts_are_split_into_disjoint_parts() -> None:
     assert sizes == {"judging": 12, "calibration": 12, "training": 36}
     assert len(parts_of(range(60), ["calibration", "judging"], 0, limit=5)["calibration"]) == 5
     assert parts_of("abc", ["judging"], 0) == {"judging": ["a", "b", "c"]}
-    with pytest.raises(ValueError, match="7 texts cannot be split into parts for calibration, judging: at least 8"):
+    with pytest.raises(ValueError, match="7 examples cannot be split into parts for calibration, judging: at least 8"):
         parts_of(range(7), ["calibration", "judging"], 0)
     labelled = Texts("t.tsv", [(f"text {n}",) for n in range(20)], [float(n) for n in range(20)])
     for part in split(labelled, ["calibration", "judging"], 0).values():

@@ -1,0 +1,65 @@
+"""Which examples a recipe and its judgement make use of, and where they are read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from greenformers.changes import Change
+from greenformers.compress.job import FILES, Job
+from greenformers.compress.parts import MOST, split
+from greenformers.data._examples import Examples, read_examples
+from greenformers.data._reader import Reader
+
+
+def check_parts(changes: Sequence[Change], job: Job) -> bool:
+    """See that every place of examples is of use, before anything is read; whether there is one.
+
+    Raises:
+        ValueError: Examples that nothing makes use of.
+    """
+    own, used = _own(job), _used(changes)
+    for part in own:
+        if part not in used:
+            raise ValueError(
+                f"--{FILES[part].replace('_', '-')} is of no use: no change of the recipe needs such texts"
+            )
+    if job.texts is not None and all(part in own for part in FILES if part in used):
+        raise ValueError("--texts is of no use: every part that is needed has a file of its own")
+    return bool(own) or job.texts is not None
+
+
+def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str, Examples]:
+    """The examples of each part that the recipe and the judgement make use of.
+
+    Where a place has splits of its own, what judges comes from the one to judge by, and nothing else does.
+
+    Raises:
+        ValueError: Too few of them, damaged files, or of another form than the model reads.
+        OSError: A file that cannot be read.
+    """
+    parts: dict[str, Examples] = {}
+    for part, path in _own(job).items():
+        learnt, judged = read_examples(path, reader.kind)
+        parts[part] = judged if part == "judging" and judged is not None else learnt
+        if part == "calibration":
+            parts |= split(parts[part], [part], job.seed, job.limit)
+    if job.texts is not None:
+        used = _used(changes)
+        wanted = [part for part in FILES if part in used and part not in parts]
+        learnt, judged = read_examples(job.texts, reader.kind)
+        if judged is not None and "judging" in wanted:
+            wanted.remove("judging")
+            parts |= split(judged, ["judging"], job.seed, MOST["judging"])
+        if wanted:
+            parts |= split(learnt, wanted, job.seed, job.limit)
+    for examples in parts.values():
+        reader.check(examples)
+    return parts
+
+
+def _own(job: Job) -> dict[str, Path]:
+    """The places of parts that have one of their own."""
+    return {part: path for part, name in FILES.items() if (path := getattr(job, name)) is not None}
+
+
+def _used(changes: Sequence[Change]) -> set[str]:
+    return {need for change in changes for need in change.uses} | {"judging"}

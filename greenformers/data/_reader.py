@@ -1,0 +1,205 @@
+"""How a model's examples become its inputs: tokens, pixels, features of sound; and the labels that it is to give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from greenformers.data import _audio as audio
+from greenformers.data._corpus import Utterance
+from greenformers.data._examples import Examples, Files, Images, Sounds, opened
+from greenformers.data._rows import Batches, Row, Rows
+from greenformers.data._tasks import Kind, Task, kind_of_input, task_of
+from greenformers.data._texts import Texts, batches
+
+SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
+"""Examples in a batch."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What makes the inputs of a model.
+
+    Attributes:
+        task: What the model is for.
+        kind: What it reads.
+        tokenizer: Of the texts that it reads or writes.
+        features: Image processor or feature extractor of `transformers`.
+        length: Longest text, in tokens; of a causal language model, that of a block.
+        classes: Numbers of the classes, by name.
+        start: The token that a decoder begins with.
+        filler: The token of padding.
+    """
+
+    task: Task
+    kind: Kind
+    tokenizer: PreTrainedTokenizerBase | None
+    features: Any
+    length: int
+    classes: Mapping[str, int]
+    start: int | None
+    filler: int
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, length: int, *, features: Any = None
+    ) -> Self:
+        """The reader of a model.
+
+        Raises:
+            ValueError: Examples are of no use to it, or it has no tokenizer, image processor or feature extractor.
+        """
+        task, kind = task_of(model), kind_of_input(model)
+        name = type(model).__name__
+        if (kind == "text" or task in ("seq2seq", "ctc")) and tokenizer is None:
+            raise ValueError(f"a {name} needs a tokenizer for its texts")
+        if kind != "text" and features is None:
+            needed = "an image processor" if kind == "image" else "a feature extractor"
+            raise ValueError(f"a {name} needs {needed}, such as preprocessor_config.json describes")
+        if task == "seq2seq" and kind == "image":
+            raise ValueError(f"a {name} writes texts about images, of which there are no examples here")
+        given: Any = model.config
+        filler = getattr(tokenizer, "pad_token_id", None)
+        return cls(
+            task, kind, tokenizer, features, length,
+            classes=dict(getattr(given, "label2id", None) or {}),
+            start=getattr(given, "decoder_start_token_id", None),
+            filler=int(filler if filler is not None else getattr(given, "pad_token_id", None) or 0),
+        )  # fmt: skip
+
+    def check(self, examples: Examples) -> None:
+        """See that examples are of the form that the model reads, and that their files can be read.
+
+        Raises:
+            ValueError: They are not; labels are none of the model's classes; a file cannot be read.
+        """
+        if isinstance(examples, Texts):
+            if self.task == "seq2seq" and not examples.translated:
+                raise ValueError(
+                    f"{examples.name}: an encoder-decoder needs a table with the columns source and target"
+                )
+            if self.task != "seq2seq" and examples.translated:
+                raise ValueError(f"{examples.name}: source and target are for encoder-decoders, this model is none")
+            return
+        examples.check()
+        if self.task in ("seq2seq", "ctc") and not all(examples.said):
+            raise ValueError(f"{examples.name}: what is said in the recordings is needed, as a corpus tells it")
+        if self.task == "classifier":
+            for name in sorted(set(examples.said)):
+                self.number(name)
+
+    def number(self, name: str) -> int:
+        """The number of a class.
+
+        Raises:
+            ValueError: The model has no class of this name.
+        """
+        if name in self.classes:
+            return self.classes[name]
+        if name.isdecimal() and int(name) < len(self.classes):
+            return int(name)
+        names = ", ".join(list(self.classes)[:10])
+        what = f"has the class {name!r}, which is" if name else "names no class, which would be"
+        raise ValueError(f"a folder or text {what} none of the model's: {names}, or 0..{len(self.classes) - 1}")
+
+    def rows(self, examples: Examples, *, classes: bool = False) -> Rows:
+        """The examples, as the network reads them.
+
+        Args:
+            examples: Of the kind that it reads.
+            classes: Whether the labels of a classifier go along; those of an encoder-decoder always do.
+        """
+        filler = {"input_ids": self.filler}
+        if isinstance(examples, Texts):
+            made = self._texts(examples, classes)
+            return Rows(made, filler=filler, lengths=[len(row["input_ids"]) for row in made])
+        count = len(examples)
+        if isinstance(examples, Images):
+            return Rows(range(count), lambda place: self._image(examples, place, classes), filler=filler)
+        lengths = None if _fixed(self.features) else [_length(utterance) for utterance in examples.utterances]
+        return Rows(range(count), lambda place: self._sound(examples, place, classes), filler=filler, lengths=lengths)
+
+    def batches(self, examples: Examples) -> Sequence[Mapping[str, Any]]:
+        """Batches to calibrate with: without padding, as far as can be; else with its masks."""
+        if isinstance(examples, Texts) and self.task != "seq2seq":
+            assert self.tokenizer is not None
+            return batches(examples.lines, self.tokenizer, self.task, self.length)
+        return Batches(self.rows(examples), SIZES[self.kind], exact=self.kind == "sound")
+
+    def _texts(self, texts: Texts, classes: bool) -> list[Row]:
+        tokenizer: Any = self.tokenizer
+        limits = {"truncation": True, "max_length": self.length}
+        if self.task == "causal_lm":
+            blocks = batches(texts.lines, tokenizer, self.task, self.length)
+            return [_masked(row) for batch in blocks for row in batch["input_ids"]]
+        if self.task == "seq2seq":
+            made: list[Row] = []
+            for source, target in texts.segments:
+                row = _masked(torch.tensor(tokenizer(source, **limits)["input_ids"]))
+                made.append({**row, **self._written(target)})
+            return made
+        rows: list[tuple[Row, int]] = [
+            (_masked(torch.tensor(ids)), place) for place, ids in _ids(texts, tokenizer, limits) if ids
+        ]
+        if not classes or texts.labels is None:
+            return [row for row, _ in rows]
+        return [{**row, "labels": torch.tensor(int(texts.labels[place]))} for row, place in rows]
+
+    def _written(self, text: str) -> Row:
+        """What a decoder is to write, and which of it is no padding."""
+        tokenizer: Any = self.tokenizer
+        ids = tokenizer(text_target=text, truncation=True, max_length=self.length)["input_ids"]
+        if len(ids) > 1 and ids[0] == self.start:  # which the model puts in front itself
+            ids = ids[1:]
+        labels = torch.tensor(ids)
+        return {"labels": labels, "decoder_attention_mask": torch.ones_like(labels)}
+
+    def _image(self, images: Images, place: int, classes: bool) -> Row:
+        path = images.paths[place]
+        try:
+            with opened(path) as image:
+                pixels = self.features(images=[image.convert("RGB")], return_tensors="pt")["pixel_values"][0]
+        except OSError as error:
+            raise ValueError(f"{path} is not a whole image: {error}") from error
+        return {"pixel_values": pixels} | self._class(images, place, classes)
+
+    def _sound(self, sounds: Sounds, place: int, classes: bool) -> Row:
+        utterance = sounds.utterances[place]
+        rate = self.features.sampling_rate
+        wave = audio.read(
+            utterance.path, rate=rate, start=utterance.start, end=utterance.end, channel=utterance.channel
+        )
+        made = self.features(wave.numpy(), sampling_rate=rate, return_tensors="pt")
+        row = {name: x[0] for name, x in made.items()}
+        if self.task == "seq2seq":
+            return row | dict(self._written(utterance.text))
+        return row | self._class(sounds, place, classes)
+
+    def _class(self, examples: Files, place: int, wanted: bool) -> dict[str, torch.Tensor]:
+        labelled = wanted and self.task == "classifier"
+        return {"labels": torch.tensor(self.number(examples.said[place]))} if labelled else {}
+
+
+def _ids(texts: Texts, tokenizer: Any, limits: Mapping[str, Any]) -> list[tuple[int, list[int]]]:
+    """The tokens of every text, with the place of its example."""
+    return [
+        (place, tokenizer(text, **limits)["input_ids"]) for place, segments in enumerate(texts.segments)
+        for text in segments
+    ]  # fmt: skip
+
+
+def _masked(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _length(utterance: Utterance) -> int:
+    """Milliseconds."""
+    end = audio.seconds(utterance.path) if utterance.end is None else utterance.end
+    return round(1000 * (end - utterance.start))
+
+
+def _fixed(features: Any) -> bool:
+    """Whether a feature extractor brings every recording to one length, as those of Whisper and AST do."""
+    return hasattr(features, "nb_max_frames") or hasattr(features, "max_length")

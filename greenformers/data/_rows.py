@@ -1,0 +1,120 @@
+"""Examples as a network reads them: one by one, and brought together in batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+Row = Mapping[str, Tensor]
+"""Arguments of a network's forward, without the dimension of a batch."""
+
+IGNORED = -100
+"""The label of a position that is not scored."""
+
+SOUND = ("input_values", "input_features")
+
+
+class Rows(Sequence[Row]):
+    """Examples that are read as they are asked for.
+
+    Args:
+        items: Whatever `read` takes: rows themselves, paths, places.
+        read: Gives the row of an item.
+        filler: What stands behind the shorter ones of a batch, by argument; 0 for others, -100 for labels.
+        lengths: How long each is, for batches of like length; None where all are alike.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Any],
+        read: Callable[[Any], Row] = lambda row: row,
+        *,
+        filler: Mapping[str, int] | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        self.items, self.read, self.lengths = items, read, lengths
+        self.filler = {"labels": IGNORED} | dict(filler or {})
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "Rows": ...
+
+    def __getitem__(self, place: int | slice) -> "Row | Rows":
+        if isinstance(place, slice):
+            return self.at(range(len(self))[place])
+        return self.read(self.items[place])
+
+    def at(self, places: Sequence[int]) -> "Rows":
+        """Those at some places."""
+        lengths = None if self.lengths is None else [self.lengths[place] for place in places]
+        return Rows([self.items[place] for place in places], self.read, filler=self.filler, lengths=lengths)
+
+    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """A batch: the shorter rows are padded; recordings are cut to the shortest instead.
+
+        So the network that learns hears what its teacher hears, and no padding says anything to either.
+        """
+        if (heard := next((name for name in SOUND if name in rows[0]), None)) is not None:
+            rows = _cut(rows, heard)
+        batch = {}
+        for name in rows[0]:
+            parts = [row[name] for row in rows]
+            uneven = len({part.shape for part in parts}) > 1
+            filler = self.filler.get(name, 0)
+            batch[name] = pad_sequence(parts, batch_first=True, padding_value=filler) if uneven else torch.stack(parts)
+        return batch
+
+
+def _cut(rows: Sequence[Row], heard: str) -> Sequence[Row]:
+    """Recordings, and their masks, as long as the shortest of them."""
+    shortest, longest = (of(len(row[heard]) for row in rows) for of in (min, max))
+    if shortest == longest:
+        return rows
+    names = (heard, "attention_mask")
+    return [{name: x[:shortest] if name in names else x for name, x in row.items()} for row in rows]
+
+
+class Batches(Sequence[dict[str, Tensor]]):
+    """Batches of rows, made as they are asked for.
+
+    Args:
+        rows: The examples.
+        size: How many a batch at most.
+        exact: Bring together only what is of one length, so that nothing is padded or cut.
+    """
+
+    def __init__(self, rows: Rows, size: int, *, exact: bool = False) -> None:
+        self.rows = rows
+        order = list(range(len(rows)))
+        lengths = rows.lengths
+        if lengths is not None:
+            order.sort(key=lambda place: lengths[place])
+        self.places: list[list[int]] = []
+        for place in order:
+            last = self.places[-1] if self.places else []
+            alike = not exact or lengths is None or (bool(last) and lengths[last[0]] == lengths[place])
+            if last and len(last) < size and alike:
+                last.append(place)
+            else:
+                self.places.append([place])
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, number: int) -> dict[str, Tensor]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[dict[str, Tensor]]: ...
+
+    def __getitem__(self, number: int | slice) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        return self.rows.collate([self.rows[place] for place in self.places[number]])

@@ -1,0 +1,54 @@
+"""What a model is for, and what it reads."""
+
+from typing import Literal
+
+from transformers import PreTrainedModel
+
+Task = Literal["causal_lm", "masked_lm", "classifier", "encoder", "seq2seq", "ctc"]
+Kind = Literal["text", "image", "sound"]
+
+KINDS: dict[str, Kind] = {
+    "input_ids": "text",
+    "pixel_values": "image",
+    "input_features": "sound",
+    "input_values": "sound",
+}
+"""What a model reads, by the name of its main input."""
+
+
+def kind_of_input(model: PreTrainedModel) -> Kind:
+    """Whether a model reads texts, images or sound.
+
+    Raises:
+        ValueError: Something else.
+    """
+    kind = KINDS.get(model.main_input_name)
+    if kind is None:
+        raise ValueError(f"a {type(model).__name__} reads {model.main_input_name}, of which there are no examples here")
+    return kind
+
+
+def task_of(model: PreTrainedModel) -> Task:
+    """What a model is for, by the name of its class.
+
+    Raises:
+        ValueError: None of the tasks that examples can calibrate, heal and judge.
+    """
+    name = type(model).__name__
+    pairs = bool(getattr(model.config, "is_encoder_decoder", False))
+    if name.endswith(("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")):
+        return "classifier"
+    if name.endswith("ForCTC"):
+        return "ctc"
+    if name.endswith("ForMaskedLM"):
+        return "masked_lm"
+    if pairs and model.can_generate():
+        return "seq2seq"
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "causal_lm"
+    if name.endswith("Model") and not pairs:
+        return "encoder"
+    raise ValueError(
+        "encoders, classifiers, masked and causal language models, encoder-decoders with a language model's head and "
+        f"CTC models can be calibrated, healed and judged by examples; a {name} is none of them"
+    )
