@@ -63,7 +63,7 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
     """
     reader.check(examples)
     if reader.task in ("seq2seq", "ctc"):
-        check_writing(reader)
+        check_writing(model, examples, reader)
     if not isinstance(examples, Texts):
         if reader.task == "classifier" and not all(examples.said):
             raise ValueError(f"{examples.name}: a classifier is judged by examples in folders of their classes")

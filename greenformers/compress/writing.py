@@ -22,14 +22,22 @@ SIZE = 16
 Score = tuple[float, list[float] | None]
 
 
-def check_writing(reader: Reader) -> None:
-    """See that what is written can be judged.
+def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
+    """See, on one example, that a model writes, and that what it writes can be judged.
 
     Raises:
         ImportError: What counts errors in transcripts is not installed.
+        ValueError: It cannot be run so.
     """
     if reader.kind == "sound":
         needed()
+    try:
+        texts_of(model, examples.at([0]), reader)
+    except OSError:
+        raise
+    except Exception as error:  # whatever networks and their generation settings raise
+        why = " ".join(str(error).split())[:300]
+        raise ValueError(f"a {type(model).__name__} cannot write a text for {examples.name}: {why}") from error
 
 
 def written(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
@@ -75,6 +83,6 @@ def texts_of(model: PreTrainedModel, examples: Examples, reader: Reader) -> list
             if reader.task == "ctc":
                 ids = model(**batch).logits.argmax(-1)
             else:
-                ids = writer.generate(**batch, max_new_tokens=reader.length, do_sample=False, num_beams=1)
+                ids = writer.generate(**batch, max_new_tokens=max(1, reader.length - 1), do_sample=False, num_beams=1)
             texts |= dict(zip(places, reader.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
     return [texts[place] for place in range(len(rows))]

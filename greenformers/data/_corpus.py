@@ -126,7 +126,8 @@ def load(
     return corpus
 
 
-def _recognised(folder: Path) -> str:
+def layouts_of(folder: Path) -> list[str]:
+    """The layouts that a folder looks like."""
     clips = (folder / "clips").is_dir() and any((folder / table).is_file() for table in COMMON_VOICE.values())
     # Common Voice calls its validation split dev.
     clips = clips and not any((folder / f"valid{suffix}").is_file() for suffix in SUFFIXES)
@@ -137,7 +138,11 @@ def _recognised(folder: Path) -> str:
         "librispeech": any(any(folder.glob(f"{part}-*/*/*/*.trans.txt")) for part in ("train", "dev", "test")),
         "common_voice": clips,
     }
-    found = [layout for layout in LAYOUTS if fits[layout]]
+    return [layout for layout in LAYOUTS if fits[layout]]
+
+
+def _recognised(folder: Path) -> str:
+    found = layouts_of(folder)
     if len(found) != 1:
         what = " and ".join(found) or "none"
         raise ValueError(f"{folder.name}: expected one layout of {', '.join(LAYOUTS)}, recognised {what}; name it")

@@ -144,14 +144,14 @@ def read_examples(path: Path, kind: Kind) -> tuple[Examples, Examples | None]:
     if path.is_file() and (kind == "image" or path.suffix not in corpus.SUFFIXES):
         wanted = "a folder of images" if kind == "image" else "a folder of recordings, or a manifest"
         raise ValueError(f"{path} is a file: the model reads {wanted}")
+    if kind == "sound" and (path.is_file() or corpus.layouts_of(path)):
+        return _corpus(path)
     inside = {name: path / name for name in (*LEARNT, *JUDGED) if (path / name).is_dir()}
     learnt = next((inside[name] for name in LEARNT if name in inside), None)
     judged = next((inside[name] for name in JUDGED if name in inside), None)
     suffixes = IMAGES if kind == "image" else SOUNDS
     if learnt is not None and any(_labelled(learnt, suffixes)):
         return _folder(learnt, kind), None if judged is None else _folder(judged, kind)
-    if kind == "sound" and not any(_labelled(path, suffixes)):
-        return _corpus(path)
     return _folder(path, kind), None
 
 

@@ -27,7 +27,7 @@ class Reader:
         kind: What it reads.
         tokenizer: Of the texts that it reads or writes.
         features: Image processor or feature extractor of `transformers`.
-        length: Longest text, in tokens; of a causal language model, that of a block.
+        length: Longest text, in tokens, as far as a decoder goes; of a causal language model, that of a block.
         classes: Numbers of the classes, by name.
         start: The token that a decoder begins with.
         filler: The token of padding.
@@ -62,6 +62,7 @@ class Reader:
             raise ValueError(f"a {name} writes texts about images, of which there are no examples here")
         given: Any = model.config
         filler = getattr(tokenizer, "pad_token_id", None)
+        length = min(length, getattr(given, "max_target_positions", None) or length)  # of a decoder by itself
         return cls(
             task, kind, tokenizer, features, length,
             classes=dict(getattr(given, "label2id", None) or {}),
