@@ -32,7 +32,7 @@ test: setup
 
 # All of them run, whichever misses a bar or fails: those are named at the end.
 bench: setup
-	missed=""; \
+	mkdir -p runs/bench; missed=""; \
 	for script in benchmarks/[!_]*.py; do \
 		echo "$$script"; \
 		$(BIN)/python $$script --quick --json runs/bench/$$(basename $$script .py).jsonl || missed="$$missed $$script"; \

@@ -1,6 +1,7 @@
 """Healing: a smaller network learns what the original says to unlabelled examples; the losses are `_student`'s."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,9 @@ from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.stream import Stream
+
+DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment")
+"""What leaves out layers, or parts of a recording, in training."""
 
 VALID = 20
 """One example in so many is not learnt from; by these healing ends early, and is told how it goes."""
@@ -62,16 +66,12 @@ def heal(
     student = Student(model, original, dict(weights or {}) or WEIGHTS[task_of(original)], temperature)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     try:
-        history = fit(
-            student,  # type: ignore[arg-type]  # the Trainer takes any module
-            examples,
-            schedule,
-            label="healing",
-            console=Console(quiet=True),
-            folder=folder,
-            resume=resume,
-            callbacks=(_Progress(progress),),
-        )
+        with in_full(model):
+            history = fit(
+                student,  # type: ignore[arg-type]  # the Trainer takes any module
+                examples, schedule, label="healing", console=Console(quiet=True), folder=folder, resume=resume,
+                callbacks=(_Progress(progress),),
+            )  # fmt: skip
     except DivergedError as error:
         model.load_state_dict(before)
         good = None if folder is None else newest_finite(folder)
@@ -81,6 +81,31 @@ def heal(
         ) from error
     model.eval()
     return history
+
+
+@contextmanager
+def in_full(model: PreTrainedModel) -> Iterator[None]:
+    """In a `with` block every layer runs in training, and nothing is cut out of recordings.
+
+    The student's states are compared with the teacher's layer by layer, and both are to hear the same.
+    """
+    holders: list[Any] = [
+        *model.modules(),
+        *{id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}.values(),
+    ]
+    before = [
+        (holder, name, vars(holder)[name])
+        for holder in holders
+        for name in DROPS
+        if isinstance(vars(holder).get(name), bool | float)
+    ]
+    for holder, name, value in before:
+        setattr(holder, name, type(value)(0))
+    try:
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
 
 
 def check_teacher(model: Any, original: Any, examples: "Distillation", weights: Mapping[str, float]) -> None:

@@ -105,6 +105,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrained
     """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, which texts need")
-    table: Any = model.get_input_embeddings()
-    if len(tokenizer) > table.num_embeddings:
-        raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {table.num_embeddings}")
+    if KINDS.get(model.main_input_name, "text") == "text":
+        table: Any = model.get_input_embeddings()
+        known = table.num_embeddings
+    else:  # it writes texts alone
+        known = getattr(model.config, "vocab_size", len(tokenizer))
+    if len(tokenizer) > known:
+        raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {known}")

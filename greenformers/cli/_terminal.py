@@ -71,12 +71,11 @@ def pairs(name: str, texts: list[str]) -> dict[str, Any]:
 def check_writable(results: Path) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
     existed, folder = results.exists(), results.parent
-    if not folder.exists():
-        # It is made when there is something to write; until then its first ancestor that exists says whether it can be.
-        while not folder.exists():
-            folder = folder.parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise ValueError(f"{results} cannot be written: {folder} is no folder that can be written to")
+    if not folder.is_dir():
+        # It is made when there is something to write, and none around it: a mistyped path would leave folders anywhere.
+        around = folder.resolve().parent
+        if folder.exists() or not around.is_dir() or around == around.parent or not os.access(around, os.W_OK):
+            raise ValueError(f"{results} cannot be written: {folder} is no folder; make it, or name another place")
         return
     with results.open("ab"):
         pass

@@ -251,7 +251,7 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
     for record in records:
         _check(record)
     _check_ratios(records)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
     with path.open("ab", buffering=0) as file:
