@@ -19,6 +19,7 @@ from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.apply import apply, check
 from greenformers.compress.comparison import compared
 from greenformers.compress.side_by_side import check_length
+from greenformers.data._pooling import pooling_of
 from greenformers.data._texts import Texts, batches, task_of
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
@@ -233,6 +234,7 @@ def halves(texts: Texts, limit: int) -> tuple[Texts, Texts]:
 def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
     """Tokens that 95 % of the texts fit into and the model takes; of a language model, which reads on, at most 512."""
     most = reach(model) or 512
+    most = min(most, pooling_of(model).length or most)
     if task_of(model) == "causal_lm":
         return min(most, 512)
     lengths = [len(ids) for ids in tokenizer(texts.lines, truncation=True, max_length=most)["input_ids"]]

@@ -4,8 +4,8 @@ The loss is a weighted sum, over positions that are no padding:
 
 - logits: T^2 KL(p || p'), p = softmax(z / T) of the original and p' of the smaller one;
 - hidden: |h - h'|^2 after each layer, as a share of |h|^2 (Sun 2019, arXiv:1908.09355; Jiao 2019, arXiv:1909.10351);
-- embeddings: 1 - cos of the means over positions;
-- similarities: squared difference of the cosines of all pairs of means of a batch (Tung 2019, arXiv:1907.09682).
+- embeddings: 1 - cos of the sentence embeddings: means over positions, or as the model itself pools;
+- similarities: squared difference of the cosines of all pairs of these in a batch (Tung 2019, arXiv:1907.09682).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +25,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from greenformers.data._pooling import pooling_of
 from greenformers.data._texts import Task, batches, task_of
 from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
@@ -256,6 +257,7 @@ class Student(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.weights, self.temperature = model, weights, temperature
+        self._pool = pooling_of(model)
         self._original = (original.eval(),)  # in a tuple: not a part of this module
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> dict[str, Tensor]:
@@ -277,7 +279,7 @@ class Student(nn.Module):
             return self._logits(found.logits, wanted.logits, mask)
         if name == "hidden":
             return hidden(found.hidden_states, wanted.hidden_states, mask)
-        one, other = (_mean(out.hidden_states[-1], mask) for out in (found, wanted))
+        one, other = (self._pool(out.hidden_states[-1], mask) for out in (found, wanted))
         if name == "embeddings":
             return (1 - F.cosine_similarity(one, other, dim=-1)).mean()
         one, other = F.normalize(one, dim=-1), F.normalize(other, dim=-1)
@@ -301,8 +303,3 @@ def hidden(found: Sequence[Tensor], wanted: Sequence[Tensor], mask: Tensor) -> T
         other = wanted[index * (len(wanted) - 1) // last][kept]
         total = total + (one[kept] - other).square().sum() / other.square().sum()
     return total / len(found)
-
-
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    kept = mask[..., None].to(x.dtype)
-    return (x * kept).sum(1) / kept.sum(1).clamp(min=1)

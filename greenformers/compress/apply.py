@@ -14,10 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._recipe import read_recipe
 from greenformers.changes._report import CompressionReport, Step
+from greenformers.checkpoint.pooling import is_sentence_transformer, know, transformer_in
 from greenformers.checkpoint.structure import changes_of, mark
 from greenformers.compress.parts import parts_of
+from greenformers.data._pooling import pooling_of
 from greenformers.data._texts import batches, task_of
 from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.model.positions import reach
 from greenformers.solve.walk import kind_of
 
 After = Callable[[int, nn.Module, CompressionReport], None]
@@ -57,6 +60,12 @@ def compressed(
 ) -> CompressionReport:
     """See `greenformers.compress.compress`."""
     changes = changes_in(recipe)
+    if is_sentence_transformer(model):
+        tokenizer = tokenizer or model.tokenizer  # type: ignore[assignment]
+        model = transformer_in(model)
+    else:
+        know(model)
+    given["length"] = given["length"] or _length(model)
     if isinstance(calibration, Mapping | Tensor):
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
     if texts is not None and tokenizer is None:
@@ -80,6 +89,12 @@ def compressed(
     about = Given(calibration=batched, training=training, tokenizer=tokenizer, teacher=teacher, **given)
     check(model, changes, about)
     return apply(model, changes, about)
+
+
+def _length(model: nn.Module) -> int:
+    """The longest text, where nothing is said: the model's own, as far as it takes one."""
+    longest = pooling_of(model).length or Given.length
+    return min(longest, reach(model) or longest) if isinstance(model, PreTrainedModel) else longest
 
 
 def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:

@@ -10,9 +10,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from greenformers.data._pooling import pooling_of
 from greenformers.data._texts import Task, Texts, batches, padded, task_of
 from greenformers.measure.quality import evaluating, paired_difference
-from greenformers.solve.loss import pooled
 
 SIZE = 32  # texts in a batch
 RESAMPLES = 2000
@@ -72,12 +72,16 @@ def check_texts(model: PreTrainedModel, texts: Texts) -> Task:
 
 @torch.inference_mode()
 def embed(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Tensor:
-    """Sentence embeddings: the mean over tokens, brought to unit length. (texts, d), in float32."""
+    """Sentence embeddings: the mean over tokens, or the model's own pooling, brought to unit length.
+
+    (texts, d), in float32.
+    """
+    pool = pooling_of(model)
     rows: dict[int, Tensor] = {}
     with evaluating(model):
         for places, batch in padded(texts, tokenizer, length, SIZE):
             hidden = model(**batch).last_hidden_state
-            for place, row in zip(places, pooled(hidden, batch.get("attention_mask")), strict=True):
+            for place, row in zip(places, pool(hidden, batch.get("attention_mask")), strict=True):
                 rows[place] = F.normalize(row.float(), dim=-1)
     return torch.stack([rows[place] for place in range(len(texts))])
 

@@ -24,6 +24,7 @@ from greenformers.compress.job import FILES, Job
 from greenformers.compress.parts import split
 from greenformers.compress.quality import check_texts
 from greenformers.compress.side_by_side import check_length, tokens
+from greenformers.data._pooling import attach, pooling_of
 from greenformers.data._texts import Texts, batches, read_texts, task_of
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
@@ -51,7 +52,9 @@ def run(
     parts = _parts(changes, job)
     small, tokenizer = pretrained(model, needs_tokenizer=bool(parts))
     original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
-    length, lengths = job.at(reach(original))
+    if job.teacher is not None:
+        attach(original, pooling_of(small))  # what it was changed from is judged as it is
+    length, lengths = job.at(reach(original), pooling_of(small).length)
     job = replace(job, length=length, lengths=lengths)
     _check_lengths(original, changes, lengths if not parts else (*lengths, length))
     given = _given(small, original, tokenizer, parts, changes, job, progress)
@@ -70,6 +73,7 @@ def run(
     )  # fmt: skip
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer
+        attach(small, replace(pooling_of(small), length=longer))
     words = f"Made from `{Path(model).name}`. {_told(parts, job)}".strip()
     save(small, out, report, card=card(list(models), records, words), tokenizer=tokenizer)
     unfinished.remove()
@@ -196,7 +200,7 @@ def _untimed(changes: Sequence[Change]) -> list[str]:
 
 
 def _files(model: str, job: Job) -> list[Path]:
-    weights = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
+    weights = sorted(Path(model).rglob("*.safetensors")) if Path(model).is_dir() else []
     return [*weights, *(path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None)]
 
 
