@@ -130,7 +130,7 @@ def describe(made: Path, model: nn.Module, report: CompressionReport | None, car
         (made / REPORT).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
         (made / RECIPE).write_text(recipe_text(step.report.change for step in report.steps), encoding="utf-8")
     pooled = (made / MODULES).is_file()
-    (made / "README.md").write_text(card_of(model, report, card, pooled=pooled))
+    (made / "README.md").write_text(card_of(model, report, card, pooled))
 
 
 def check_target(folder: Path) -> None:

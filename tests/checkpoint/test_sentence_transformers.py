@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 from zoo import network
 
 import greenformers
-from greenformers.changes import Heal, LowRank
+from greenformers.changes import Heal, Int8, LowRank
 from greenformers.checkpoint import sentence
 from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.pretrained import pretrained
@@ -63,6 +63,20 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder)
     wordpiece().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stranger(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> subprocess.Popen[str]:
+    """A process in which greenformers is not imported, under way while the other tests run."""
+    root = tmp_path_factory.mktemp("stranger")
+    model = SentenceTransformer(str(written(bert, root / "st", Pooling(32, "cls"))), device="cpu")
+    folder = greenformers.save(model, root / "small", greenformers.compress(model, 0.5))
+    return subprocess.Popen(
+        [sys.executable, "-c", STRANGER, str(folder)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -168,19 +182,6 @@ def test_in_python(bert: Path, tmp_path: Path) -> None:
     assert not (greenformers.save(other, tmp_path / "other") / "modules.json").exists()
 
 
-def test_without_greenformers_nothing_is_loaded(bert: Path, tmp_path: Path) -> None:
-    model = SentenceTransformer(str(written(bert, tmp_path / "st", Pooling(32, "cls"))), device="cpu")
-    greenformers.save(model, tmp_path / "small", greenformers.compress(model, 0.5))
-    shown = subprocess.run(
-        [sys.executable, "-c", STRANGER, str(tmp_path / "small")],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )
-    assert shown.returncode != 0
-    assert "ignore_mismatched_sizes" in shown.stderr
-
-
 @pytest.mark.parametrize(
     "modules",
     [
@@ -201,6 +202,17 @@ def test_every_pooling_is_that_of_sentence_transformers(bert: Path, tmp_path: Pa
         greenformers.save(model, tmp_path / "small", greenformers.compress(model, 0.5))
         again = SentenceTransformer(str(tmp_path / "small"), device="cpu")
         torch.testing.assert_close(encoded(again), encoded(model), rtol=0, atol=1e-6)
+
+
+def test_int8(bert: Path, tmp_path: Path) -> None:
+    """The further modules get the type of the transformer's first parameter, which was int8."""
+    model = SentenceTransformer(str(written(bert, tmp_path / "st", Pooling(32), Dense(32, 16))), device="cpu")
+    before = encoded(model)
+    greenformers.save(model, tmp_path / "small", greenformers.compress(model, [LowRank(keep=0.9), Int8()]))
+    again = SentenceTransformer(str(tmp_path / "small"), device="cpu")
+    assert again.dtype == torch.float32
+    torch.testing.assert_close(encoded(again), encoded(model), rtol=0, atol=1e-6)
+    assert not torch.equal(before, encoded(again))
 
 
 def test_judged_calibrated_and_healed_by_its_own_pooling(bert: Path, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -296,3 +308,9 @@ def test_from_the_hub_the_modules_come_too(bert: Path, tmp_path: Path, monkeypat
     assert sentence_folder("some/other") is None
     assert sentence_folder("./none") is None
     assert asked == ["some/encoder", "some/other"]
+
+
+def test_without_greenformers_nothing_is_loaded(stranger: subprocess.Popen[str]) -> None:
+    said = stranger.communicate()[1]
+    assert stranger.returncode != 0
+    assert "ignore_mismatched_sizes" in said
