@@ -129,7 +129,6 @@ def ours(model: Any, tokenizer: Any, length: int = LONGEST) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("inner", [None, "0_Transformer"])
-@pytest.mark.usefixtures("drafts")
 def test_by_the_command(bert: Path, tmp_path: Path, monkeypatch: Patch, inner: str | None) -> None:
     folder = written(bert, tmp_path / "st", Pooling(32, "cls"), Normalize())
     if inner is not None:
