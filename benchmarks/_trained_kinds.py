@@ -77,10 +77,10 @@ def t5(folder: Path, source: Path, *, steps: int) -> None:
         (folder / f"{name}.tsv").write_text("\n".join(["source\ttarget", *rows]) + "\n")
     words = train_tokenizer("bpe", (text for pair in pairs.train for text in pair), max_length=64, vocab_size=4000)
     torch.manual_seed(0)
+    tokens: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0}
     config = T5Config(
-        vocab_size=4000, d_model=192, d_kv=32, d_ff=512, num_layers=2, num_heads=6, dropout_rate=0.1,
-        pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=4000, d_model=192, d_kv=32, d_ff=512, num_layers=2, num_heads=6, dropout_rate=0.1, **tokens
+    )
     model = T5ForConditionalGeneration(config)
     learnt = Rows([_pair(words, *pair) for pair in pairs.train], filler={"input_ids": 0})
     at = shuffled(len(learnt), 64)
@@ -108,9 +108,10 @@ def vit(folder: Path, source: Path, *, steps: int, learnt: int = 10_000, judged:
             Image.fromarray(pixels).save(place / f"{number}.png")
     processor = ViTImageProcessor(size={"height": 28, "width": 28}, do_resize=False)
     torch.manual_seed(0)
+    classes: dict[str, Any] = {"num_labels": 10}
     config = ViTConfig(
         hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512, image_size=28,
-        patch_size=7, num_channels=3, num_labels=10,
+        patch_size=7, num_channels=3, **classes,
     )  # fmt: skip
     model = ViTForImageClassification(config)
     at = shuffled(len(images.train), 128)

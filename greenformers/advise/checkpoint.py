@@ -22,6 +22,7 @@ from greenformers.compress.job import USUAL
 from greenformers.compress.quality import check_examples
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples
+from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts
@@ -240,6 +241,7 @@ def halves(examples: Examples, limit: int) -> tuple[Examples, Examples]:
 def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
     """Tokens that 95 % of the texts fit into and the model takes; of a language model, which reads on, at most 512."""
     most = reach(model) or 512
+    most = min(most, pooling_of(model).length or most)
     if task_of(model) == "causal_lm":
         return min(most, 512)
     lengths = [len(ids) for ids in tokenizer(texts.lines, truncation=True, max_length=most)["input_ids"]]

@@ -45,8 +45,9 @@ class Int8Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
-        self.quantised = _fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
+        # First what is floating point: sentence-transformers takes a network's type from its first parameter.
         self.scale = _fixed(torch.ones(out_features))
+        self.quantised = _fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
         self.bias = _fixed(torch.zeros(out_features)) if bias else None
         self._packed: tuple[Any, ...] | None = None
         leave_as_made(self)
@@ -128,8 +129,8 @@ class Int8Embedding(nn.Module):
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.scale = _fixed(torch.ones(num_embeddings))  # first, as in Int8Linear
         self.quantised = _fixed(torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8))
-        self.scale = _fixed(torch.ones(num_embeddings))
 
     @classmethod
     def of(cls, embedding: nn.Embedding) -> "Int8Embedding":

@@ -5,8 +5,8 @@ The loss is a weighted sum, over positions that are no padding:
 - logits: T^2 KL(p || p'), p = softmax(z / T) of the original and p' of the smaller one;
 - hidden: |h - h'|^2 after each layer, as a share of |h|^2 (Sun 2019, arXiv:1908.09355; Jiao 2019, arXiv:1909.10351),
   of an encoder-decoder the mean of its two stacks;
-- embeddings: 1 - cos of the means over positions;
-- similarities: squared difference of the cosines of all pairs of means of a batch (Tung 2019, arXiv:1907.09682).
+- embeddings: 1 - cos of the sentence embeddings: means over positions, or as the model itself pools;
+- similarities: squared difference of the cosines of all pairs of these in a batch (Tung 2019, arXiv:1907.09682).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import IGNORED
 from greenformers.data._tasks import Task
 
@@ -47,6 +48,7 @@ class Student(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.weights, self.temperature = model, weights, temperature
+        self._pool = pooling_of(model)
         self._original = (original.eval(),)  # in a tuple: not a part of this module
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
@@ -74,7 +76,7 @@ class Student(nn.Module):
             return torch.stack(each).mean()
         ours, theirs, stack = stacks[0]
         mask = kept(theirs[-1], batch, stack)
-        one, other = (mean(layers[-1], mask) for layers in (ours, theirs))
+        one, other = (self._pool(sequence(layers[-1]), mask) for layers in (ours, theirs))
         if name == "embeddings":
             return (1 - F.cosine_similarity(one, other, dim=-1)).mean()
         one, other = F.normalize(one, dim=-1), F.normalize(other, dim=-1)
@@ -122,11 +124,6 @@ def hidden(found: Sequence[Tensor], wanted: Sequence[Tensor], mask: Tensor | Non
     return total / len(found)
 
 
-def mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over positions (B, N, d), or places of an image (B, d, H, W), that are no padding: (B, d)."""
-    if x.dim() == 4:
-        x = x.flatten(2).mT
-    if mask is None:
-        return x.mean(1)
-    weight = mask[..., None].to(x.dtype)
-    return (x * weight).sum(1) / weight.sum(1).clamp(min=1)
+def sequence(x: Tensor) -> Tensor:
+    """States as positions (B, N, d), also those of an image (B, d, H, W)."""
+    return x.flatten(2).mT if x.dim() == 4 else x

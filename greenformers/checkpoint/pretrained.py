@@ -14,21 +14,26 @@ from transformers import (
 
 from greenformers.checkpoint.description import NAME
 from greenformers.checkpoint.load import check_local, check_weights, line, load, model_class, read_json
+from greenformers.checkpoint.pooling import know_folder
+from greenformers.checkpoint.sentence import TOKENIZER, SentenceFolder, sentence_folder
 from greenformers.data._tasks import KINDS
 
 FEATURES = ("preprocessor_config.json", "processor_config.json")
-TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 
 
 def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A model of a local folder, without any network, or of the hub; weights in safetensors, no code of its own.
 
-    One that was compressed is read by `load`.
+    One that was compressed is read by `load`. Of a folder of sentence-transformers it is the transformer, to which the
+    pooling of the other modules is attached.
 
     Raises:
         ValueError: damaged or foreign files; a model that asks for code of its own; no tokenizer where one is needed.
         OSError: not found.
     """
+    modules = sentence_folder(name)
+    if modules is not None and modules.transformer != modules.root:
+        name = str(modules.transformer)
     local = Path(name).is_dir()
     if local:
         check_local(read_json(Path(name) / "config.json"), Path(name))
@@ -36,7 +41,9 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     elif Path(name).exists() or name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"{name} is not a folder with a model")
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    model = _model(name, local, options)
+    model = _model(name, local, options, modules)
+    if modules is not None:
+        know_folder(model, modules)
     tokenizer = None
     # Where there is no file of it, `transformers` may make one up that knows no word.
     if not local or any(found for pattern in TOKENIZER for found in Path(name).glob(pattern)):
@@ -70,7 +77,7 @@ def features_of(name: str, model: PreTrainedModel) -> Any:
         ) from error
 
 
-def _model(name: str, local: bool, options: dict[str, Any]) -> PreTrainedModel:
+def _model(name: str, local: bool, options: dict[str, Any], modules: SentenceFolder | None) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(name, **options)
     except Exception as error:
@@ -83,6 +90,7 @@ def _model(name: str, local: bool, options: dict[str, Any]) -> PreTrainedModel:
         found: Any = load(name)
         return found
     cls = model_class({"architectures": config.architectures or []}, Path(name))
+    cls = cls if modules is None else modules.model_class(config, cls)
     try:
         found = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
     except OSError as error:

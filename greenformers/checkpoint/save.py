@@ -16,14 +16,21 @@ from greenformers.changes import kind
 from greenformers.changes._recipe import RECIPE, recipe_text
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.description import STRUCTURE
+from greenformers.checkpoint.pooling import check_carried, is_sentence_transformer, know, transformer_in
+from greenformers.checkpoint.sentence import MODULES, TOKENIZER, sentence_folder
 from greenformers.checkpoint.structure import mark, structure
 from greenformers.checkpoint.trial import try_again
+from greenformers.data._pooling import pooling_of
 
 REPORT = "compression.json"
 """The report of the recipe, beside the weights."""
 
 MARK = "library_name: greenformers"
 """At the head of every card: what tells a folder that may be replaced."""
+
+SENTENCES = """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("this folder")  # after `import greenformers`; the same pooling and modules as before"""
 
 
 def save(
@@ -38,15 +45,16 @@ def save(
     """Write a changed network whole; `greenformers.load` reads it.
 
     Before it is called done it is read again and run once, see `greenformers.checkpoint.trial`. A folder that exists is
-    replaced once all is written: a crash leaves the old one, or the new one.
+    replaced once all is written: a crash leaves the old one, or the new one. Of a SentenceTransformer all modules are
+    written; with a transformer that was read from a folder of sentence-transformers, those of that folder.
 
     Args:
-        model: Any network that went through changes.
+        model: Any network that went through changes, or a SentenceTransformer whose transformer did.
         folder: For the files.
         report: Of `compress`; its tables go on the card, all of it into `compression.json`, its recipe into
             `recipe.toml`.
         card: More Markdown for the card.
-        tokenizer: Saved beside it.
+        tokenizer: Saved beside it; by default that of the folder of sentence-transformers, if it was read from one.
         processor: Image processor, feature extractor, or processor of `transformers`: saved beside it.
         example: Keyword arguments of a call of the model, to run it once; by default made from its configuration.
 
@@ -54,16 +62,25 @@ def save(
         The folder.
 
     Raises:
-        ValueError: Nothing was changed in the network; or what was written is not what is in memory, or not finite.
+        ValueError: Nothing was changed in the network; or what was written is not what is in memory, or not finite;
+            or the modules of its SentenceTransformer are at hand neither in a folder nor in `model`.
         OSError: The folder cannot be written, or holds something that is no saved network.
     """
+    whole: Any = model if is_sentence_transformer(model) else None
+    model = model if whole is None else transformer_in(whole)
     described = mark(model)
     if described.empty and report is None:
         raise ValueError("nothing was changed in the network: compress it first")
+    know(model)
+    if pooling_of(model).in_memory and whole is None:
+        raise ValueError("the modules behind this transformer are in memory alone: save the SentenceTransformer")
     folder = Path(folder)
     with building(folder) as made:
-        if isinstance(model, PreTrainedModel):
+        if whole is not None:
+            whole.save(str(made), create_model_card=False)
+        elif isinstance(model, PreTrainedModel):
             model.save_pretrained(made)
+            _carry_modules(model, made, tokenizer is not None)
         else:
             save_model(model, str(made / "model.safetensors"))
             (made / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
@@ -73,7 +90,23 @@ def save(
             processor.save_pretrained(made)
         describe(made, model, report, card)
         try_again(made, model, example)
+        if isinstance(model, PreTrainedModel) and (made / MODULES).is_file():
+            check_carried(made, pooling_of(model), model.config.get_text_config().hidden_size)
     return folder
+
+
+def _carry_modules(model: PreTrainedModel, made: Path, has_tokenizer: bool) -> None:
+    pooling = pooling_of(model)
+    if pooling.folder is not None:
+        found = sentence_folder(pooling.folder)
+        if found is None:
+            raise ValueError(
+                f"{pooling.folder / MODULES} is gone, which the modules behind the model are to be read by"
+            )
+        found.carry(made, pooling.length)
+        for pattern in () if has_tokenizer else TOKENIZER:
+            for path in found.transformer.glob(pattern):
+                shutil.copyfile(path, made / path.name)
 
 
 @contextmanager
@@ -100,7 +133,8 @@ def describe(made: Path, model: nn.Module, report: CompressionReport | None, car
     if report is not None:
         (made / REPORT).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
         (made / RECIPE).write_text(recipe_text(step.report.change for step in report.steps), encoding="utf-8")
-    (made / "README.md").write_text(card_of(model, report, card))
+    pooled = (made / MODULES).is_file()
+    (made / "README.md").write_text(card_of(model, report, card, pooled))
 
 
 def check_target(folder: Path) -> None:
@@ -154,8 +188,8 @@ def replace(made: Path, folder: Path) -> None:
         made.rename(folder)
 
 
-def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> str:
-    """The model card: how to load it, what it costs, what was done."""
+def card_of(model: nn.Module, report: CompressionReport | None, card: str, pooled: bool = False) -> str:
+    """The model card: how to load it, `pooled` by sentence-transformers too, what it costs, what was done."""
     name = type(model).__name__
     loading = (
         f"import greenformers\nfrom transformers import {name}\n\n"
@@ -164,6 +198,8 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str) -> st
         if isinstance(model, PreTrainedModel)
         else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
     )
+    if pooled:
+        loading += f"\n\n{SENTENCES}"
     changes = [kind(name) for name in structure(model).order]
     said = "".join(f"\n- `{change.name()}`: {(change.__doc__ or '').splitlines()[0]}" for change in changes)
     warning = (

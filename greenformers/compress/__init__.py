@@ -25,7 +25,7 @@ def compress(
     teacher: "nn.Module | None" = None,
     example: Any = None,
     loss: "Callable[[nn.Module, Any], Tensor] | None" = None,
-    length: int = 128,
+    length: int | None = None,
     memory: float = 2**30,
     seed: int = 0,
     folder: Path | None = None,
@@ -40,11 +40,12 @@ def compress(
     it raises; those before it have been made.
 
     Args:
-        model: Any network; training on texts needs a model of transformers.
+        model: Any network; training on texts needs a model of transformers. Of a SentenceTransformer its transformer
+            is changed, judged by the other modules.
         recipe: Changes, or a TOML file of them; a number is the share of the weights that low rank keeps.
         texts: Texts to calibrate with and to learn from, of an encoder-decoder pairs of source and target; split by
             `seed` where the recipe does both.
-        tokenizer: Tokenizer of the model, for texts.
+        tokenizer: Tokenizer of the model, for texts; by default that of a SentenceTransformer.
         examples: Images, recordings or anything else in place of texts, as the Trainer takes them: mappings of keyword
             arguments of the model, each without the dimension of a batch.
         calibration: Batches to calibrate with, in place of texts: mappings of keyword arguments, sequences of
@@ -52,7 +53,7 @@ def compress(
         teacher: Network to learn from; by default the model as it is before the first change.
         example: A batch for budgets of FLOPs or latency; by default the first to calibrate with.
         loss: Loss of a model on a batch, for solvers with a loss.
-        length: Longest text, in tokens.
+        length: Longest text, in tokens; by default 128, or the max_seq_length of sentence-transformers.
         memory: Bytes of calibration statistics held at once.
         seed: Seed of what is drawn, and of the order of texts.
         folder: Where checkpoints of training go; a call that was stopped goes on from them.

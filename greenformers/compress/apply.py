@@ -14,12 +14,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._recipe import read_recipe
 from greenformers.changes._report import CompressionReport, Step
+from greenformers.checkpoint.pooling import is_sentence_transformer, know, transformer_in
 from greenformers.checkpoint.structure import changes_of, mark
+from greenformers.compress.job import USUAL
 from greenformers.compress.parts import parts_of
+from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._rows import Batches, Rows
 from greenformers.data._texts import Texts
 from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.model.positions import reach
 from greenformers.solve.walk import kind_of
 
 SIZE = 16
@@ -59,11 +63,17 @@ def compressed(
     examples: Sequence[Mapping[str, Tensor]] | None,
     calibration: Iterable[Any] | None,
     teacher: nn.Module | None,
-    length: int,
+    length: int | None,
     **given: Any,
 ) -> CompressionReport:
     """See `greenformers.compress.compress`."""
     changes = changes_in(recipe)
+    if is_sentence_transformer(model):
+        tokenizer = tokenizer or model.tokenizer  # type: ignore[assignment]
+        model = transformer_in(model)
+    else:
+        know(model)
+    length = length or _length(model)
     if isinstance(calibration, Mapping | Tensor):
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
     if texts is not None and tokenizer is None:
@@ -117,6 +127,12 @@ def _parts(
         name: reader.rows(made.at(places)) if name == "training" else reader.batches(made.at(places))
         for name, places in parts_of(range(len(made)), wanted, seed).items()
     }
+
+
+def _length(model: nn.Module) -> int:
+    """The longest text, where nothing is said: the model's own, as far as it takes one."""
+    longest = pooling_of(model).length or USUAL
+    return min(longest, reach(model) or longest) if isinstance(model, PreTrainedModel) else longest
 
 
 def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:

@@ -18,7 +18,9 @@ from greenformers.checkpoint.description import Description
 from greenformers.checkpoint.guard import guards_of
 from greenformers.checkpoint.load import check_local, check_weights, model_class, read_json
 from greenformers.checkpoint.place import place
+from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.save import building, check_place, describe
+from greenformers.checkpoint.sentence import POOLED, sentence_folder
 from greenformers.checkpoint.structure import structure
 from greenformers.model._transformers import model_from_config
 from greenformers.solve.stream import Stored
@@ -57,6 +59,11 @@ def compress_from_disk(
         raise ValueError(f"from disk, a recipe is one change that can be made weight by weight; got {names}")
     (change,) = changes
     check_place(out)
+    modules = sentence_folder(folder)
+    if modules is not None:
+        folder = modules.transformer
+        if modules.task == POOLED:
+            read_pooling(modules)  # which refuses what is not understood, before any work
     began = perf_counter()
     model, stored = _skeleton(folder)
     stream = change.stream(model, Given(seed=seed, progress=progress))
@@ -73,6 +80,8 @@ def compress_from_disk(
         for pattern in OTHER:
             for path in folder.glob(pattern):
                 shutil.copy(path, unfinished)
+        if modules is not None:
+            modules.carry(unfinished)
         step = Step(change.streamed(stream), entries, size, perf_counter() - began)
         before = sum(tensor.entries for tensor in stored.values()), sum(tensor.bytes for tensor in stored.values())
         report = CompressionReport([step], *before)

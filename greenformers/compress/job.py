@@ -10,6 +10,8 @@ FILES: dict[str, str] = {"calibration": "calibrate", "training": "heal_texts", "
 
 USUAL = 128
 """Tokens of a text, where nothing is said."""
+TIMED = 512
+"""Tokens at which costs are measured at most, where nothing is said."""
 
 
 def setting(default: Any, about: str, flag: str | None = None) -> Any:
@@ -34,7 +36,8 @@ class Job:
     limit: int = setting(1000, "At most so many texts to calibrate with.")
     length: int | None = setting(
         None,
-        "Longest text in tokens, and length of a language model's blocks; by default 128, or what the model takes.",
+        "Longest text in tokens, and length of a language model's blocks; by default 128, of a "
+        "sentence-transformers folder its max_seq_length, or what the model takes.",
     )
     lengths: tuple[int, ...] | None = setting(
         None,
@@ -55,7 +58,14 @@ class Job:
         if self.lengths and min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1, got {min(self.lengths)}")
 
-    def at(self, reach: int | None) -> tuple[int, tuple[int, ...]]:
-        """The longest text and the lengths to measure at, of a network that takes inputs of `reach`, None for any."""
-        length = min(USUAL, reach or USUAL) if self.length is None else self.length
-        return length, (length,) if self.lengths is None else tuple(dict.fromkeys(self.lengths))
+    def at(self, reach: int | None, own: int | None = None) -> tuple[int, tuple[int, ...]]:
+        """The longest text and the lengths to measure at.
+
+        Args:
+            reach: Longest input that the network takes, None for any.
+            own: Longest text that its makers give it, None where they say nothing.
+        """
+        usual = own or USUAL
+        length = min(usual, reach or usual) if self.length is None else self.length
+        timed = min(length, TIMED) if self.length is None else length
+        return length, (timed,) if self.lengths is None else tuple(dict.fromkeys(self.lengths))

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.compress.writing import check_writing, written
 from greenformers.data._examples import Examples
+from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._rows import IGNORED, Batches, Rows
 from greenformers.data._texts import Texts, batches, padded
 from greenformers.measure.quality import evaluating, paired_difference
-from greenformers.solve.loss import pooled
 
 SIZE = 32  # examples in a batch
 RESAMPLES = 2000
@@ -90,12 +90,16 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
 
 @torch.inference_mode()
 def embed(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Tensor:
-    """Sentence embeddings: the mean over tokens, brought to unit length. (texts, d), in float32."""
+    """Sentence embeddings: the mean over tokens, or the model's own pooling, brought to unit length.
+
+    (texts, d), in float32.
+    """
+    pool = pooling_of(model)
     rows: dict[int, Tensor] = {}
     with evaluating(model):
         for places, batch in padded(texts, tokenizer, length, SIZE):
             hidden = model(**batch).last_hidden_state
-            for place, row in zip(places, pooled(hidden, batch.get("attention_mask")), strict=True):
+            for place, row in zip(places, pool(hidden, batch.get("attention_mask")), strict=True):
                 rows[place] = F.normalize(row.float(), dim=-1)
     return torch.stack([rows[place] for place in range(len(texts))])
 

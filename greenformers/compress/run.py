@@ -25,6 +25,7 @@ from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import check_parts, read_parts
 from greenformers.compress.side_by_side import BATCH, check_length, example
 from greenformers.data._examples import Examples
+from greenformers.data._pooling import attach, pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS
 from greenformers.data._texts import Texts
@@ -57,9 +58,11 @@ def run(
     needed = check_parts(changes, job)
     small, tokenizer = pretrained(model)
     original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
+    if job.teacher is not None:
+        attach(original, pooling_of(small))  # what it was changed from is judged as it is
     reads_texts = KINDS.get(original.main_input_name) == "text"
     features = features_of(model, small)
-    length, lengths = job.at(reach(original) if reads_texts else None)
+    length, lengths = job.at(reach(original) if reads_texts else None, pooling_of(small).length)
     job = replace(job, length=length, lengths=lengths)
     reader = None
     if needed:
@@ -91,6 +94,7 @@ def run(
     )  # fmt: skip
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer
+        attach(small, replace(pooling_of(small), length=longer))
     words = " ".join([f"Made from `{Path(model).name}`.", _told(parts, job), *(f"{note}." for note in notes)])
     save(
         small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
@@ -198,7 +202,7 @@ def _untimed(changes: Sequence[Change]) -> list[str]:
 
 
 def _files(model: str, job: Job) -> list[Path]:
-    weights = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
+    weights = sorted(Path(model).rglob("*.safetensors")) if Path(model).is_dir() else []
     return [*weights, *(path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None)]
 
 

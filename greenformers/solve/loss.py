@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from greenformers.data._pooling import MEAN, SentencePooling, pooling_of
 from greenformers.solve.watch import Batch, Loss, call
 
 
@@ -45,8 +46,8 @@ def generates(model: nn.Module) -> bool:
 class Movement:
     """<v, output> for a probe v drawn anew for each batch, v ~ N(0, I).
 
-    The output is, of a sequence classifier, the logits; of an encoder, the mean over the positions that are no
-    padding, brought to unit length as sentence embeddings are; else the first tensor.
+    The output is, of a sequence classifier, the logits; of an encoder, the sentence embedding, brought to unit length:
+    the mean over the positions that are no padding, or by the model's own pooling; else the first tensor.
 
     Args:
         seed: of the probes.
@@ -62,13 +63,13 @@ class Movement:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The projection of the output on the next probe."""
-        out = output(call(model, batch), batch)
+        out = output(call(model, batch), batch, pooling_of(model))
         v = torch.randn(out.shape, generator=self.generator).to(out)
         return (v * out).sum()
 
 
-def output(found: object, batch: Batch) -> Tensor:
-    """What the network is used for, of all that it returns."""
+def output(found: object, batch: Batch, pool: SentencePooling = MEAN) -> Tensor:
+    """What the network is used for, of all that it returns; the states of an encoder pooled by `pool`."""
     if isinstance(found, Tensor):
         return found
     logits = getattr(found, "logits", None)
@@ -77,20 +78,12 @@ def output(found: object, batch: Batch) -> Tensor:
     hidden = getattr(found, "last_hidden_state", None)
     if hidden is not None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        return torch.nn.functional.normalize(pooled(hidden, mask), dim=-1) if hidden.dim() == 3 else hidden
+        return torch.nn.functional.normalize(pool(hidden, mask), dim=-1) if hidden.dim() == 3 else hidden
     parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, Sequence) else ()
     for part in parts:
         if isinstance(part, Tensor):
             return part
     raise ValueError(f"a {type(found).__name__} holds no tensor: pass a loss")
-
-
-def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over positions (B, N, d) -> (B, d) that are no padding."""
-    if mask is None:
-        return hidden.mean(1)
-    weight = mask.to(hidden.dtype)[..., None]
-    return (hidden * weight).sum(1) / weight.sum(1).clamp_min(1)
 
 
 def default(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
