@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from _architectures import ARCHITECTURES, network
 from _harness import Benchmark, Option, Run
-from _zoo_reader import Batch, outputs, quiet
+from _zoo_reader import Batch, aligned, outputs, quiet
 from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from transformers.trainer_callback import PrinterCallback
 
 import greenformers
 from greenformers.changes import Change, Heal, Int8, Layers, LowRank
+from greenformers.data._tasks import kind_of_input, task_of
 from greenformers.model.example import example_of
 
 LOW = LowRank(keep=0.5, multiple=1)
@@ -59,8 +60,9 @@ class Letters:
 
     pad_token_id = 0
 
-    def __call__(self, text: str, **given: Any) -> dict[str, list[int]]:
+    def __call__(self, text: str | None = None, text_target: str = "", **given: Any) -> dict[str, list[int]]:
         """Its ids."""
+        text = text_target if text is None else text
         return {"input_ids": [4 + ord(letter) % 90 for letter in text][: given.get("max_length", 999)]}
 
 
@@ -79,7 +81,7 @@ def copied(model: Any, batch: Batch, _: Path) -> None:
 def saved_again(model: Any, batch: Batch, folder: Path) -> None:
     """What transformers itself saves is read again."""
     model.save_pretrained(folder)
-    same(model, type(model).from_pretrained(folder, device_map="cpu").eval(), batch)
+    same(model, aligned(type(model).from_pretrained(folder, device_map="cpu").eval()), batch)
 
 
 def halved(model: Any, batch: Batch, _: Path) -> None:
@@ -156,16 +158,25 @@ def failing(model: PreTrainedModel, batch: Batch) -> dict[str, str]:
     return found
 
 
+def examples_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What a network is calibrated and healed with: texts, pairs of them, or what it reads in their place."""
+    if kind_of_input(model) == "text":
+        pairs = task_of(model) == "seq2seq"
+        return {"texts": list(zip(TEXTS, reversed(TEXTS), strict=True)) if pairs else TEXTS, "tokenizer": Letters()}
+    batch = example_of(model, batch=16)
+    if "decoder_input_ids" in batch:
+        batch["labels"] = batch["decoder_input_ids"]
+    return {"examples": [{name: x[place] for name, x in batch.items()} for place in range(16)]}
+
+
 def changed(name: str, recipe: Sequence[Change], folder: Path) -> tuple[str | None, dict[str, str]]:
     """Why a recipe was refused, None where it was not; and what failed."""
     model = network(name)
     batch = example_of(model)
     before = {key: x.clone() for key, x in model.state_dict().items()}
-    texts: dict[str, Any] = (
-        {"texts": TEXTS, "tokenizer": Letters()} if len(recipe) > 1 and isinstance(recipe[1], Heal) else {}
-    )
     try:
-        greenformers.compress(model, recipe, length=8, **texts)
+        shown = examples_of(model) if any(isinstance(change, Heal) for change in recipe) else {}
+        greenformers.compress(model, recipe, length=8, **shown)
     except ValueError as error:
         if any(not x.equal(model.state_dict()[key]) for key, x in before.items()):
             return None, {"refused": "and changed the network"}

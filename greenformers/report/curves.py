@@ -7,7 +7,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from greenformers.report.plot import DPI, grid, house, looks, new_figure, settle
+from greenformers.report.plot import grid, house, looks, new_figure, settle
 
 INSIDE = 6
 """More lines than these leave a panel no room for their names; they stand beside the last one then."""
@@ -79,4 +79,4 @@ def run_curves(name: str, log: Sequence[Mapping[str, float]]) -> Figure | None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG; the same figure gives the same bytes."""
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    figure.savefig(path, metadata={"Software": None})
