@@ -158,8 +158,8 @@ def _given(
         learnt = replace(reader, length=min(reader.length, reach(original) or reader.length))
         training = learnt.rows(parts["training"])
     batch = None
-    if any("example" in change.uses for change in changes):
-        texts = KINDS.get(original.main_input_name) == "text"
+    texts = KINDS.get(original.main_input_name) == "text"
+    if not texts or any("example" in change.uses for change in changes):
         batch = example(small, max(job.lengths or (), default=job.length) if texts else None)
     return Given(
         calibration=calibration, training=training, teacher=original, example=batch, seed=job.seed, progress=progress,
