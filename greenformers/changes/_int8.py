@@ -19,7 +19,8 @@ from greenformers._gradients import by_hand
 from greenformers._torch import int8_linear, int8_matmul, pack_int8, version
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import TransposedLinear, leave_as_made
-from greenformers.solve.walk import kind_of, put
+from greenformers.solve.units import put
+from greenformers.solve.walk import kind_of
 
 LEVELS = 127
 JITTER = 1e-6

@@ -174,9 +174,16 @@ class LowRank(Change):
         return ties(model)
 
     @classmethod
+    def settle(cls, model: "nn.Module") -> None:
+        """See that experts round as they did before they were saved."""
+        from greenformers.changes._units import align
+
+        align(model)
+
+    @classmethod
     def revert(cls, model: "nn.Module") -> int:
         """Make every unit the dense product of its factors."""
-        from greenformers.solve.walk import merged
+        from greenformers.solve.units import merged
 
         return merged(model)
 
