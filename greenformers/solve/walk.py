@@ -30,7 +30,7 @@ from greenformers.model._transformers import TransposedLinear
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Select = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 
-KINDS = ("linear", "experts", "conv", "embedding")
+KINDS = ("linear", "conv", "embedding", "experts")
 
 USUAL = ("linear", "experts")
 """The kinds that are factorised where none is named."""

@@ -185,7 +185,7 @@ def test_selections() -> None:
     assert chosen("*.[qk]_proj") == {f"body.layers.0.self_attn.{name}" for name in ("q_proj", "k_proj")}
     assert chosen(lambda path, module: path == "head" or isinstance(module, nn.Conv1d)) == {"head", "conv"}
     for select, message in [
-        ("*.quary", r"'\*.quary' matches none of the 10 maps; kinds are linear, conv, embedding, paths are such as"),
+        ("*.quary", r"'\*.quary' matches none of the 10 maps; kinds are linear, conv, embedding, experts, paths are such as"),
         (["linear", "nothing"], "'nothing' matches none"),
         (lambda *_: False, "nothing is selected: of the network's 10 maps none fits"),
         ([], "nothing is selected"),
