@@ -90,8 +90,9 @@ class ExpertsLED(nn.Module):
         transposed: The dense weight it stands for is held transposed.
 
     Attributes:
-        encoder: `ExpertsLinear` with the weights E_e (E, r, n).
-        decoder: `ExpertsLinear` with the weights D_e (E, m, r).
+        encoders: `ExpertsLinear` with the weights E_e (E, r, n).
+        decoders: `ExpertsLinear` with the weights D_e (E, m, r). Not named as the factors of an LED are: who asks PEFT
+            for those, which are linear layers, must not get these.
         bias: (E, m).
 
     Raises:
@@ -106,8 +107,8 @@ class ExpertsLED(nn.Module):
         if not 1 <= rank <= limit:
             raise ValueError(f"rank must be in 1..{limit} for experts of {in_features} x {out_features}, got {rank}")
         self.experts, self.in_features, self.out_features, self.rank = experts, in_features, out_features, rank
-        self.encoder = ExpertsLinear(nn.Parameter(torch.empty(experts, rank, in_features)))
-        self.decoder = ExpertsLinear(nn.Parameter(torch.empty(experts, out_features, rank)))
+        self.encoders = ExpertsLinear(nn.Parameter(torch.empty(experts, rank, in_features)))
+        self.decoders = ExpertsLinear(nn.Parameter(torch.empty(experts, out_features, rank)))
         self.bias = nn.Parameter(torch.empty(experts, out_features)) if bias else None
         self.transposed = transposed
 
@@ -126,7 +127,7 @@ class ExpertsLED(nn.Module):
     @property
     def weight(self) -> Float[Tensor, "E m n"]:
         """The dense weights the factors stand for, as `ExpertsLinear` holds them; see `computed`."""
-        D, E = self.decoder.weight, self.encoder.weight
+        D, E = self.decoders.weight, self.encoders.weight
         m, n = self.out_features, self.in_features
         if self.transposed:
             return computed(lambda: (D @ E).mT.contiguous(), (self.experts, n, m), D)
@@ -134,13 +135,13 @@ class ExpertsLED(nn.Module):
 
     def to_dense(self) -> ExpertsLinear:
         """The dense weights, trainable where a factor is; the biases are these."""
-        learnt = any(factor.weight.requires_grad for factor in (self.decoder, self.encoder))
+        learnt = any(factor.weight.requires_grad for factor in (self.decoders, self.encoders))
         weight = nn.Parameter(self.weight.detach() + 0, learnt)
         return ExpertsLinear(weight, self.bias, transposed=self.transposed).train(self.training)
 
     def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
         """D_e E_e x of each row, e its expert."""
-        found: Tensor = self.decoder(self.encoder(x, routed), routed)
+        found: Tensor = self.decoders(self.encoders(x, routed), routed)
         return found if self.bias is None else found + self.bias[routed.experts]
 
     def extra_repr(self) -> str:  # noqa: D102

@@ -142,8 +142,10 @@ def commit(model: nn.Module, found: Mapping[str, Unit]) -> None:
 
 
 def factor_names(made: Unit) -> tuple[str, str]:
-    """The names of the two factors as parameters: of an LED each is the weight of a linear layer."""
-    return ("decoder.weight", "encoder.weight") if isinstance(made, LED | ExpertsLED) else ("decoder", "encoder")
+    """The names of the two factors as parameters: of an LED each is the weight of a linear layer, of experts of several."""
+    if isinstance(made, ExpertsLED):
+        return "decoders.weight", "encoders.weight"
+    return ("decoder.weight", "encoder.weight") if isinstance(made, LED) else ("decoder", "encoder")
 
 
 def factors(made: Unit) -> tuple[Any, Any]:
