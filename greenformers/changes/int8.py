@@ -30,12 +30,18 @@ class Int8(Change):
         Raises:
             ValueError: nothing could be quantised, or a weight is not finite.
         """
+        from greenformers.changes._coverage import coverage
         from greenformers.changes._int8 import quantise
         from greenformers.changes._options import as_dict
+        from greenformers.solve.census import census
 
+        held = census(model)
         units = [_unit(path, before, after) for path, before, after in quantise(model)]
         before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
-        summary = f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB"
+        summary = (
+            f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; they are "
+            f"{coverage(held, [unit.path for unit in units])}"
+        )
         return Report(as_dict(self), summary, units)
 
     @classmethod

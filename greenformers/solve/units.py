@@ -142,7 +142,7 @@ def commit(model: nn.Module, found: Mapping[str, Unit]) -> None:
 
 
 def factor_names(made: Unit) -> tuple[str, str]:
-    """The names of the two factors as parameters: of an LED each is the weight of a linear layer, of experts of several."""
+    """The names of the two factors as parameters: of an LED each is the weight of a linear layer."""
     if isinstance(made, ExpertsLED):
         return "decoders.weight", "encoders.weight"
     return ("decoder.weight", "encoder.weight") if isinstance(made, LED) else ("decoder", "encoder")
