@@ -88,13 +88,15 @@ def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[
 
 
 def align(model: nn.Module) -> None:
-    """Put weights of experts that a file holds where torch would put them.
+    """Put weights that a file holds where torch would put them: factors, and what is dense of experts beside them.
 
-    Products of few rows round by where in memory their numbers begin, and a token brings an expert one row.
+    Products of few rows or of a small rank round by where in memory their numbers begin.
     """
-    for module in model.modules():
-        if isinstance(module, ExpertsLinear) and module.weight.is_cpu and module.weight.data_ptr() % ALIGNED:
-            module.weight.data = module.weight.data.clone()
+    held = [x for _, made in units(model) for x in factors(made) if isinstance(x, nn.Parameter)]
+    held += [module.weight for module in model.modules() if isinstance(module, ExpertsLinear)]
+    for weight in held:
+        if weight.is_cpu and weight.data_ptr() % ALIGNED:
+            weight.data = weight.data.clone()
 
 
 def _tie(module: Any, first: Any, which: str) -> None:

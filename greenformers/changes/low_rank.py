@@ -183,7 +183,7 @@ class LowRank(Change):
 
     @classmethod
     def settle(cls, model: "nn.Module") -> None:
-        """See that experts round as they did before they were saved."""
+        """See that products round as they did before the network was saved."""
         from greenformers.changes._units import align
 
         align(model)
