@@ -169,8 +169,8 @@ def experts_form(module: nn.Module) -> ExpertsForm | None:
     known: Any = module
     if not hasattr(type(module).forward, "__wrapped__") or not hasattr(module, "is_transposed"):
         return None
-    up = "gate_up_proj" if known.has_gate else "up_proj"
-    form = ExpertsForm(known.num_experts, up, "down_proj", f"{up}_bias", "down_proj_bias", known.is_transposed)
+    up, up_bias = ("gate_up_proj", "gate_up_proj_bias") if known.has_gate else ("up_proj", "up_proj_bias")
+    form = ExpertsForm(known.num_experts, up, "down_proj", up_bias, "down_proj_bias", known.is_transposed)
     expected = {form.up: 3, form.down: 3} | ({form.up_bias: 2, form.down_bias: 2} if known.has_bias else {})
     held = dict(module.named_parameters(recurse=False))
     fits = {name: x.dim() for name, x in held.items()} == expected

@@ -5,13 +5,13 @@ Classes of transformers hold the weights of all experts in two parameters and ma
 between them. `pack` undoes that where nothing was replaced.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from greenformers._torch import without_parameters
 from greenformers.lowrank.experts import ExpertsLinear, Routed
 from greenformers.model._transformers import ExpertsForm, experts_form, gated, leave_as_made, normed
 
@@ -32,7 +32,7 @@ class RoutedExperts(nn.Module):
     def __init__(self, packed: nn.Module, form: ExpertsForm) -> None:
         super().__init__()
         held: dict[str, Any] = dict(packed.named_parameters(recurse=False))
-        self.form, self.own = form, _without_parameters(packed)
+        self.form, self.own = form, _bare(packed)
         self.up: nn.Module = ExpertsLinear(held[form.up], held.get(form.up_bias), transposed=form.transposed)
         self.down: nn.Module = ExpertsLinear(held[form.down], held.get(form.down_bias), transposed=form.transposed)
         self.train(packed.training)
@@ -54,7 +54,7 @@ class RoutedExperts(nn.Module):
 
     def packed(self) -> nn.Module:
         """The class's own module with these weights; all of them must be dense."""
-        made, names = _without_parameters(self.own), self.form
+        made, names = _bare(self.own), self.form
         for part, weight, bias in ((self.up, names.up, names.up_bias), (self.down, names.down, names.down_bias)):
             made.register_parameter(weight, part.weight)  # type: ignore[arg-type]
             if part.bias is not None:
@@ -62,9 +62,8 @@ class RoutedExperts(nn.Module):
         return made.train(self.training)
 
 
-def _without_parameters(module: nn.Module) -> nn.Module:
-    made = copy.copy(module)
-    vars(made).update(_parameters={}, _modules=dict(module._modules), _buffers=dict(module._buffers))
+def _bare(module: nn.Module) -> nn.Module:
+    made = without_parameters(module)
     leave_as_made(made)
     return made
 
