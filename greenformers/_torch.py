@@ -158,6 +158,11 @@ class Operators:
         return aten._int_mm
 
     @property
+    def grouped_matmul(self) -> Any:
+        """What products of rows by group become, as of tokens with the weights of their experts."""
+        return aten._grouped_mm
+
+    @property
     def int8_linear(self) -> Any:
         """What `int8_linear` of this file runs."""
         return torch.ops.quantized.linear_dynamic

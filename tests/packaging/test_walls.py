@@ -61,6 +61,7 @@ TORCH = {
     "torch.ops.quantized.linear": "operators.static_int8_linear: FLOPs that are refused would be counted as 0",
     "torch.cpu._is_vnni_supported": "int8_linear: int8 layers on a CPU",
     "torch.ops.aten._int_mm": "operators.int8_matmul: FLOPs and ONNX form of int8 layers",
+    "torch.ops.aten._grouped_mm": "operators.grouped_matmul: FLOPs of experts would be counted as 0",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "operators.cpu_attention: FLOPs of full attention",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "operators.cpu_attention_backward: FLOPs of "
     "full attention in training",
