@@ -31,7 +31,9 @@ from transformers.trainer_callback import PrinterCallback
 import greenformers
 from greenformers.changes import Change, Heal, Int8, Layers, LowRank
 from greenformers.data._tasks import kind_of_input, task_of
+from greenformers.lowrank.linear import LED
 from greenformers.model.example import example_of
+from greenformers.model.experts import RoutedExperts
 
 LOW = LowRank(keep=0.5, multiple=1)
 RECIPES: dict[str, list[Change]] = {
@@ -126,10 +128,20 @@ def trained(model: Any, batch: Batch, folder: Path) -> None:
     trainer.train()
 
 
+def linear_layers(model: nn.Module) -> str | list[str]:
+    """What PEFT is asked to adapt: all linear layers.
+
+    Of some mixtures of experts it takes from "all-linear" no more than the last names of layers, and a name may be that
+    of a dense layer here and of a low-rank one, which is no linear layer, there: the factors are named then.
+    """
+    kinds = {type(part) for part in model.modules()}
+    return ["encoder", "decoder"] if {RoutedExperts, LED} <= kinds else "all-linear"
+
+
 def adapted(model: Any, batch: Batch, folder: Path) -> None:
     """LoRA of PEFT trains beside it for three steps, and is read again."""
     peft = __import__("peft")
-    learner = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(r=2, target_modules="all-linear"))
+    learner = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(r=2, target_modules=linear_layers(model)))
     optimizer = torch.optim.AdamW([x for x in learner.parameters() if x.requires_grad], 1e-3)
     for _ in range(3):
         first = next(x for x in learner(**batch).to_tuple() if isinstance(x, Tensor) and x.is_floating_point())

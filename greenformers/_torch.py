@@ -4,6 +4,7 @@ Each function says what it gives, which name of torch it stands on, and what wou
 `tests/packaging/test_walls.py` asks for every name, so that an upgrade which drops one says what it breaks.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable
@@ -157,6 +158,11 @@ class Operators:
         return aten._int_mm
 
     @property
+    def grouped_matmul(self) -> Any:
+        """What products of rows by group become, as of tokens with the weights of their experts."""
+        return aten._grouped_mm
+
+    @property
     def int8_linear(self) -> Any:
         """What `int8_linear` of this file runs."""
         return torch.ops.quantized.linear_dynamic
@@ -218,6 +224,17 @@ def has_forward_hooks(module: nn.Module) -> bool:
     place: whoever computes several at once could no longer do so.
     """
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def without_parameters(module: nn.Module) -> nn.Module:
+    """A module of the same class with the same attributes and inner modules, and no parameters of its own.
+
+    It stands on `torch.nn.Module._parameters`, `_modules` and `_buffers`. A deep copy, from which parameters are
+    deleted, would take its place: at the price of holding them twice for a while.
+    """
+    made = copy.copy(module)
+    vars(made).update(_parameters={}, _modules=dict(module._modules), _buffers=dict(module._buffers))
+    return made
 
 
 def padding_of(convolution: nn.Module) -> list[int]:

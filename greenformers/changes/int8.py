@@ -1,6 +1,7 @@
 """Int8: weights as 8-bit whole numbers with a scale a row, inputs rounded at every call. Jacob 2017, arXiv:1712.05877.
 
-Linear layers, low-rank ones too, and embeddings of any network; see `greenformers.changes._int8` for the arithmetic.
+Linear layers and experts, low-rank ones too, and embeddings of any network; the arithmetic is that of
+`greenformers.changes._int8_linear`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Int8(Change):
-    """Int8 weights of linear layers and embeddings: a quarter of the bytes, products in integers."""
+    """Int8 weights of linear layers, experts and embeddings: a quarter of the bytes, products in integers."""
 
     order: ClassVar[int] = 90
     flag: ClassVar[str | None] = "--int8"
@@ -29,12 +30,18 @@ class Int8(Change):
         Raises:
             ValueError: nothing could be quantised, or a weight is not finite.
         """
+        from greenformers.changes._coverage import coverage
         from greenformers.changes._int8 import quantise
         from greenformers.changes._options import as_dict
+        from greenformers.solve.census import census
 
+        held = census(model)
         units = [_unit(path, before, after) for path, before, after in quantise(model)]
         before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
-        summary = f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB"
+        summary = (
+            f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; they are "
+            f"{coverage(held, [unit.path for unit in units])}"
+        )
         return Report(as_dict(self), summary, units)
 
     @classmethod
@@ -50,13 +57,16 @@ class Int8(Change):
         """Put empty int8 modules at the paths described."""
         from greenformers.changes._int8 import place, share
         from greenformers.changes._paths import check_keys, check_paths, located
+        from greenformers.model.experts import pack, unpack
 
         check_keys("the description of int8", description, ("paths", "ties"))
         check_paths("paths of int8", description["paths"])
         if not isinstance(description["ties"], list):
             raise ValueError("ties of int8 must be lists of paths")
+        unpacked = unpack(model)
         at = located(model, description["paths"])
         place(model, at.values())
+        pack(model, unpacked)
         for group in description["ties"]:
             check_paths("ties of int8", group)
             members: list[Any] = [model.get_submodule(at[path]) for path in group if path in at]
@@ -116,6 +126,7 @@ def _lost(before: Any, after: Any) -> float:
     from greenformers.changes._int8 import turned
 
     weight, quantised = before.weight.detach().double(), after.weight.double()
-    rows = weight.T if turned(before) else weight
+    # An int8 linear layer gives its weight as (m, n) whatever stood there.
+    rows = weight.T if turned(before) and weight.dim() == 2 else weight
     total = rows.norm()
     return float((rows - quantised).norm() / total) if total > 0 else 0.0

@@ -37,7 +37,8 @@ class LowRank(Change):
         "--solver",
     )
     select: tuple[str, ...] | None = option(
-        None, "Patterns of paths such as '*.query', or linear, conv, embedding; by default all linear layers.",
+        None, "Patterns of paths such as '*.query', or linear, experts, conv, embedding; by default linear layers and "
+        "experts, all of them.",
         "--select",
     )  # fmt: skip
     multiple: int | None = option(
@@ -102,9 +103,12 @@ class LowRank(Change):
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Factorise; see `greenformers.solve.factorise.factorise` for what can be refused."""
+        from greenformers.changes._coverage import coverage
+        from greenformers.solve.census import census
         from greenformers.solve.factorise import factorise
 
         solver = self.solver or (CALIBRATED if given.calibration else DATA_FREE)
+        held = census(model)
         done = factorise(
             model, self.budget(solver), solver=solver, select=self.select, calibration=given.calibration,
             loss=given.loss, example=given.example, multiple=self.multiple, only_if_faster=self.only_if_faster,
@@ -112,10 +116,11 @@ class LowRank(Change):
         )  # fmt: skip
         if all(layer.rank is None for layer in done.layers):
             raise ValueError("no weight became low rank: the budget, or what is faster, leaves all of them dense")
-        return self.report_of(done.layers, solver)
+        by = solver if done.nearest is None else f"{solver}, which has no form for experts: {done.nearest} of those"
+        return self.report_of(done.layers, by, coverage(held, _paths(done.layers), done.unreached))
 
-    def report_of(self, layers: "Sequence[LayerReport]", solver: str) -> Report:
-        """What was done, weight by weight."""
+    def report_of(self, layers: "Sequence[LayerReport]", solver: str, share: str) -> Report:
+        """What was done, weight by weight, and the share of the network that it was done to."""
         from greenformers.changes._options import as_dict
 
         before, after = (
@@ -124,7 +129,7 @@ class LowRank(Change):
         )
         summary = (
             f"{before:,} weights in {len(layers)} layers, {after:,} kept ({100 * after / before:.1f} %), "
-            f"solver {solver}"
+            f"solver {solver}; they are {share}"
         )
         return Report(as_dict(self), summary, [_unit(layer) for layer in layers])
 
@@ -142,7 +147,10 @@ class LowRank(Change):
 
     def streamed(self, stream: "Stream") -> Report:
         """What a stream that has been read to its end did."""
-        return self.report_of(stream.layers, stream.solver)
+        from greenformers.changes._coverage import coverage
+
+        share = coverage(stream.held, _paths(stream.layers))
+        return self.report_of(stream.layers, stream.solver, share)
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
@@ -174,9 +182,16 @@ class LowRank(Change):
         return ties(model)
 
     @classmethod
+    def settle(cls, model: "nn.Module") -> None:
+        """See that products round as they did before the network was saved."""
+        from greenformers.changes._units import align
+
+        align(model)
+
+    @classmethod
     def revert(cls, model: "nn.Module") -> int:
         """Make every unit the dense product of its factors."""
-        from greenformers.solve.walk import merged
+        from greenformers.solve.units import merged
 
         return merged(model)
 
@@ -184,6 +199,10 @@ class LowRank(Change):
     def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
         """Three quarters of the weights, and half of them."""
         return [cls(keep=0.75), cls(keep=0.5)]
+
+
+def _paths(layers: "Sequence[LayerReport]") -> list[str]:
+    return [path for layer in layers for path in (layer.path, *layer.tied)]
 
 
 def _unit(layer: "LayerReport") -> UnitReport:

@@ -11,23 +11,8 @@ from greenformers.checkpoint.structure import mark
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding
 from greenformers.lowrank.factorize import factorize
-from greenformers.solve.walk import (
-    Convolution,
-    Site,
-    Unit,
-    commit,
-    expand,
-    factor_names,
-    factors,
-    filled,
-    kind_of,
-    pack,
-    put,
-    sites,
-    unit,
-    units,
-    unpack,
-)
+from greenformers.solve.units import Unit, commit, expand, factor_names, factors, filled, pack, put, unit, units, unpack
+from greenformers.solve.walk import Convolution, Site, kind_of, sites
 
 SOLVERS = {"random": "random", "svd": "svd", "randomized": "randomized", "nmf": "nmf", "snmf": "semi_nmf"}
 """`greenformer`'s names, and `randomized`, what its own "svd" is."""

@@ -2,9 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -16,8 +17,8 @@ from greenformers.changes import Change, Given
 from greenformers.changes._report import CompressionReport, Step
 from greenformers.checkpoint.description import Description
 from greenformers.checkpoint.guard import guards_of
-from greenformers.checkpoint.load import check_local, check_weights, model_class, read_json
-from greenformers.checkpoint.place import place
+from greenformers.checkpoint.load import check_local, check_weights, line, model_class, read_json
+from greenformers.checkpoint.place import MISSING, place
 from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.save import building, check_place, describe
 from greenformers.checkpoint.sentence import POOLED, sentence_folder
@@ -77,6 +78,7 @@ def compress_from_disk(
         model.config.quantization_config = described
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(unfinished)
+        _check(unfinished, type(model))
         for pattern in OTHER:
             for path in folder.glob(pattern):
                 shutil.copy(path, unfinished)
@@ -99,15 +101,44 @@ def _skeleton(folder: Path) -> tuple[PreTrainedModel, dict[str, Stored]]:
         raise ValueError(f"{folder} is compressed already")
     with torch.device("meta"):
         model = model_from_config(model_class(described, folder), config)
+    stored = {}
+    for key, path, part in _slices(folder):
+        entries = torch.Size(part.get_shape()).numel()
+        stored[key] = Stored(path, entries, entries * _itemsize(part.get_dtype()))
+    return model.eval(), stored
+
+
+def _slices(folder: Path) -> Iterator[tuple[str, Path, Any]]:
+    """Name, file and slice of every tensor of a checkpoint; of a slice the shape is known before it is read."""
     index = folder / INDEX
     names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
-    stored = {}
     for name in names:
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118
-                entries = torch.Size(file.get_slice(key).get_shape()).numel()
-                stored[key] = Stored(folder / name, entries, entries * _itemsize(file.get_slice(key).get_dtype()))
-    return model.eval(), stored
+                yield key, folder / name, file.get_slice(key)
+
+
+def _check(folder: Path, cls: type[PreTrainedModel]) -> None:
+    """See that names and shapes of what was written are those of the network that its configuration describes.
+
+    Nothing is read: transformers loads tensors without content, renames and joins them as it will.
+
+    Raises:
+        ValueError: They are not.
+    """
+    empty = {key: torch.empty(part.get_shape(), device="meta") for key, _, part in _slices(folder)}
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    given: dict[str, Any] = {"config": config, "state_dict": empty, "device_map": "meta", "output_loading_info": True}
+    try:
+        found: Any = cls.from_pretrained(None, **given)
+    except Exception as error:  # whatever transformers makes of tensors that do not fit
+        raise ValueError(f"the network was not saved: what was written does not fit it: {line(error)}") from error
+    model, info = found
+    faults = {"paths that it does not have": vars(model).get(MISSING, []), **info}
+    for what, names in faults.items():
+        if names:
+            words = f"{len(names)} {what.replace('_', ' ')}, {min(map(str, names))} among them"
+            raise ValueError(f"the network was not saved: what was written has {words}")
 
 
 def _itemsize(name: str) -> int:

@@ -64,6 +64,11 @@ def _int8_matmul(left: Size, right: Size, *_: Any, **__: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
+def _grouped_matmul(left: Size, right: Size, *_: Any, **__: Any) -> int:
+    # Rows of all groups together with one matrix of each, or, for the gradient of those, both by position.
+    return 2 * prod(left) * right[-1] if len(left) == 2 else 2 * left[1] * prod(right)
+
+
 def _int8_linear(x: Size, *_: Any, out_shape: Size, **__: Any) -> int:
     return 2 * prod(x) * out_shape[-1]
 
@@ -88,6 +93,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.addmm_: _addmm,
     aten.baddbmm_: _addmm,
     operators.int8_matmul: _int8_matmul,
+    operators.grouped_matmul: _grouped_matmul,
     operators.int8_linear: _int8_linear,
     torch.ops.greenformers.tiled: _tiled,
     torch.ops.greenformers.tiled_backward: _tiled,

@@ -6,7 +6,7 @@ subclasses of ours define because a class of transformers calls it stays with th
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -134,6 +134,65 @@ def refresh_ties(model: PreTrainedModel) -> None:
     It stands on `PreTrainedModel.all_tied_weights_keys`, which transformers fills once, as a model is made.
     """
     model.all_tied_weights_keys = all_ties(model)
+
+
+# Experts.
+
+
+class ExpertsForm(NamedTuple):
+    """How a mixture of experts holds its weights: names of parameters, with E experts first.
+
+    Attributes:
+        experts: E.
+        up: Of the first weight (E, m, n), m = 2 I where there is a gate.
+        down: Of the second weight (E, n, I).
+        up_bias: Of (E, m).
+        down_bias: Of (E, n).
+        transposed: Weights are (E, n, m) and (E, I, n).
+    """
+
+    experts: int
+    up: str
+    down: str
+    up_bias: str
+    down_bias: str
+    transposed: bool
+
+
+def experts_form(module: nn.Module) -> ExpertsForm | None:
+    """How a module holds the weights of its experts; None where it has none, or of another form.
+
+    It stands on what `transformers.integrations.moe.use_experts_implementation` leaves in the classes it decorates,
+    whose experts can be computed in several ways: `has_gate`, `has_bias`, `is_transposed`, and a `forward` around
+    another. A list of the classes would take its place.
+    """
+    known: Any = module
+    if not hasattr(type(module).forward, "__wrapped__") or not hasattr(module, "is_transposed"):
+        return None
+    up, up_bias = ("gate_up_proj", "gate_up_proj_bias") if known.has_gate else ("up_proj", "up_proj_bias")
+    form = ExpertsForm(known.num_experts, up, "down_proj", up_bias, "down_proj_bias", known.is_transposed)
+    expected = {form.up: 3, form.down: 3} | ({form.up_bias: 2, form.down_bias: 2} if known.has_bias else {})
+    held = dict(module.named_parameters(recurse=False))
+    fits = {name: x.dim() for name, x in held.items()} == expected
+    return form if fits and all(len(x) == form.experts and x.is_floating_point() for x in held.values()) else None
+
+
+def gated(experts: nn.Module, rows: Tensor) -> Tensor:
+    """What the experts of a class make of the outputs of their first weights (S, m), gates and all: (S, I).
+
+    It stands on `_apply_gate` of such classes, or `act_fn` where they have no gate.
+    """
+    known: Any = experts
+    return known._apply_gate(rows) if known.has_gate else known.act_fn(rows)
+
+
+def normed(experts: nn.Module, rows: Tensor) -> Tensor:
+    """What the experts of a class make of the outputs of their second weights (S, n): themselves, or normed.
+
+    It stands on `has_post_expert_norm` of such classes.
+    """
+    known: Any = experts
+    return known.post_expert_norm(rows) if known.has_post_expert_norm else rows
 
 
 # Loading and spreading.

@@ -14,12 +14,16 @@ from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import Statistics, gram
 from greenformers.measure.quality import evaluating
+from greenformers.solve import experts
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Hook, Loss, Trace, call, frozen, hooked, kept, out_rows, padding, rows
 
 UNFELT = 1e-30
 
 WIDE = (torch.float32, torch.float64)
+
+APART = ("embedding", "experts")
+"""Kinds that no sequential solver is for: they see counts, and what is routed to each expert."""
 
 CHUNK = 1024
 """Positions a product: of fewer, adding up d x d sums takes longer than the products themselves."""
@@ -74,6 +78,8 @@ def covariances(
 
 
 def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> list[Statistics]:
+    if site.kind == "experts":
+        return experts.statistics(site, sums, has_bias(site))
     outputs = (site.path, "Y") in sums
     C, G = sums[(site.path, "Y") if outputs else (first.path, "C")], sums.get((site.path, "G"))
     if not C.isfinite().all():
@@ -272,7 +278,14 @@ def _collect(
 ) -> dict[Hashable, Tensor]:
     running, number = Sums(), 0
 
-    def read(site: Site, x: Tensor, given: Mapping[str, Tensor], less: bool) -> None:
+    def read(site: Site, args: tuple[Any, ...], given: Mapping[str, Tensor], less: bool) -> None:
+        x = args[0]
+        if site.kind == "experts":
+            for expert, part in experts.rows_of(x, args[1], given):
+                running.products((site.path, "C", expert), part[None])
+                running.add((site.path, "x", expert), part.sum(0))
+                running.add((site.path, "count", expert), x.new_tensor(len(part)))
+            return
         if site.kind == "embedding":
             running.add((site.path, "C"), torch.bincount(kept(x, x.shape, given), minlength=site.m))
             return
@@ -290,12 +303,19 @@ def _collect(
             running.products((site.path, "Y"), y)
             running.add((site.path, "y"), y.sum(1))
 
+    def felt(site: Site, args: tuple[Any, ...], d: Tensor, given: Mapping[str, Tensor]) -> None:
+        if site.kind == "experts":
+            for expert, part in experts.rows_of(d, args[1], given):
+                running.products((site.path, "G", expert), part[None])
+        else:
+            running.products((site.path, "G"), out_rows(site, d, given))
+
     def note(site: Site, first: bool, less: bool) -> Hook:
         def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
             given = masks.at(args[0])
             with torch.no_grad():
                 if first:
-                    read(site, args[0], given, less)
+                    read(site, args, given, less)
                 if less and (notes.spectra or notes.dense is not None):
                     gave(site, given_rows(site, module, out, given))
             if loss is None:
@@ -304,14 +324,14 @@ def _collect(
             # change its input in place, and must not a leaf.
             out = out if out.requires_grad else out.detach().requires_grad_().clone()
             if site.kind != "embedding":
-                out.register_hook(lambda d: running.products((site.path, "G"), out_rows(site, d, given)))
+                out.register_hook(lambda d: felt(site, args, d, given))
             return out
 
         return hook
 
     hooks = [(site, note(site, site is group[0], gives_less(group))) for group in portion for site in group]
     if notes.dense is not None:
-        notes.dense.begin(key for group in portion if group[0].kind != "embedding" for key in keys_of(group))
+        notes.dense.begin(key for group in portion if group[0].kind not in APART for key in keys_of(group))
     batches = list(batches) if not isinstance(batches, Sequence) else batches
     if not len(batches):
         raise ValueError("the calibration data must hold at least one batch, got none")
@@ -336,7 +356,7 @@ def _collect(
             progress((number + 1) / len(batches))
     sums = running.done()
     for site in (site for group in portion for site in group):
-        if loss is not None and site.kind != "embedding" and (site.path, "G") not in sums:
+        if loss is not None and site.kind not in APART and (site.path, "G") not in sums:
             # The loss does not depend on this map: any error in it costs next to nothing.
             eye = torch.eye(site.m, dtype=torch.float64, device=site.matrices().device)
             sums[site.path, "G"] = (UNFELT * eye).expand(site.groups, -1, -1)

@@ -18,8 +18,12 @@ from greenformers.solve.result import Factorisation, LayerReport
 from greenformers.solve.sequential import Gradients, sequential
 from greenformers.solve.solve import Solved, solve, spectrum_of
 from greenformers.solve.speed import Latency, measure
-from greenformers.solve.walk import Select, Site, Unit, commit, filled, pack, sites, unpack
+from greenformers.solve.units import Unit, commit, filled, pack, unpack
+from greenformers.solve.walk import Select, Site, sites
 from greenformers.solve.watch import Batch, Loss, Trace, trace
+
+NEAREST = {"sequential": "activation", "sequential_loss": "loss"}
+"""The solver that looks at what a sequential one does, but in the dense network: for spectra, and for experts."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is."""
@@ -75,12 +79,20 @@ def factorise(
     unpacked = unpack(model)
     try:
         found = sites(model, select)
-        itemsizes = [site.matrices().element_size() for site in found]
+        unreached: list[Site] = []
         traced = None
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
                 raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
             traced = trace(model, found, example)
+            unreached = traced.unreached
+            if unreached and select is not None:
+                raise ValueError(
+                    f"the data does not reach {unreached[0].path!r}, one of {len(unreached)} such layers that are "
+                    "selected: leave them out, or do without a selection, and they stay dense"
+                )
+            found = [site for site in found if site not in unreached]
+        itemsizes = [site.matrices().element_size() for site in found]
         if multiple is None:
             multiple = 1 if budget.how == "rank" else MULTIPLE.get(found[0].matrices().device.type, 8)
         cost = _cost(budget, traced, multiple)
@@ -115,7 +127,9 @@ def factorise(
         LayerReport.of(site, solved.get(site.path), chosen.get(site.path), size)
         for site, size in zip(found, itemsizes, strict=True)
     ]
-    return Factorisation(solver, asdict(budget), layers, before, parameters(model))
+    nearest = NEAREST.get(solver) if any(site.kind == "experts" for site in found) else None
+    left = [site.path for site in unreached]
+    return Factorisation(solver, asdict(budget), layers, before, parameters(model), left, nearest)
 
 
 def _budget(budget: float | Budget, solver: str) -> Budget:
@@ -159,8 +173,8 @@ def _solve(
 ) -> tuple[dict[str, Solved], dict[str, Tensor]]:
     """Factors of each site at the highest rank it may get, and spectra; sites without one are left out.
 
-    Of solvers without a spectrum neither yet, as the rank matters; of sequential ones no factors. What `gradients` is
-    for is kept in it.
+    Of solvers without a spectrum neither yet, as the rank matters; of sequential ones factors of experts alone. What
+    `gradients` is for is kept in it.
     """
     if solver not in SPECTRAL:
         return {}, {}
@@ -188,14 +202,16 @@ def _solve(
             site.path: solve(site, highest[site.path], solver, at) for site, at in statistics if site.path in highest
         }
         return solved, _energies(solved)
-    energies = {}
+    solved, energies = {}, {}
     for site, seen in statistics:
-        if site.path in highest:
+        if site.path in highest and site.kind == "experts":
+            solved[site.path] = solve(site, highest[site.path], NEAREST[solver], seen)
+        elif site.path in highest:
             # Ranks are chosen by the dense inputs; factors come later, map by map.
-            energies[site.path] = spectrum_of(site, "loss" if felt else "activation", seen)
+            energies[site.path] = spectrum_of(site, NEAREST[solver], seen)
             if gradients is not None:
                 gradients.keep(site, seen)
-    return {}, energies
+    return solved, energies | _energies(solved)
 
 
 def _energies(solved: Mapping[str, Solved]) -> dict[str, Tensor]:
@@ -229,7 +245,7 @@ def _final(
         assert batches
         assert traced is not None
         return sequential(
-            model, traced, chosen, batches, gradients=gradients, dense=dense, memory=memory,
+            model, traced, chosen, batches, gradients=gradients, dense=dense, solved=solved, memory=memory,
             progress=lambda share: progress("factorising", share),
         )  # fmt: skip
     if solver not in SPECTRAL:

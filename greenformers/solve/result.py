@@ -53,6 +53,8 @@ class Factorisation:
         budget: as given.
         layers: every selected map.
         model_before, model_after: parameters of the whole network.
+        unreached: paths of what stayed dense because the calibration data does not reach it.
+        nearest: the solver that factorised experts, where `solver` has no form for them.
     """
 
     solver: str
@@ -60,6 +62,8 @@ class Factorisation:
     layers: Sequence[LayerReport]
     model_before: int
     model_after: int
+    unreached: Sequence[str] = ()
+    nearest: str | None = None
 
     @property
     def before(self) -> int:

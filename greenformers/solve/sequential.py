@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
-from greenformers.solve.calibrate import DenseRows, Key, Sums, given_rows, has_bias, keys_of
+from greenformers.solve.calibrate import APART, DenseRows, Key, Sums, given_rows, has_bias, keys_of
 from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.solve import Solved, solve
-from greenformers.solve.walk import Site, filled, put
+from greenformers.solve.units import filled, put
+from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Hook, Trace, call, hooked, kept, padding, rows
 
 FAST = ("activation_relu_or_gelu", "use_nested_tensor")
@@ -61,6 +62,7 @@ def sequential(
     *,
     gradients: Gradients | None = None,
     dense: DenseRows | None = None,
+    solved: Mapping[str, Solved] | None = None,
     memory: float = 2**30,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Solved]:
@@ -73,23 +75,27 @@ def sequential(
         batches: of calibration.
         gradients: for `sequential_loss`.
         dense: what `covariances` kept of the same batches; it is emptied.
+        solved: those that are factorised already; what follows sees them so.
         memory: bytes, one half of what the maps see in the dense network, the other of the outputs of finished layers;
             where the latter need more, every pass begins at the beginning.
         progress: called with the share that is done.
     """
     groups = [group for group in (_Group.of(group, ranks) for group in found.groups) if group.sites]
-    solved: dict[str, Solved] = {}
+    solved = dict(solved or {})
     calls = {path: len(shapes) for path, shapes in found.shapes.items()}
     passes = _Passes(model, groups, calls, batches, DenseRows(memory / 2) if dense is None else dense, memory / 4)
     solver = "sequential" if gradients is None else "sequential_loss"
     with evaluating(model), torch.no_grad():
         for index, group in enumerate(groups):
-            sums = passes.sums(index)
+            sums = passes.sums(index) if group.keys or group.sites[0].kind == "embedding" else {}
             for site in group.sites:
+                if (part := solved.get(site.path)) is not None:
+                    passes.put(site, part, ranks[site.path])
+                    continue
                 seen = _statistics(site, group.key(site), sums, gradients)
                 part = solve(site, ranks[site.path], "activation" if site.kind == "embedding" else solver, seen)
                 solved[site.path] = part
-                passes.units.update(filled(model, site, part.decoder, part.encoder, part.shift(ranks[site.path])))
+                passes.put(site, part, ranks[site.path])
             progress((index + 1) / len(groups))
     return solved
 
@@ -110,7 +116,7 @@ class _Group:
     def of(cls, group: Sequence[Site], ranks: Mapping[str, int]) -> "_Group":
         """Those of a group that have a rank."""
         keys = {key: site for key, site in keys_of(group).items() if not key[1] or key[0] in ranks}
-        return cls([site for site in group if site.path in ranks], {} if group[0].kind == "embedding" else keys)
+        return cls([site for site in group if site.path in ranks], {} if group[0].kind in APART else keys)
 
     def key(self, site: Site) -> Key:
         """The one of a map."""
@@ -146,6 +152,11 @@ class _Passes:
         with evaluating(model), torch.no_grad():
             order = layers(model, lambda: call(model, batches[0]))
         self.before, self.now = (Replay(model, order, len(batches), memory) for _ in range(2))
+
+    def put(self, site: Site, part: Solved, rank: int) -> None:
+        """Have the maps that follow see this one as factorised."""
+        decoder, encoder = part.decoder[..., :rank], part.encoder[:, :rank]
+        self.units.update(filled(self.model, site, decoder, encoder, part.shift(rank)))
 
     def sums(self, index: int) -> dict[Hashable, Tensor]:
         """Of a group the sums over positions that its statistics are made of, by what they are of."""

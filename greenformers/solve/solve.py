@@ -79,7 +79,9 @@ def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None 
             counts = seen[0].inputs
             assert counts is not None
             return _by_frequency(site, weights[0], rank, counts)
-        found = [factorize(W, rank, solver, at, seed) for W, at in zip(weights, seen, strict=True)]
+        # Each group draws other numbers.
+        parts = enumerate(zip(weights, seen, strict=True))
+        found = [factorize(W, rank, solver, at, seed + group) for group, (W, at) in parts]
     except ValueError as error:
         raise ValueError(f"{site.path}: {error}") from error
     if solver not in CALIBRATED:

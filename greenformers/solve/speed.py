@@ -1,12 +1,15 @@
 """What a map costs at a rank: multiply-adds, or seconds as measured on this machine."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from greenformers.lowrank.experts import Routed
 from greenformers.measure.latency import interleaved
-from greenformers.solve.walk import Site, unit
+from greenformers.solve.units import unit
+from greenformers.solve.walk import Site
 
 MEASURED = 8  # ranks of a map that are timed; between them time is linear, to within what such a budget can resolve
 
@@ -51,7 +54,7 @@ def measure(site: Site, ranks: Sequence[int], shapes: Sequence[torch.Size]) -> d
     weight = site.module.weight
     assert isinstance(weight, Tensor)
     inputs = [_input(site, shape, weight) for shape in shapes]
-    calls = {str(rank): lambda made=module: [made(x) for x in inputs] for rank, module in modules.items()}
+    calls = {str(rank): lambda made=module: [made(*given) for given in inputs] for rank, module in modules.items()}
     with torch.inference_mode():
         timings = interleaved(calls, repeats=7, warmup=2, min_time=0.1, device=weight.device)
     return {rank: timings[str(rank)].median for rank in modules}
@@ -64,7 +67,10 @@ def _drawn(site: Site, rank: int) -> nn.Module:
     return made
 
 
-def _input(site: Site, shape: torch.Size, weight: Tensor) -> Tensor:
+def _input(site: Site, shape: torch.Size, weight: Tensor) -> tuple[Any, ...]:
     if site.kind == "embedding":
-        return torch.zeros(shape, dtype=torch.long, device=weight.device)
-    return torch.randn(shape, device=weight.device).to(weight.dtype)
+        return (torch.zeros(shape, dtype=torch.long, device=weight.device),)
+    x = torch.randn(shape, device=weight.device).to(weight.dtype)
+    if site.kind == "experts":  # rows are spread over all of them
+        return x, Routed.of(torch.arange(shape[0], device=weight.device)[:, None] % site.groups, site.groups)
+    return (x,)

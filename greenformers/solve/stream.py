@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
 from greenformers.lowrank.rank import MULTIPLE, largest
 from greenformers.solve.budget import Budget, Layer, ranks
+from greenformers.solve.census import census
 from greenformers.solve.result import LayerReport
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.walk import Select, Site, sites
@@ -41,6 +42,7 @@ class Stream:
 
     Attributes:
         solver: As given.
+        held: The parameters of the network before, by kind.
         layers: What became of each weight that `tensors` has come by.
 
     Raises:
@@ -67,7 +69,7 @@ class Stream:
             raise ValueError(f"multiple must be at least 1, got {multiple}")
         self._budget, self.solver, self._seed, self._progress = budget, solver, seed, progress
         self._multiple = multiple or (1 if budget.how == "rank" else MULTIPLE["cpu"])
-        self._sites = sites(model, select)
+        self.held, self._sites = census(model), sites(model, select)
         self._ranks: dict[str, int | None] = {}
         self.layers: list[LayerReport] = []
 

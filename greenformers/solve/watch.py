@@ -42,44 +42,48 @@ class Trace:
     Attributes:
         groups: sites that read the same input, in the order of execution.
         shapes: of the inputs of each site, one a call, by path.
-        positions: how many inputs each site mapped, by path.
+        positions: how many inputs each site mapped, by path; of experts, as many as give the work of all of them.
+        unreached: sites that the batch does not reach.
     """
 
     groups: list[list[Site]]
     shapes: dict[str, list[torch.Size]]
-    positions: dict[str, int]
+    positions: dict[str, float]
+    unreached: list[Site]
 
 
 def trace(model: nn.Module, sites: Sequence[Site], batch: Batch) -> Trace:
     """Run one batch and see in which order the sites are called, and which read the same tensor.
 
     Raises:
-        ValueError: a site is not reached.
+        ValueError: no site is reached.
     """
     inputs: dict[str, list[Tensor]] = {}  # the tensors themselves: an id is only unique while its object lives
-    positions: dict[str, int] = {}
+    positions: dict[str, float] = {}
 
     def note(site: Site) -> Hook:
         def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
             inputs.setdefault(site.path, []).append(args[0])
-            positions[site.path] = positions.get(site.path, 0) + out.numel() // _outputs(site)
+            positions[site.path] = positions.get(site.path, 0) + out.numel() / _outputs(site)
 
         return hook
 
     with evaluating(model), torch.no_grad(), hooked(model, [(site, note(site)) for site in sites]):
         call(model, batch)
-    missing = [site.path for site in sites if site.path not in inputs]
-    if missing:
-        raise ValueError(f"the data does not reach {missing[0]!r}, one of {len(missing)} such maps")
+    unreached = [site for site in sites if site.path not in inputs]
+    if not inputs:
+        raise ValueError(
+            f"the data does not reach {unreached[0].path!r}, nor any other of {len(unreached)} such layers"
+        )
     groups: dict[tuple[int, ...], list[Site]] = {}
     by_path = {site.path: site for site in sites}
     for path, seen in inputs.items():
         site = by_path[path]
-        # Convolutions see patches, embeddings counts: never shared.
+        # Convolutions see patches, embeddings counts, experts what is routed to them: never shared.
         key = tuple(map(id, seen)) if site.kind == "linear" else (id(site),)
         groups.setdefault(key, []).append(site)
     shapes = {path: [x.shape for x in seen] for path, seen in inputs.items()}
-    return Trace(list(groups.values()), shapes, positions)
+    return Trace(list(groups.values()), shapes, positions, unreached)
 
 
 def _outputs(site: Site) -> int:

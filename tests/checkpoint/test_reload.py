@@ -19,7 +19,7 @@ from greenformers.changes import Attention, Change, Int8, Layers, LowRank
 from greenformers.changes._int8 import int8_of
 from greenformers.changes._units import groups_of, ranks_of
 from greenformers.checkpoint.structure import structure
-from greenformers.solve.walk import factors
+from greenformers.solve.units import factors
 
 TIED = ("bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "t5", "whisper")
 DEEP = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}

@@ -27,7 +27,7 @@ from greenformers.changes._units import ranks_of
 from greenformers.compress.auto_fact import read_greenformer
 from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.embedding import LowRankEmbedding
-from greenformers.solve.walk import units
+from greenformers.solve.units import units
 
 
 class Pair(nn.Module):

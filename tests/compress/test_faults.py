@@ -16,7 +16,7 @@ from greenformers.lowrank.convolution import LowRankConv
 from greenformers.lowrank.factorize import SOLVERS
 from greenformers.lowrank.multihead import LowRankMultihead
 from greenformers.solve.factorise import factorise
-from greenformers.solve.walk import units
+from greenformers.solve.units import units
 
 DATA_FREE = ("svd", "randomized", "nmf", "semi_nmf", "random")
 

@@ -152,3 +152,46 @@ def test_a_checkpoint_that_does_not_fit_its_configuration_is_refused(models, tmp
     with pytest.raises(ValueError, match="in the checkpoint"):
         compress_from_disk(broken, tmp_path / "out", [HALF])
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def mixture(root):
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=53, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=3, max_position_embeddings=40,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(root)
+    return root
+
+
+def test_experts_stay_as_they_are_and_are_named(tmp_path):
+    """On disk each expert has a name of its own, and transformers joins them as it loads."""
+    report = compress_from_disk(mixture(tmp_path / "dense"), tmp_path / "out", [HALF])
+    said = report.steps[0].report.summary.partition("left as they are")[2]
+    assert "experts 49 % (`model.layers.*.mlp.experts.up`, `model.layers.*.mlp.experts.down`)" in said
+    read = greenformers.load(tmp_path / "out")
+    dense = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "dense")
+    expected = greenformers.compress(dense, HALF.but(select=("linear",)))
+    assert [unit.form for unit in report.units] == [unit.form for unit in expected.units]
+    torch.testing.assert_close(
+        outputs(read, inputs("gpt2"))[0], outputs(dense, inputs("gpt2"))[0], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("fault", ["rank", "name", "missing"])
+def test_what_was_written_is_held_against_the_network_that_reads_it(models, tmp_path, monkeypatch, fault):
+    """A folder was written that nobody could load, and called done."""
+    tensors = stream.Stream.tensors
+
+    def wrong(self, stored):
+        for number, (key, tensor) in enumerate(tensors(self, stored)):
+            last = number == len(stored) // 2
+            if fault == "rank":
+                yield key, tensor[:, 1:].contiguous() if key.endswith("decoder.weight") else tensor
+            elif not (fault == "missing" and last):
+                yield f"{key}_" if last else key, tensor
+
+    monkeypatch.setattr(stream.Stream, "tensors", wrong)
+    with pytest.raises(ValueError, match=r"the network was not saved: what was written (has|does not fit)"):
+        compress_from_disk(models["bert"], tmp_path / "out", [HALF])
+    assert not (tmp_path / "out").exists()

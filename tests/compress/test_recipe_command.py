@@ -99,7 +99,7 @@ def test_low_rank_and_int8_and_nothing_after_it(
     assert columns(out) == ["original", "low rank 0.5", "low rank 0.5 + int8"]
     assert "low rank 0.5 + int8" in capsys.readouterr().out
     card = (out / "README.md").read_text()
-    assert "`int8`: Int8 weights of linear layers and embeddings" in card
+    assert "`int8`: Int8 weights of linear layers, experts and embeddings" in card
     assert structure(greenformers.load(out)).order == ["low_rank", "int8"]
     assert read_recipe(out / RECIPE) == [LowRank(keep=0.5), Int8()]
     assert "low rank 0.5 + int8" in (out / "report" / "index.html").read_text()

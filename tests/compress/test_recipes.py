@@ -114,11 +114,11 @@ def test_the_solver_follows_from_what_is_given() -> None:
         model, expected = chain(48, 48, 40), chain(48, 48, 40)
         report = greenformers.compress(model, 0.6, **given)
         factorise(expected, 0.6, solver=solver, **given)
-        assert report.steps[0].report.summary.endswith(f"solver {solver}")
+        assert report.steps[0].report.summary.partition(";")[0].endswith(f"solver {solver}")
         assert same(model, state(expected))
     model = network("bert", "BertModel")
     report = greenformers.compress(model, 0.6, texts=TEXTS, tokenizer=tokenizer("bert"))
-    assert report.steps[0].report.summary.endswith("solver loss")
+    assert report.steps[0].report.summary.partition(";")[0].endswith("solver loss")
 
 
 def test_a_recipe_with_one_list_of_texts() -> None:

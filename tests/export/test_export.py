@@ -18,7 +18,7 @@ from greenformers.changes import Attention, Int8, LowRank
 from greenformers.export import export as exporting
 from greenformers.export.export import FORMATS, batch, export, reader
 from greenformers.export.latency import latencies
-from greenformers.solve.walk import TransposedLED, units
+from greenformers.solve.units import TransposedLED, units
 
 
 class Exported(NamedTuple):

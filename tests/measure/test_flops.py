@@ -113,3 +113,13 @@ def test_products_in_place_count_as_those_that_are_not() -> None:
     assert flops(lambda: c.addmm_(a, b)) == flops(lambda: torch.addmm(c, a, b)) == 2 * 3 * 5 * 7
     a, b, c = torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7)
     assert flops(lambda: c.baddbmm_(a, b)) == flops(lambda: torch.baddbmm(c, a, b)) == 2 * 2 * 3 * 5 * 7
+
+
+def test_products_of_rows_by_group_count_each_row_once():
+    """Experts counted as 0, and their factors as dearer than they."""
+    rows, experts, n, m = 20, 3, 8, 12
+    x, weights = torch.randn(rows, n, requires_grad=True), torch.randn(experts, n, m, requires_grad=True)
+    offsets = torch.tensor([4, 4, rows], dtype=torch.int32)
+    product, target = torch.nn.functional.grouped_mm, torch.ones(rows, m)
+    assert flops(lambda: product(x, weights, offs=offsets)) == 2 * rows * n * m
+    assert flops(lambda: product(x, weights, offs=offsets).backward(target)) == 3 * 2 * rows * n * m

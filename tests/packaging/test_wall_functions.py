@@ -1,6 +1,7 @@
 """What the functions of the walls give, whichever name of a library they stand on."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -204,3 +205,37 @@ def test_parameters_outside_of_layers() -> None:
     names = models.parameters_outside(bert(), [nn.LayerNorm], ["bias"])
     assert "encoder.layer.0.output.dense.weight" in names
     assert not [name for name in names if "LayerNorm" in name or "bias" in name]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "nemotron_h"])
+def test_experts_by_their_form(kind: str) -> None:
+    """One expert by hand, of a class with a gate, with biases and a transposed weight, and without a gate."""
+    torch.manual_seed(0)
+    name, config_name, sizes = {
+        "mixtral": ("MixtralExperts", "MixtralConfig", {"num_local_experts": 3, "intermediate_size": 7}),
+        "gpt_oss": ("GptOssExperts", "GptOssConfig", {"num_local_experts": 3, "intermediate_size": 7}),
+        "nemotron_h": ("NemotronHExperts", "NemotronHConfig", {"n_routed_experts": 3, "moe_intermediate_size": 7}),
+    }[kind]
+    config = getattr(transformers, config_name)(hidden_size=5, **sizes)
+    modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    experts = getattr(modeling, name)(config)
+    config._experts_implementation = "eager"
+    for parameter in experts.parameters():
+        nn.init.normal_(parameter)
+    form = models.experts_form(experts)
+    assert form is not None
+    assert (form.experts, form.transposed) == (3, kind == "gpt_oss")
+    assert models.experts_form(nn.Linear(2, 2)) is None
+    x = torch.randn(4, 5)
+
+    def times(rows: torch.Tensor, weight: str, bias: str) -> torch.Tensor:
+        W, b = getattr(experts, weight)[1], getattr(experts, bias, None)
+        return rows @ (W if form.transposed else W.mT) + (0 if b is None else b[1])
+
+    rows = models.gated(experts, times(x, form.up, form.up_bias))
+    found = models.normed(experts, times(rows, form.down, form.down_bias))
+    only = torch.ones(4, 1)
+    torch.testing.assert_close(found, experts(x, only.long(), only), atol=1e-5, rtol=1e-5)
+    bare = wall.without_parameters(experts)
+    assert not list(bare.parameters(recurse=False))
+    assert len(list(experts.parameters(recurse=False))) >= 2

@@ -61,6 +61,7 @@ TORCH = {
     "torch.ops.quantized.linear": "operators.static_int8_linear: FLOPs that are refused would be counted as 0",
     "torch.cpu._is_vnni_supported": "int8_linear: int8 layers on a CPU",
     "torch.ops.aten._int_mm": "operators.int8_matmul: FLOPs and ONNX form of int8 layers",
+    "torch.ops.aten._grouped_mm": "operators.grouped_matmul: FLOPs of experts would be counted as 0",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "operators.cpu_attention: FLOPs of full attention",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "operators.cpu_attention_backward: FLOPs of "
     "full attention in training",
@@ -73,6 +74,9 @@ TORCH = {
     "Tensor._version": "version: an int8 layer whose weight changes goes on with the old one",
     "Module._forward_hooks": "has_forward_hooks: maps of a low-rank attention that are observed are not called",
     "Module._forward_pre_hooks": "has_forward_hooks: maps of a low-rank attention that are observed are not called",
+    "Module._parameters": "without_parameters: every change of mixtures of experts",
+    "Module._modules": "without_parameters: every change of mixtures of experts",
+    "Module._buffers": "without_parameters: every change of mixtures of experts",
     "Convolution._reversed_padding_repeated_twice": "padding_of: calibration of convolutions that pad by reflection",
     "create_block_mask(_compile)": "block_mask: patterns on a GPU, whose mask would be made whole",
     "torch._dynamo.exc.TorchDynamoException": "compile_error: latencies where torch.compile fails",
@@ -103,6 +107,12 @@ TRANSFORMERS = {
     "QuantizedConfig._is_quantized": "allow_training: compressed models that were loaded refuse .half() and training",
     "Loaded._is_hf_initialized": "was_loaded: trained embeddings of a padding token would be set to 0 when loaded; "
     "leave_as_made: weights are drawn for int8 layers at each load, and thrown away",
+    "Experts.forward.__wrapped__": "experts_form: every change of mixtures of experts, which would leave experts out",
+    "Experts.is_transposed": "experts_form: every change of mixtures of experts, which would leave experts out",
+    "Experts.has_bias": "experts_form: every change of mixtures of experts",
+    "Experts.has_gate": "experts_form, gated: every change of mixtures of experts",
+    "Experts._apply_gate": "gated: changed experts cannot compute",
+    "Experts.has_post_expert_norm": "normed: changed experts cannot compute",
     "PreTrainedModel._no_split_modules": "whole_layers: sharded training",
     "PreTrainedModel._is_distributed_loading_by_transformers": "mark_as_sharded: sharded training",
     "ShardedModel._is_fsdp_managed_module": "mark_as_sharded: sharded training",
@@ -160,6 +170,13 @@ def own_model() -> PreTrainedModel:
         num_hidden_layers=1, vocab_size=5, max_position_embeddings=3))  # fmt: skip
 
 
+def experts() -> nn.Module:
+    """Experts that can be computed in several ways."""
+    config = transformers.MixtralConfig(hidden_size=4, intermediate_size=3, num_local_experts=2)
+    made: nn.Module = importlib.import_module("transformers.models.mixtral.modeling_mixtral").MixtralExperts(config)
+    return made
+
+
 def quantized_config() -> PreTrainedConfig:
     """A configuration after transformers has marked its model as quantised."""
     model = SimpleNamespace(modules=lambda: [own_model()])
@@ -207,6 +224,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "PreTrainedModel": lambda: PreTrainedModel,
     "PreTrainedConfig": PreTrainedConfig,
     "OwnModel": own_model,
+    "Experts": experts,
     "QuantizedConfig": quantized_config,
     "ShardedModel": sharded_model,
     "Loaded": loaded_tensor,

@@ -16,7 +16,8 @@ from greenformers.solve import calibrate, sequential
 from greenformers.solve.calibrate import DenseRows, Sums, covariances
 from greenformers.solve.factorise import factorise
 from greenformers.solve.solve import solve, spectrum_of
-from greenformers.solve.walk import sites, unpack
+from greenformers.solve.units import unpack
+from greenformers.solve.walk import sites
 from greenformers.solve.watch import trace
 
 UNIFORM = Budget(0.6, "uniform")

@@ -185,7 +185,10 @@ def test_selections() -> None:
     assert chosen("*.[qk]_proj") == {f"body.layers.0.self_attn.{name}" for name in ("q_proj", "k_proj")}
     assert chosen(lambda path, module: path == "head" or isinstance(module, nn.Conv1d)) == {"head", "conv"}
     for select, message in [
-        ("*.quary", r"'\*.quary' matches none of the 10 maps; kinds are linear, conv, embedding, paths are such as"),
+        (
+            "*.quary",
+            r"'\*.quary' matches none of the 10 maps; kinds are linear, conv, embedding, experts, paths are",
+        ),
         (["linear", "nothing"], "'nothing' matches none"),
         (lambda *_: False, "nothing is selected: of the network's 10 maps none fits"),
         ([], "nothing is selected"),
@@ -256,8 +259,21 @@ def test_data_that_does_not_serve(solver: str) -> None:
     refused("a batch must be a mapping, a sequence or a tensor, got a str", calibration=["text"])
     model = Uneven()
     model.never = nn.Linear(32, 32)
-    with pytest.raises(ValueError, match="the data does not reach 'never', one of 1 such maps"):
-        factorise(model, UNIFORM, solver=solver, calibration=[torch.randn(2, 30, 32)])
+    batches = [torch.randn(2, 30, 32)]
+    with pytest.raises(ValueError, match="the data does not reach 'never', one of 1 such layers that are selected"):
+        factorise(model, UNIFORM, solver=solver, calibration=batches, select=["linear"])
+    assert not ranks_of(model)
+
+
+@pytest.mark.parametrize("solver", CALIBRATED)
+def test_what_the_data_does_not_reach_stays_dense(solver: str) -> None:
+    """One layer that only another kind of input calls, and nothing of a network could be calibrated."""
+    model = Uneven()
+    model.never = nn.Linear(32, 32)
+    done = factorise(model, UNIFORM, solver=solver, calibration=[torch.randn(2, 30, 32)])
+    assert done.unreached == ["never"]
+    assert type(model.never) is nn.Linear
+    assert ranks_of(model)
 
 
 def test_other_values_are_refused() -> None:

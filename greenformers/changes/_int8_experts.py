@@ -1,0 +1,92 @@
+"""Int8 weights of experts: each expert multiplies its own rows in integers, as an int8 linear layer does."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from greenformers._torch import version
+from greenformers.changes._int8_linear import Int8Linear, fixed, quantised
+from greenformers.lowrank.computed import computed
+from greenformers.lowrank.experts import ExpertsLinear, Routed
+
+
+class Int8Experts(nn.Module):
+    """One weight of all experts as int8, in place of `ExpertsLinear`; gradients pass through it to what comes before.
+
+    Args:
+        experts: E.
+        in_features: Width n of the input.
+        out_features: Width m of the output.
+        bias: Add biases.
+        transposed: The dense weight it stands for is held transposed.
+
+    Attributes:
+        quantised: q (E, m, n), int8.
+        scale: s (E, m), float32: one a row of each expert.
+        bias: (E, m).
+    """
+
+    def __init__(
+        self, experts: int, in_features: int, out_features: int, bias: bool = True, transposed: bool = False
+    ) -> None:
+        super().__init__()
+        self.experts, self.in_features, self.out_features = experts, in_features, out_features
+        self.quantised = fixed(torch.zeros(experts, out_features, in_features, dtype=torch.int8))
+        self.scale = fixed(torch.ones(experts, out_features))
+        self.bias = fixed(torch.zeros(experts, out_features)) if bias else None
+        self.transposed = transposed
+        self._layers: tuple[Any, list[Int8Linear]] | None = None
+
+    @classmethod
+    def empty(cls, dense: ExpertsLinear) -> "Int8Experts":
+        """Of the sizes of dense weights."""
+        experts, m, n = dense.matrices.shape
+        return cls(experts, n, m, dense.bias is not None, dense.transposed)
+
+    @classmethod
+    def of(cls, dense: ExpertsLinear) -> "Int8Experts":
+        """Of dense weights and their biases."""
+        made = cls.empty(dense)
+        made.quantised, made.scale = quantised(dense.matrices)
+        made.bias = dense.bias
+        return made
+
+    @property
+    def weight(self) -> Float[Tensor, "..."]:
+        """S q, the weights that the numbers stand for, as `ExpertsLinear` holds them; see `computed`."""
+        experts, m, n = self.quantised.shape
+        if self.transposed:
+            return computed(lambda: (self.scale[..., None] * self.quantised).mT, (experts, n, m), self.scale)
+        return computed(lambda: self.scale[..., None] * self.quantised, (experts, m, n), self.scale)
+
+    def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
+        """W_e x of each row, e its expert."""
+        parts = zip(x.split(routed.counts), self._each(), strict=True)
+        found = [layer(part) for part, layer in parts if len(part)]
+        return torch.cat(found) if found else x.new_zeros(0, self.out_features)
+
+    def _each(self) -> list[Int8Linear]:
+        """An int8 layer of each expert on slices of these numbers; made once for each weight there is."""
+        held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
+        key = [(part.data_ptr(), version(part)) for part in held]
+        if self._layers is None or self._layers[0] != key:
+            biases = [None] * self.experts if self.bias is None else self.bias.detach().unbind()
+            parts = zip(self.quantised.unbind(), self.scale.unbind(), biases, strict=True)
+            self._layers = (key, [_layer(*part) for part in parts])
+        return self._layers[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layers": None}  # made again where it is copied to
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, experts={self.experts}, bias={self.bias is not None}"
+
+
+def _layer(quantised: Tensor, scale: Tensor, bias: Tensor | None) -> Int8Linear:
+    with torch.device("meta"):
+        made = Int8Linear(quantised.shape[1], quantised.shape[0], bias is not None)
+    made.quantised, made.scale = fixed(quantised), fixed(scale)
+    made.bias = None if bias is None else fixed(bias)
+    return made

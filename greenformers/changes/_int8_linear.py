@@ -1,0 +1,137 @@
+"""The int8 linear layer, and how weights become int8.
+
+Weights: symmetric, one scale a row, s = max |w| / 127, w ~ s q. Inputs are quantised at every call (dynamically) by
+their least and greatest value; sums are of 32 bits. Jacob 2017, arXiv:1712.05877. On a CPU the product is one fused
+kernel of torch; elsewhere, and in a graph, the same in integers too.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from greenformers._gradients import by_hand
+from greenformers._torch import int8_linear, int8_matmul, pack_int8, version
+from greenformers.lowrank.computed import computed
+from greenformers.model._transformers import leave_as_made
+
+LEVELS = 127
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer with an int8 weight, which is not learnt; gradients pass through it to what comes before.
+
+    It is an nn.Linear to whoever looks for linear layers, such as PEFT; who reads its weight finds what it stands for.
+
+    Args:
+        in_features: width n of the input.
+        out_features: width m of the output.
+        bias: add a bias.
+
+    Attributes:
+        quantised: q (m, n), int8.
+        scale: s (m,), float32.
+    """
+
+    bias: nn.Parameter | None  # type: ignore[assignment]  # so it is in nn.Linear too
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = in_features, out_features
+        # First what is floating point: sentence-transformers takes a network's type from its first parameter.
+        self.scale = fixed(torch.ones(out_features))
+        self.quantised = fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
+        self.bias = fixed(torch.zeros(out_features)) if bias else None
+        self._packed: tuple[Any, ...] | None = None
+        leave_as_made(self)
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "m n"], bias: nn.Parameter | None) -> "Int8Linear":
+        """Of a dense weight and bias."""
+        made = cls(weight.shape[1], weight.shape[0], bias is not None)
+        made.quantised, made.scale = quantised(weight)
+        made.bias = bias  # which a head may share
+        return made
+
+    @property
+    def weight(self) -> Float[Tensor, "m n"]:  # type: ignore[override]
+        """S q, the weight that the numbers stand for; see `computed`."""
+        return computed(lambda: self.scale[:, None] * self.quantised, tuple(self.quantised.shape), self.scale)
+
+    def reset_parameters(self) -> None:
+        """Nothing: the weight is not learnt."""
+
+    def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
+        """Map the last dimension."""
+        if x.requires_grad and torch.is_grad_enabled():
+            y: Tensor = _Product.apply(x, self)
+            return y
+        return self.product(x)
+
+    def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
+        """The product in integers, without a gradient."""
+        if x.ndim == 1:
+            return self.product(x[None])[0]
+        if x.is_cpu and not torch.compiler.is_compiling():
+            return int8_linear(x.float(), self._pack()).to(x.dtype)
+        return self._in_graph(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
+
+    def _in_graph(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
+        """What the fused kernel computes: inputs as unsigned 8-bit numbers, x ~ step (q - zero)."""
+        low, high = x.amin((0, 1)).clamp(max=0), x.amax((0, 1)).clamp(min=0)
+        step = (high - low) / 255
+        step = torch.where(step == 0, 1.0, step)
+        zero = (-low / step).round()
+        q = ((x / step).round() + zero).clamp(0, 255) - 128  # with a sign, as the product wants it
+        sums = int8_matmul(q.to(torch.int8), self.quantised.T)
+        shift = (128 - zero) * self.quantised.sum(1, dtype=torch.int32)
+        out = (sums + shift) * (step * self.scale)
+        return out if self.bias is None else out + self.bias
+
+    def _pack(self) -> Any:
+        """The weight as the kernel wants it; made once for each weight there is."""
+        held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
+        key = [(part.data_ptr(), version(part)) for part in held]
+        if self._packed is None or self._packed[0] != key:
+            self._packed = (key, pack_int8(self.quantised, self.scale, self.bias))
+        return self._packed[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_packed": None}  # made again where it is copied to
+
+
+class _Product(torch.autograd.Function):
+    """The product in integers, whose gradient is that of the weight: inputs as if they were not rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Int8Linear) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer.product(x)
+
+    @staticmethod
+    @by_hand(1, lambda ctx, x: F.linear(x, ctx.layer.weight.to(x.dtype)))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        layer = ctx.layer
+        return (grad * layer.scale.to(grad.dtype)) @ layer.quantised.to(grad.dtype), None
+
+
+def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.Parameter]:
+    """A weight as q and s of its rows.
+
+    Raises:
+        ValueError: values that are not finite.
+    """
+    weight = weight.detach().float()
+    if not bool(weight.isfinite().all()):
+        raise ValueError("a weight holds values that are not finite")
+    scale = weight.abs().amax(-1).clamp(min=1e-12) / LEVELS
+    # In the order of rows, also where the weight is kept the other way round.
+    return fixed((weight / scale[..., None]).round().to(torch.int8).contiguous()), fixed(scale)
+
+
+def fixed(x: Tensor) -> nn.Parameter:
+    """A parameter, for it counts and is saved as one, that is not learnt."""
+    return nn.Parameter(x, requires_grad=False)

@@ -1,0 +1,54 @@
+"""The parameters of a network by kind, each counted once: what a change is about is a share of these."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from greenformers.solve.units import Unit, pack, unpack
+from greenformers.solve.walk import kind_of
+
+NAMES = {"linear": "linear layers", "experts": "experts", "conv": "convolutions", "embedding": "embeddings"}
+SMALL = "norms, biases and other vectors"
+LOW_RANK = "low-rank layers"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of one kind in one module.
+
+    Attributes:
+        kind: In words: "linear layers", or for what no change is for "weights of" and its class.
+        path: Of the module, experts and attentions unpacked.
+        count: How many numbers.
+    """
+
+    kind: str
+    path: str
+    count: int
+
+
+def census(model: nn.Module) -> list[Held]:
+    """All parameters of a network, each once; the network is as it was afterwards."""
+    unpacked = unpack(model)
+    seen: set[int] = set()
+    low_rank: set[int] = set()
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, Unit):
+            low_rank |= {id(part) for part in module.modules()}
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                kind = _kind(module, name, parameter.dim(), id(module) in low_rank)
+                found.append(Held(kind, path, parameter.numel()))
+    pack(model, unpacked)
+    return found
+
+
+def _kind(module: nn.Module, name: str, dimensions: int, low_rank: bool) -> str:
+    kind = kind_of(module)
+    if name.endswith("bias") or dimensions < 2:
+        return SMALL
+    if low_rank:
+        return LOW_RANK
+    return NAMES[kind] if kind is not None and name == "weight" else f"weights of {type(module).__name__}"
