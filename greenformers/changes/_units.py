@@ -7,13 +7,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from greenformers.changes._paths import check_keys, check_paths, located
-from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.model._transformers import all_ties
 from greenformers.solve.units import Unit, factor_names, factors, pack, put, share, unit, units, unpack
 from greenformers.solve.walk import kind_of
-
-ALIGNED = 64
-"""Bytes; at multiples of this torch begins what it allocates on a CPU."""
 
 
 def ranks_of(model: nn.Module) -> dict[str, int]:
@@ -85,18 +81,6 @@ def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[
         for where in members[1:]:
             _tie(model.get_submodule(where), model.get_submodule(members[0]), f"{where} and {members[0]}")
     return [path for path in ranks if path not in at]
-
-
-def align(model: nn.Module) -> None:
-    """Put weights that a file holds where torch would put them: factors, and what is dense of experts beside them.
-
-    Products of few rows or of a small rank round by where in memory their numbers begin.
-    """
-    held = [x for _, made in units(model) for x in factors(made) if isinstance(x, nn.Parameter)]
-    held += [module.weight for module in model.modules() if isinstance(module, ExpertsLinear)]
-    for weight in held:
-        if weight.is_cpu and weight.data_ptr() % ALIGNED:
-            weight.data = weight.data.clone()
 
 
 def _tie(module: Any, first: Any, which: str) -> None:

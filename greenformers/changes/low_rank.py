@@ -182,13 +182,6 @@ class LowRank(Change):
         return ties(model)
 
     @classmethod
-    def settle(cls, model: "nn.Module") -> None:
-        """See that products round as they did before the network was saved."""
-        from greenformers.changes._units import align
-
-        align(model)
-
-    @classmethod
     def revert(cls, model: "nn.Module") -> int:
         """Make every unit the dense product of its factors."""
         from greenformers.solve.units import merged

@@ -7,6 +7,9 @@ from greenformers.changes import kind
 from greenformers.checkpoint.description import Description
 from greenformers.checkpoint.structure import ORDER, mark, tie
 
+ALIGNED = 64
+"""Bytes to a multiple of which torch aligns its memory."""
+
 MISSING = "_paths_missing"
 """Where the plug-in leaves, for `load`, the paths of a description that the network does not have."""
 
@@ -26,5 +29,17 @@ def place(model: nn.Module, described: Description) -> list[str]:
 
 def settle(model: nn.Module) -> None:
     """Do what a network that was read anew needs before it is used."""
+    align(model)
     for name in mark(model).order:
         kind(name).settle(model)
+
+
+def align(model: nn.Module) -> None:
+    """Put weights that lie where their file has them where torch would put them.
+
+    On some processors sums are rounded by where in memory their numbers begin: read again, a network would not say to
+    the bit what it said before.
+    """
+    for weight in model.parameters():
+        if weight.is_cpu and weight.data_ptr() % ALIGNED:
+            weight.data = weight.data.clone()

@@ -185,6 +185,8 @@ def test_encoders_and_pairs_have_them_too(name, tmp_path):
     assert (encoder(ids[:, order]).last_hidden_state - alone[:, order]).abs().max() > 1e-3
     encoder.save_pretrained(tmp_path)
     loaded = GreenformerModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    for parameter in loaded.parameters():  # by where in memory numbers begin, sums may be rounded
+        parameter.data = parameter.data.clone()
     assert torch.equal(loaded(ids).last_hidden_state, alone)
     pair = {
         "decoder_layers": 2,
