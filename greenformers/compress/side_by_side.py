@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from greenformers.checkpoint.load import line
+from greenformers.measure import energy_of as energy
 from greenformers.measure.costs import Subject, costs
-from greenformers.measure.energy_of import SECONDS, TURNS, energy_of
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
 from greenformers.model.example import example_of
@@ -70,7 +70,7 @@ def measured(
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
         calls = {name: subject.forward for name, subject in subjects.items()}
-        spent_on = energy_of(calls, by_name, country, seconds=plan.energy)
+        spent_on = energy.energy_of(calls, by_name, country, seconds=plan.energy)
         for name, (spent, source) in spent_on.items():
             records.append(
                 Record.of(
@@ -104,13 +104,13 @@ def planned(subjects: Mapping[str, Subject], seconds: float, repeats: int) -> Pl
             subject.forward()
     round_ = perf_counter() - began
     left = seconds - 3 * round_  # this one, and those in which FLOPs and memory are counted
-    readings = TURNS * len(subjects)
-    if left >= repeats * round_ + readings * SECONDS:
+    readings = energy.TURNS * len(subjects)
+    if left >= repeats * round_ + readings * energy.SECONDS:
         return Plan(repeats, None)
-    if left < (AT_LEAST + TURNS) * round_:
+    if left < (AT_LEAST + energy.TURNS) * round_:
         return None
     fewer = max(AT_LEAST, min(repeats, int(0.6 * left / round_)))
-    return Plan(fewer, max(0.0, (left - fewer * round_) / readings))
+    return Plan(fewer, min(energy.SECONDS, max(0.0, (left - fewer * round_) / readings)))
 
 
 def on_example(model: PreTrainedModel, length: int | None, size: int = BATCH) -> Callable[[], Tensor]:

@@ -36,15 +36,15 @@ class Clock:
     [
         (math.inf, Plan(20, None)),
         (1000.0, Plan(20, None)),
-        (100.0, Plan(13, (88.0 - 13 * 4) / 6)),  # two models of 2 s a call; 12 s are spent on counting
-        (36.0, Plan(3, 2.0)),
+        (100.0, Plan(13, 5.0)),  # two models of 2 s a call; 12 s are spent on counting
+        (36.0, Plan(3, 2.0)),  # (24 - 3 x 4) / 6 readings
         (35.9, None),
     ],
 )
 def test_what_is_measured_in_so_many_seconds(seconds: float, plan: Plan | None, monkeypatch: Patch) -> None:
     clock = Clock()
     monkeypatch.setattr(side_by_side, "perf_counter", clock)
-    monkeypatch.setattr(side_by_side, "SECONDS", 1.5)
+    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 5.0)
     subjects = {name: Subject(nn.Linear(1, 1), clock.call) for name in "ab"}
     assert planned(subjects, seconds, 20) == plan
 
