@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from _architectures import ARCHITECTURES, network
 from _harness import Benchmark, Option, Run
+from _zoo_pipelines import piped
 from _zoo_reader import Batch, aligned, outputs, quiet
 from rich.table import Table
 from safetensors.torch import save_file
@@ -86,12 +88,23 @@ def saved_again(model: Any, batch: Batch, folder: Path) -> None:
     same(model, aligned(type(model).from_pretrained(folder, device_map="cpu").eval()), batch)
 
 
-def halved(model: Any, batch: Batch, _: Path) -> None:
-    """In bfloat16 it still computes."""
-    half = {name: x.bfloat16() if x.is_floating_point() else x for name, x in batch.items()}
-    found = outputs(copy.deepcopy(model).to(torch.bfloat16), half)
+def halved(model: Any, batch: Batch, _: Path, *, dtype: torch.dtype) -> None:
+    """In half precision it still computes."""
+    half = {name: x.to(dtype) if x.is_floating_point() else x for name, x in batch.items()}
+    found = outputs(copy.deepcopy(model).to(dtype), half)
     if not all(x.isfinite().all() for x in found[:1]):
-        raise AssertionError("not finite in bfloat16")
+        raise AssertionError(f"not finite in {dtype}")
+
+
+def in_pipeline(model: Any, _: Batch, folder: Path) -> None:
+    """A pipeline of transformers says the same of the network and of what was saved of it."""
+    said = piped(model)
+    if said is None:
+        return
+    model.save_pretrained(folder)
+    again = piped(aligned(type(model).from_pretrained(folder).eval()))  # type: ignore[arg-type]
+    if again is None or len(said) != len(again) or any(not x.equal(y) for x, y in zip(said, again, strict=True)):
+        raise AssertionError("what was saved says something else in a pipeline")
 
 
 def written_with(model: Any, batch: Batch, _: Path) -> None:
@@ -153,8 +166,9 @@ def adapted(model: Any, batch: Batch, folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Any, Batch, Path], None]] = {
-    "copied": copied, "saved again": saved_again, "bfloat16": halved, "generate": written_with, "Trainer": trained,
-    "PEFT": adapted,
+    "copied": copied, "saved again": saved_again, "bfloat16": partial(halved, dtype=torch.bfloat16),
+    "float16": partial(halved, dtype=torch.float16), "pipeline": in_pipeline, "generate": written_with,
+    "Trainer": trained, "PEFT": adapted,
 }  # fmt: skip
 
 
