@@ -133,12 +133,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_heads": 4,
             "num_sparse_encoder_layers": 1,
             "num_sparse_decoder_layers": 1,
+            "decoder_start_token_id": 0,
         },
     ),
     # Encoder-decoders.
     "t5": (
         "T5ForConditionalGeneration",
-        {"d_ff": 48, "d_kv": 8, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4},
+        {
+            "d_ff": 48,
+            "d_kv": 8,
+            "num_layers": 3,
+            "num_decoder_layers": 3,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },  # fmt: skip
     ),
     "umt5": (
         "UMT5ForConditionalGeneration",
