@@ -146,7 +146,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_decoder_layers": 3,
             "num_heads": 4,
             "decoder_start_token_id": 0,
-        },  # fmt: skip
+        },
     ),
     "umt5": (
         "UMT5ForConditionalGeneration",
