@@ -34,7 +34,8 @@ def _share(parts: Iterable[Held], total: int) -> str:
     percent = 100 * sum(part.count for part in parts) / max(total, 1)
     if 0 < percent < 0.1:
         return "under 0.1 %"
-    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
+    whole = percent == 0 or 10 <= percent <= 99 or percent == 100
+    return f"{percent:.0f} %" if whole else f"{percent:.1f} %"
 
 
 def _places(kind: str, parts: Sequence[Held]) -> str:

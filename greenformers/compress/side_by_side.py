@@ -21,6 +21,8 @@ METERED = ("latency", "peak_memory_inference", "flops")
 BATCH, REPEATS = 8, 20
 AT_LEAST = 3
 """Timed runs of each model, where time is short."""
+COUNTED = 5
+"""Runs that it takes to count FLOPs and see the peak of memory, which is slow."""
 
 
 def measured(
@@ -59,13 +61,13 @@ def measured(
         ]
     for place, length in enumerate(lengths):
         began = perf_counter()
-        setting = {"batch": batch} if length is None else {"length": length, "batch": batch}
-        subjects = {name: Subject(model, on_example(model, length, batch)) for name, model in models.items()}
-        plan = planned(subjects, seconds / (len(lengths) - place), repeats)
+        plan = planned(models, length, seconds / (len(lengths) - place), batch=batch, repeats=repeats)
         if plan is None:
             where = "" if length is None else f" at {length} tokens"
-            told(f"time, memory and energy{where} were not measured: it would take more than a fifth of the whole")
+            told(f"Time, memory and energy{where} were not measured: it would take more than a fifth of the whole")
             continue
+        setting = {"batch": plan.batch} if length is None else {"length": length, "batch": plan.batch}
+        subjects = subjects_of(models, length, plan.batch)
         found = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=plan.repeats, about=about)
         by_name = {record.variant: record.value for record in found if record.metric == "latency"}
         records += found
@@ -86,31 +88,60 @@ class Plan(NamedTuple):
     """How costs are measured.
 
     Attributes:
+        batch: Examples at once.
         repeats: Timed runs of each model.
         energy: Seconds of work between two readings of a meter; None for the usual.
     """
 
+    batch: int
     repeats: int
     energy: float | None
 
 
-def planned(subjects: Mapping[str, Subject], seconds: float, repeats: int) -> Plan | None:
-    """What can be measured in so many seconds, by one run of each model; None where not even the least can."""
+def planned(
+    models: Mapping[str, PreTrainedModel], length: int | None, seconds: float, *, batch: int, repeats: int
+) -> Plan | None:
+    """What can be measured in so many seconds: all of it, fewer runs, or runs of one example; None where nothing can.
+
+    How long a run takes is seen by one of each model, of one example first.
+    """
     if seconds == math.inf:
-        return Plan(repeats, None)
+        return Plan(batch, repeats, None)
+    one = round_of(models, length, 1)
+    left = seconds - one
+    if batch > 1 and batch * one <= left / 4:
+        each = round_of(models, length, batch)
+        left -= each
+        if (plan := _fitting(batch, each, left, len(models), repeats)) is not None:
+            return plan
+    return _fitting(1, one, left, len(models), repeats)
+
+
+def _fitting(batch: int, each: float, left: float, models: int, repeats: int) -> Plan | None:
+    """As many runs as fit; `each` is the time of one of every model."""
+    left -= COUNTED * each
+    readings = energy.TURNS * models
+    if left >= repeats * each + readings * energy.SECONDS:
+        return Plan(batch, repeats, None)
+    if left < (AT_LEAST + energy.TURNS) * each:
+        return None
+    fewer = max(AT_LEAST, min(repeats, int(0.6 * left / each)))
+    return Plan(batch, fewer, min(energy.SECONDS, max(0.0, (left - fewer * each) / readings)))
+
+
+def round_of(models: Mapping[str, PreTrainedModel], length: int | None, size: int) -> float:
+    """Seconds that one run of every model takes."""
+    subjects = subjects_of(models, length, size)
     began = perf_counter()
     with torch.inference_mode():
         for subject in subjects.values():
             subject.forward()
-    round_ = perf_counter() - began
-    left = seconds - 3 * round_  # this one, and those in which FLOPs and memory are counted
-    readings = energy.TURNS * len(subjects)
-    if left >= repeats * round_ + readings * energy.SECONDS:
-        return Plan(repeats, None)
-    if left < (AT_LEAST + energy.TURNS) * round_:
-        return None
-    fewer = max(AT_LEAST, min(repeats, int(0.6 * left / round_)))
-    return Plan(fewer, min(energy.SECONDS, max(0.0, (left - fewer * round_) / readings)))
+    return perf_counter() - began
+
+
+def subjects_of(models: Mapping[str, PreTrainedModel], length: int | None, size: int) -> dict[str, Subject]:
+    """What is measured: each model on the same batch."""
+    return {name: Subject(model, on_example(model, length, size)) for name, model in models.items()}
 
 
 def on_example(model: PreTrainedModel, length: int | None, size: int = BATCH) -> Callable[[], Tensor]:
