@@ -72,7 +72,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (LowRank(of="flops"), {}, "low rank 0.5 needs an example batch"),
         (LowRank(only_if_faster=True), {}, "low rank 0.5 needs an example batch"),
         (1.0, {}, "no weight became low rank: the budget, or what is faster, leaves all of them dense"),
-        (LowRank(select=("*.nothing",)), {}, r"'\*\.nothing' matches none of the 2 maps"),
+        (LowRank(select=("*.nothing",)), {}, r"'\*\.nothing' matches none of the 2 weights"),
         (LowRank(keep=0.01), {}, r"the budget must be at least 0\.\d+ of the dense layers'"),
     ]
     for recipe, given, message in cases:
