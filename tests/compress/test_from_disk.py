@@ -129,7 +129,7 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
         ([LowRank(solver="activation")], "from disk, solver must be one of svd, randomized, nmf, semi_nmf, random"),
         ([LowRank(keep=0.5, of="flops")], "cannot spend a budget 'hull' of flops"),
         ([LowRank(energy=0.5, solver="nmf")], "from disk, solver 'nmf' cannot spend a budget 'energy' of parameters"),
-        ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster cannot be had"),
+        ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster is not available"),
         ([HALF.but(select=("*.nothing",))], "matches none of"),
         ([Int8()], "from disk, a recipe is one change that can be made weight by weight; got int8"),
         ([HALF, HALF], "from disk, a recipe is one change that can be made weight by weight; got low_rank, low_rank"),

@@ -71,7 +71,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (LowRank(solver="loss"), {}, "low rank 0.5 needs examples to calibrate with"),
         (LowRank(of="flops"), {}, "low rank 0.5 needs an example batch"),
         (LowRank(only_if_faster=True), {}, "low rank 0.5 needs an example batch"),
-        (1.0, {}, "no weight became low rank: the budget, or what is faster, leaves all of them dense"),
+        (1.0, {}, "no weight became low rank: within the budget, or to be faster, all of them stay dense"),
         (LowRank(select=("*.nothing",)), {}, r"'\*\.nothing' matches none of the 2 weights"),
         (LowRank(keep=0.01), {}, r"the budget must be at least 0\.\d+ of the dense layers'"),
     ]
@@ -216,7 +216,7 @@ def test_changes_as_words(words: str, change: Change, tmp_path: Path) -> None:
         ("'int8", 'a change is a name and options, name=value; got "\'int8"'),
         ("quantise", "a change must be one of .*int8, .*; got 'quantise'"),
         ("_contract", "a change must be one of .*; got '_contract'"),
-        ("int8 4", "int8: '4' is no option; options are name=value"),
+        ("int8 4", "int8: '4' is not an option; options are name=value"),
         ("low_rank kep=0.5", "low_rank has no option 'kep', it has keep, of, .*; did you mean keep?"),
         ("low_rank keep=half", "low_rank: keep must be a number, got 'half'"),
         ("low_rank rank=2.5", "low_rank: rank must be a whole number, got 2.5"),
