@@ -121,7 +121,7 @@ def test_healed_for_int8(home: Path, tmp_path: Path, monkeypatch: Patch, capsys:
     assert not any("parametrizations" in name for name in model.state_dict())
     assert read_recipe(tmp_path / "out" / RECIPE) == [Heal(3, batch_size=8, aware=True), Int8()]
     words = compress(home, tmp_path / "none", "--heal-aware", *HEAL, "--texts", str(home / "texts.txt"))
-    assert "no later change of the recipe rounds anything" in refused(monkeypatch, capsys, *words)
+    assert "aware healing needs a later change" in refused(monkeypatch, capsys, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -59,7 +59,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (
             0.5,
             {"texts": TEXTS, "tokenizer": object()},
-            "Sequential is no model of transformers, which examples could cal",
+            "Sequential is not a model of transformers: give batches as calibration",
         ),
         (
             0.5,
@@ -93,7 +93,7 @@ def test_a_recipe_is_checked_as_a_whole_before_any_work() -> None:
         ([LowRank(keep=0.5), Int8(), Heal(2, batch_size=2)], "heal cannot follow int8"),
         ([LowRank(keep=0.5), Heal(2, batch_size=500)], "batch must be at most"),
         ([LowRank(keep=0.5), Layers(2)], r"layers to keep must be in 1\.\.1, of 2; got 2"),
-        ([LowRank(keep=0.5), Heal(2, batch_size=2, aware=True)], "no later change of the recipe rounds anything"),
+        ([LowRank(keep=0.5), Heal(2, batch_size=2, aware=True)], "aware healing needs a later change"),
     ]:
         model = network("bert", "BertModel")
         before = state(model)
