@@ -24,26 +24,26 @@ def kind(name: str) -> type[Change]:
     """The class of a change, named as its file is: `low_rank.py` holds `LowRank`.
 
     Raises:
-        ValueError: no such change.
+        ValueError: There is no such change.
     """
     change: type[Change] = class_of(__name__, names(), name, "a change")
     return change
 
 
 def kinds() -> list[type[Change]]:
-    """Every change, in the order in which a command line makes them."""
+    """Every change, in the order in which the command line applies them."""
     return sorted(map(kind, names()), key=lambda change: (change.order, change.name()))
 
 
 def build(name: str, **options: Any) -> Change:
-    """Make the change of file `name`.
+    """Build the change of the file `name`.
 
     Args:
         name: One of `names()`.
-        **options: Fields of its class; each has a default that works.
+        **options: Fields of the class of the change; each has a default that works.
 
     Raises:
-        ValueError: no such change, no such option, or an option out of range.
+        ValueError: There is no such change or option, or an option is out of range.
     """
     from greenformers.changes._options import checked
 

@@ -1,8 +1,8 @@
 """Mechanisms of ours in pretrained models, through the attention interface of `transformers`.
 
-A module of such a model that holds a mechanism, as its submodule `mechanism`, attends by it; the others as ever, by
-`scaled_dot_product_attention`. The mask stays what it is to a mechanism: which keys are kept, (B, M), so that nothing
-quadratic is made of it.
+A module of such a model that holds a mechanism, as its submodule `mechanism`, attends by it; the others attend by
+`scaled_dot_product_attention`, as before. A mechanism gets its mask as the keys that are kept, (B, M), so that no
+quadratic mask is built.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,28 +28,28 @@ from greenformers.model.cache import StateLayer
 
 NAME = "greenformers"
 SLOT = "mechanism"
-MADE, HELD = "_swapped", "_held"
+SWAP, HELD = "_swapped", "_held"
 FOREIGN = {"softcap": "a soft cap", "s_aux": "sinks", "position_bias": "a position bias", "sliding_window": "a window"}
-"""What a model may add to its attention, by keyword, that no mechanism knows."""
+"""Additions to attention that no mechanism has, by the keyword that a model passes for them."""
 
 
 class Keep(NamedTuple):
-    """A mask: which keys are kept (B, M), None for all; and whether a query sees no later ones."""
+    """A mask: the keys that are kept (B, M), None for all; and whether queries see no later keys."""
 
     key_mask: Tensor | None
     causal: bool
 
 
 class PassingLayer(StateLayer):
-    """A layer of a cache that keeps a state, and hands through the keys and values that come."""
+    """A layer of a cache that keeps a state, and passes keys and values through."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The keys and values as given: the state, which follows from them, is what is kept."""
+        """The keys and values as given: only the state, which is computed from them, is kept."""
         return key_states, value_states
 
 
 def register() -> None:
-    """Make `transformers` know our attention by name."""
+    """Register our attention and its mask with `transformers` by name."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, keep)
 
@@ -64,7 +64,7 @@ def keep(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Keep | Tensor | None:
-    """A model's mask: None where all see all, a `Keep`, or for any other pattern the mask (B, 1, N, M) itself."""
+    """The mask of a model: None where every query sees every key, a `Keep`, or for other patterns (B, 1, N, M)."""
     causal = mask_function is sees_past
     aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
     if (not causal and mask_function is not sees_all) or (causal and not aligned):
@@ -89,10 +89,10 @@ def attend(
     is_causal: bool | None = None,
     **further: Any,
 ) -> tuple[Tensor, None]:
-    """What the interface asks for: query (B, H, N, D), key and value (B, H', M, D), to (B, N, H, D).
+    """The attention of a module by its mechanism: query (B, H, N, D), key and value (B, H', M, D), to (B, N, H, D).
 
     Raises:
-        ValueError: a mechanism is asked for what it does not do.
+        ValueError: The model asks for something that the mechanism cannot do.
     """
     mechanism = getattr(module, SLOT, None)
     if mechanism is None:
@@ -104,8 +104,8 @@ def attend(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **further
         )
     key_mask = _key_mask(module, mechanism, attention_mask, is_causal)
-    if (what := foreign(further)) is not None:
-        raise ValueError(f"{type(mechanism).__name__} cannot attend with {what}, which the model asks for")
+    if (addition := foreign(further)) is not None:
+        raise ValueError(f"{type(mechanism).__name__} cannot attend with {addition}, which the model asks for")
     groups = query.shape[1] // key.shape[1]
     key, value = for_every_head(key, groups), for_every_head(value, groups)
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
@@ -120,19 +120,19 @@ def attend(
 
 
 def foreign(further: Mapping[str, Any]) -> str | None:
-    """Of the keywords of a model's attention, what no mechanism takes into account."""
-    return next((what for name, what in FOREIGN.items() if further.get(name) is not None), None)
+    """The addition among the keywords of a model's attention that no mechanism has; None without one."""
+    return next((label for name, label in FOREIGN.items() if further.get(name) is not None), None)
 
 
 def dense(mask: Keep, count: int, key: Tensor) -> Tensor | None:
-    """The mask (B, 1, N, M), of which dimensions may be 1, for the last `count` of so many keys."""
+    """The mask (B, 1, N, M), of which dimensions may be 1, for queries at the last `count` positions of the keys."""
     keys = key.shape[2]
-    found = None if mask.key_mask is None else mask.key_mask[:, None, None, :]
+    visible = None if mask.key_mask is None else mask.key_mask[:, None, None, :]
     # Without a mask SDPA is told by a flag what is causal, for as many queries as keys, or one.
-    if mask.causal and count > 1 and (found is not None or count != keys):
+    if mask.causal and count > 1 and (visible is not None or count != keys):
         past = torch.ones(count, keys, dtype=torch.bool, device=key.device).tril(keys - count)
-        found = past[None, None] if found is None else found & past
-    return found
+        visible = past[None, None] if visible is None else visible & past
+    return visible
 
 
 def _key_mask(
@@ -159,12 +159,12 @@ def _key_mask(
 
 @dataclass(frozen=True)
 class Swapped:
-    """What stands in the place of a module's attention: enough to build it again.
+    """A mechanism in place of a module's attention, as data from which it can be built again.
 
     Attributes:
-        name: of the mechanism.
-        options: of its class.
-        shape: the numbers of its `Shape`.
+        name: Name of the mechanism.
+        options: Options of its class.
+        shape: Fields of its `Shape`.
     """
 
     name: str
@@ -173,43 +173,43 @@ class Swapped:
 
 
 def stack_of(path: str) -> str:
-    """The path of a module without its numbers: those of one stack have it in common."""
+    """The path of a module with "*" for numbers, which the modules of one stack have in common."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
-def built(made: Mapping[str, Swapped]) -> dict[str, Attention]:
-    """The mechanisms, by path; those of a stack share with its first what layers share.
+def built(swaps: Mapping[str, Swapped]) -> dict[str, Attention]:
+    """The mechanisms by path; those of a stack share the parameters that layers share with the first of it.
 
     Raises:
-        ValueError: one has no form for a place, or needs what a pretrained model does not give it.
-        TypeError: an option that it does not take.
+        ValueError: A mechanism has no form for a place, or needs what a pretrained model does not give it.
+        TypeError: A mechanism does not have such an option.
     """
     first: dict[str, Attention] = {}
-    found = {}
-    for path, what in made.items():
-        mechanism = build(what.name, Shape(**what.shape), **what.options)
+    mechanisms = {}
+    for path, swap in swaps.items():
+        mechanism = build(swap.name, Shape(**swap.shape), **swap.options)
         if mechanism.has_loss or mechanism.compresses:
-            needs = "has a loss of its own" if mechanism.has_loss else "needs a memory of segments"
-            raise ValueError(f"{what.name} {needs}, for which a model of transformers has no place")
+            needs = "has a loss of its own" if mechanism.has_loss else "needs a segment memory"
+            raise ValueError(f"{swap.name} {needs}, for which a model of transformers has no place")
         if (leader := first.setdefault(stack_of(path), mechanism)) is not mechanism:
             mechanism.shared(leader)
-        found[path] = mechanism
-    return found
+        mechanisms[path] = mechanism
+    return mechanisms
 
 
-def put(model: nn.Module, made: Mapping[str, Swapped], mechanisms: Mapping[str, Attention]) -> None:
-    """Give modules their mechanisms, in place of any that were there."""
+def put(model: nn.Module, swaps: Mapping[str, Swapped], mechanisms: Mapping[str, Attention]) -> None:
+    """Put mechanisms into modules, in place of any that were there."""
     for path, mechanism in mechanisms.items():
         module = model.get_submodule(path)
-        if not hasattr(module, MADE):
+        if not hasattr(module, SWAP):
             module.register_forward_pre_hook(_hold, with_kwargs=True)
             module.register_forward_hook(_release, always_call=True)
         setattr(module, SLOT, mechanism.train(module.training))
-        setattr(module, MADE, made[path])
+        setattr(module, SWAP, swaps[path])
 
 
 def _hold(module: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Where a mechanism decodes by a state, find it in the cache before the module asks that for its keys."""
+    """Find the state by which a mechanism decodes in the cache, before the module asks the cache for its keys."""
     cache = kwargs.get("past_key_values")
     mechanism: Any = getattr(module, SLOT)
     if cache is None or mechanism.shape.cross or not mechanism.can_step:
@@ -224,14 +224,14 @@ def _release(module: nn.Module, *_: Any) -> None:
 
 
 def swapped(model: nn.Module) -> Iterator[tuple[str, Swapped, Attention]]:
-    """What stands in the place of a pretrained model's attention, by path."""
+    """The mechanisms in place of a pretrained model's attention, by path, each with the data that describe it."""
     for path, module in model.named_modules():
-        if (made := getattr(module, MADE, None)) is not None:
-            yield path, made, getattr(module, SLOT)
+        if (swap := getattr(module, SWAP, None)) is not None:
+            yield path, swap, getattr(module, SLOT)
 
 
 def shared(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """Parameters of mechanisms that are one with another's: (name, name of the one that is saved)."""
+    """Parameters that a mechanism shares with the first of its stack: (name, name under which it is saved)."""
     first: dict[str, str] = {}
     for path, _, mechanism in swapped(model):
         leader = first.setdefault(stack_of(path), path)
@@ -240,15 +240,15 @@ def shared(model: nn.Module) -> Iterable[tuple[str, str]]:
 
 
 def use(model: PreTrainedModel) -> None:
-    """Have a model call the interface.
+    """Have a model call the attention interface.
 
     Raises:
-        ValueError: its class does not have its attention chosen by name.
+        ValueError: The attention of its class cannot be chosen by name.
     """
     register()
     if not can_choose_attention(model):
         raise ValueError(
             f"{type(model).__name__} has an attention of its own: it does not call the attention interface of "
-            "transformers, so that nothing can take its place"
+            "transformers, so that no mechanism can take its place"
         )
     model.set_attn_implementation(NAME)

@@ -1,4 +1,4 @@
-"""The contract of a change: what is done to a trained network, as a frozen dataclass whose fields are its options.
+"""The contract of a change of a trained network: a frozen dataclass whose fields are the options of the change.
 
 A change is one file of this folder with one public class, named as the file is: `low_rank.py` holds `LowRank`. Fields
 are plain JSON values, each with a default that works; their metadata hold `help`, and `flag` where the command line has
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from greenformers.data._rows import Rows
 
 Need = Literal["calibration", "training", "teacher", "example"]
-"""Examples to look at, examples to learn from, the network to learn from, and a batch on which costs are measured."""
+"""Examples to calibrate with, examples to learn from, the network to learn from, a batch to measure costs on."""
 
 NEEDED: dict[Need, str] = {
     "calibration": "examples to calibrate with (--texts or --calibrate)",
@@ -28,7 +28,7 @@ NEEDED: dict[Need, str] = {
 
 
 def option(default: Any, about: str, flag: str | None = None) -> Any:
-    """A field of a change: its default, what is said about it, and its short form on the command line."""
+    """A field of a change: its default, its help text, and its short form on the command line."""
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata={"help": about, "flag": flag})
     return field(default=default, metadata={"help": about, "flag": flag})
@@ -39,17 +39,17 @@ class Given:
     """What a change may use besides the network.
 
     Attributes:
-        calibration: Batches to look at: mappings of keyword arguments, sequences of positional ones, or tensors.
-        training: Examples to learn from, as the network reads them, with the labels that a decoder needs alone.
-        teacher: The network to learn from: as a rule the original.
+        calibration: Batches to calibrate with: mappings of keyword arguments, sequences of positional ones, or tensors.
+        training: Examples to learn from, as the network reads them; only those for a decoder have labels.
+        teacher: Network to learn from; as a rule the original.
         example: A batch on which costs are counted or measured; by default the first of `calibration`.
-        loss: Loss of the network on a batch, for changes that look at gradients; by default the network's own, or how
+        loss: Loss of the network on a batch, for changes that use gradients; by default the network's own, or how
             far its outputs move.
         following: Changes that come later in the recipe.
-        folder: Where checkpoints of training go; none are written without it.
+        folder: Folder for checkpoints of training; without it none are written.
         memory: Bytes of statistics that may be held at once.
-        seed: Seed of what is drawn, and of the order of texts.
-        progress: Called with what is being done and the share of it that is.
+        seed: Seed of random numbers and of the order of the texts.
+        progress: Function that is called with the name of a step and the share of it that is done.
     """
 
     calibration: Sequence[Any] | None = None
@@ -64,7 +64,7 @@ class Given:
     progress: Callable[[str, float], None] = lambda *_: None
 
     def has(self, need: Need) -> bool:
-        """Whether something that a change needs is there."""
+        """Whether this need of a change is met."""
         if need == "training":
             return bool(self.training)
         if need == "example":
@@ -74,14 +74,14 @@ class Given:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """What became of one part of a network.
+    """What a change did to one part of a network.
 
     Attributes:
-        path: Where it stands; `tied` are further places of the same weight.
-        form: What it is now: "rank 64", "dense", "int8".
+        path: Path of the part; `tied` are further paths of the same weight.
+        form: Form that it has now: "rank 64", "dense", "int8".
         before, after: Bytes of its weights.
-        predicted: Relative error that was expected, None where nothing predicts it.
-        lost: Relative error of what is there now, in the norm that the change works with; None where it has none.
+        predicted: Relative error that was predicted, None without a prediction.
+        lost: Relative error that was measured, in the norm that the change minimises; None where it has no norm.
     """
 
     path: str
@@ -99,9 +99,9 @@ class Report:
 
     Attributes:
         change: The change, as `as_dict` gives it.
-        summary: One line for people.
-        units: The parts that it looked at.
-        log: What was logged in training, by step.
+        summary: One line for people to read.
+        units: Reports of the parts that it considered.
+        log: Values that were logged in training, by step.
     """
 
     change: dict[str, Any]
@@ -114,20 +114,20 @@ class Report:
 class Change:
     """Base of every change; the fields of a subclass are its options.
 
-    Of the class methods those that a change has no use for keep the answers given here.
+    A change overrides the methods that concern it; the others keep the answers given here.
     """
 
     order: ClassVar[int] = 50
-    """Place among the changes of a command line: another attention first, int8 last."""
+    """Rank among the changes of a command line, which applies low ones first: another attention first, int8 last."""
 
     flag: ClassVar[str | None] = None
     """Short form on the command line of the change with its defaults, such as "--int8"."""
 
     share: ClassVar[str | None] = None
-    """The field that a bare number stands for; of one change alone: `compress(model, 0.5)`."""
+    """The field that a bare number sets, in `compress(model, 0.5)`; only one change has such a field."""
 
     trains: ClassVar[bool] = False
-    """Whether it has steps, and can be stopped and resumed; what a network costs is then as before."""
+    """Whether it trains, and so can be stopped and resumed; the costs of a network stay the same then."""
 
     freezes: ClassVar[bool] = False
     """Whether weights are no longer floating point afterwards."""
@@ -136,14 +136,14 @@ class Change:
     """Whether it reads or trains weights, and so cannot follow a change that freezes them."""
 
     built_by_the_class: ClassVar[bool] = False
-    """Whether the class of a network builds, from its configuration, what it is afterwards: fewer of its own layers."""
+    """Whether the class of a network builds the changed network from its configuration: fewer of its own layers."""
 
     from_disk: ClassVar[bool] = False
-    """Whether `stream` can make it weight by weight, from disk to disk."""
+    """Whether `stream` can apply it weight by weight, from disk to disk."""
 
     @classmethod
     def name(cls) -> str:
-        """Name of the change: its file's."""
+        """Name of the change: that of its file."""
         return cls.__module__.rpartition(".")[2]
 
     @property
@@ -153,24 +153,24 @@ class Change:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it must be given."""
+        """The needs without which it cannot be applied."""
         return frozenset()
 
     @property
     def uses(self) -> frozenset[Need]:
-        """What it makes use of where it is given; all that it needs, at least."""
+        """The needs of which it makes use where they are met: all that it has, and perhaps more."""
         return self.needs
 
     @property
     def reach(self) -> int | None:
-        """The longest input, in tokens, that a network takes afterwards; None where that stays as it is."""
+        """The longest input, in tokens, that a network takes afterwards; None where the change leaves it as it is."""
         return None
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
-        """See, before any work begins, whether the change can be made of this network after other changes.
+        """Check, before any work begins, whether the change can be applied to this network after other changes.
 
         Raises:
-            ValueError: it cannot follow one of those before it, or is not given what it needs.
+            ValueError: It cannot follow a change in `before`, or is not given what it needs.
         """
         for need in sorted(self.needs):
             if not given.has(need):
@@ -178,7 +178,7 @@ class Change:
         frozen = next((kind for kind in before if kind.freezes), None)
         if self.reads_weights and frozen is not None:
             raise ValueError(
-                f"{self.name()} cannot follow {frozen.name()}, after which weights are no floating-point numbers: "
+                f"{self.name()} cannot follow {frozen.name()}, which leaves no floating-point weights: "
                 f"put {self.name()} before it"
             )
 
@@ -186,30 +186,30 @@ class Change:
         """Change a network in place; nothing is changed if this raises.
 
         Raises:
-            ValueError: the network, or what is given, does not serve.
+            ValueError: The change cannot be applied to this network, or with what is given.
         """
         raise NotImplementedError
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
-        """Where the network differs because of this change, as JSON; None where it does not."""
+        """Where the network differs from its class because of this change, as JSON; None where it does not."""
         return None
 
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
-        """Put the empty skeleton of a description into a network that lacks it, on the device of its weights.
+        """Put empty modules, as a description says, into a network of its class, on the device of its weights.
 
         Returns:
             The paths of the description that the network does not have.
 
         Raises:
-            ValueError: not a description of this change, or one that does not fit the network.
+            ValueError: It is not a description of this change, or does not fit the network.
         """
         raise ValueError(f"{cls.name()} leaves nothing to describe, got {description!r}")
 
     @classmethod
     def replaced(cls, model: "nn.Module") -> Iterable[str]:
-        """Paths of the modules that stand in the place of what the network's class builds."""
+        """Paths of the modules that stand in place of those that the network's class builds."""
         return ()
 
     @classmethod
@@ -219,47 +219,47 @@ class Change:
 
     @classmethod
     def settle(cls, model: "nn.Module") -> None:
-        """Do what a network that was read anew needs before it is used."""
+        """Prepare a network that was read from a checkpoint for use."""
 
     @classmethod
     def revert(cls, model: "nn.Module") -> int:
-        """Undo the change in place, and say of how many parts; of a change that stays, none.
+        """Undo the change in place. The number of parts that it was undone in; 0 for a change that stays.
 
         Raises:
-            ValueError: it cannot be undone, and must not stay either.
+            ValueError: It cannot be undone, and must not stay either.
         """
         return 0
 
     def rounding(self, model: "nn.Module") -> AbstractContextManager[None] | None:
-        """A block in which a network is trained as rounded by this change; None where it rounds nothing."""
+        """A `with` block in which a network is trained as this change will round it; None where it rounds nothing."""
         return None
 
     @classmethod
     def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None] | None:
-        """A block in which the network's own rounding falls differently; None where it does not decide anything."""
+        """A `with` block in which values on the edge are rounded the other way; None where nothing is rounded."""
         return None
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
-        """Settings worth trying on texts of so many tokens, the favourite last; the recommender tries these."""
+        """Settings that the recommender tries on texts of `length` tokens, the most promising last."""
         return [cls()]
 
     def fitted(self, model: "nn.Module", length: int) -> Self:
-        """The same change, for texts of so many tokens."""
+        """The same change, for texts of `length` tokens."""
         return self
 
     @classmethod
     def suited(cls, *, texts: int, following: "Sequence[Change]") -> Self:
-        """Settings of a change that trains for so many texts, before other changes of a recipe."""
+        """Settings of a change that trains, for this number of texts, before other changes of a recipe."""
         return cls()
 
     def stream(self, model: "nn.Module", given: Given) -> Any:
-        """The change weight by weight; see `greenformers.solve.stream`."""
-        raise ValueError(f"{self.name()} cannot be made from disk")
+        """The change applied weight by weight; see `greenformers.solve.stream`."""
+        raise ValueError(f"{self.name()} cannot be applied from disk")
 
     def streamed(self, stream: Any) -> Report:
-        """What a stream that has been read to its end did."""
-        raise ValueError(f"{self.name()} cannot be made from disk")
+        """The report of a stream that has been read to its end."""
+        raise ValueError(f"{self.name()} cannot be applied from disk")
 
     def but(self, **options: Any) -> Self:
         """The same change with other options."""

@@ -1,4 +1,4 @@
-"""How much of a network a change was about, and what it left as it is."""
+"""The share of a network's parameters that a change covers, and the shares that it leaves as they are."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from greenformers.solve.census import SMALL, Held
 
 SHOWN = 2
-"""Places of a kind that are named."""
+"""Number of paths that are named for each kind."""
 
 
 def coverage(held: Sequence[Held], changed: Iterable[str], unreached: Iterable[str] = ()) -> str:
-    """What a change was about as a share of all parameters, and the shares of what it left as it is.
+    """A sentence: the share of all parameters that a change covered, and the shares that it left as they are.
 
     Args:
-        held: The parameters before it.
-        changed: Paths of the weights that it was about.
+        held: The parameters before the change.
+        changed: Paths of the weights that the change covered.
         unreached: Paths of linear layers and experts that the data does not reach.
     """
     total = sum(part.count for part in held)
@@ -39,7 +39,7 @@ def _share(parts: Iterable[Held], total: int) -> str:
 
 
 def _places(kind: str, parts: Sequence[Held]) -> str:
-    """Where they are, of kinds that are not found at a glance."""
+    """The paths of parameters, for kinds that are not found at a glance."""
     if kind in (SMALL, "embeddings"):
         return ""
     patterns = list(dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", part.path) for part in parts))

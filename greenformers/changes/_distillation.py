@@ -1,4 +1,4 @@
-"""Healing: a smaller network learns what the original says to unlabelled examples; the losses are `_student`'s."""
+"""Healing: distillation of the original into the smaller network on unlabelled examples; losses in `_student`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +26,10 @@ from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.stream import Stream
 
 DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment")
-"""What leaves out layers, or parts of a recording, in training."""
+"""Options of configurations that leave out layers, or parts of a recording, in training."""
 
 VALID = 20
-"""One example in so many is not learnt from; by these healing ends early, and is told how it goes."""
+"""One example in so many is held out; on these the loss is evaluated, by which healing may end early."""
 
 
 def heal(
@@ -44,24 +44,25 @@ def heal(
     resume: bool = False,
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> History:
-    """Train a compressed network, in place, to say what the original says.
+    """Train a compressed network, the student, in place to give the outputs of its teacher.
 
     Args:
-        model: the compressed one.
-        original: what it was made from, or any network with the same outputs and inputs; not changed.
-        examples: what both are shown.
-        schedule: how many steps, of how many examples, at which learning rate.
-        weights: of the parts of the loss; by default what suits the model.
-        temperature: T of the logits.
-        folder: where checkpoints go; none are made without it.
-        resume: go on from the newest checkpoint of the folder.
-        progress: called as work goes on.
+        model: The student.
+        original: The teacher: the network before compression, or any other with the same inputs and outputs. It is not
+            changed.
+        examples: Examples that both read.
+        schedule: Number of steps, batch size and learning rate.
+        weights: Weights of the parts of the loss, by name; by default those of `WEIGHTS` for the task of the model.
+        temperature: Temperature T of the logits.
+        folder: Folder for checkpoints; without it none are written.
+        resume: Continue from the newest checkpoint of the folder.
+        progress: Function that is called as work goes on.
 
     Returns:
-        What was logged; "eval_distance" is the loss on the examples that are not learnt from.
+        The log of training; "eval_distance" is the loss on the examples that are held out.
 
     Raises:
-        ValueError: a part of the loss that the model has no outputs for; or the loss is no longer finite.
+        ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
     """
     student = Student(model, original, dict(weights or {}) or WEIGHTS[task_of(original)], temperature)
     before = {name: x.clone() for name, x in model.state_dict().items()}
@@ -85,9 +86,9 @@ def heal(
 
 @contextmanager
 def in_full(model: PreTrainedModel) -> Iterator[None]:
-    """In a `with` block every layer runs in training, and nothing is cut out of recordings.
+    """A `with` block in which every layer runs in training, and nothing is cut out of recordings.
 
-    The student's states are compared with the teacher's layer by layer, and both are to hear the same.
+    The student's states are compared with the teacher's layer by layer, so both must read the same input.
     """
     holders: list[Any] = [
         *model.modules(),
@@ -109,10 +110,10 @@ def in_full(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_teacher(model: Any, original: Any, examples: "Distillation", weights: Mapping[str, float]) -> None:
-    """See that a network has what its teacher is asked for, of the same form, on one example.
+    """Check on one example that a student has the outputs of its teacher that the loss compares, of the same shape.
 
     Raises:
-        ValueError: it has not, or one of the two cannot be run on the examples.
+        ValueError: It does not, or one of the two cannot be run on the examples.
     """
     batch = examples.rows["train"].collate([examples.rows["train"][0]])
     student, teacher = type(model).__name__, type(original).__name__
@@ -124,15 +125,15 @@ def check_teacher(model: Any, original: Any, examples: "Distillation", weights: 
         except Exception as error:  # whatever networks raise that need more than these
             why = " ".join(str(error).split())
             raise ValueError(f"{type(network).__name__} cannot be run on {', '.join(batch)} alone: {why}") from error
-    found, wanted = seen
+    student_out, teacher_out = seen
     weights = dict(weights) or WEIGHTS[task_of(original)]
-    _check_states(student, found, wanted, batch, kind_of_input(original) == "text")
-    parts: dict[str, list[Any]] = {"states": [states(out)[-1][0][-1] for out in (found, wanted)]}
+    _check_states(student, student_out, teacher_out, batch, kind_of_input(original) == "text")
+    parts: dict[str, list[Any]] = {"states": [states(out)[-1][0][-1] for out in (student_out, teacher_out)]}
     if weights.get("logits"):
-        parts["logits"] = [getattr(out, "logits", None) for out in (found, wanted)]
-    for name, (one, other) in parts.items():
-        forms = ["none" if x is None else " x ".join(map(str, x.shape[1:])) for x in (one, other)]
-        if one is None or other is None or one.shape != other.shape:
+        parts["logits"] = [getattr(out, "logits", None) for out in (student_out, teacher_out)]
+    for name, (ours, theirs) in parts.items():
+        forms = ["none" if x is None else " x ".join(map(str, x.shape[1:])) for x in (ours, theirs)]
+        if ours is None or theirs is None or ours.shape != theirs.shape:
             raise ValueError(
                 f"a {student} cannot learn from this {teacher}: of one example the {name} are {forms[0]} and {forms[1]}"
             )
@@ -146,9 +147,9 @@ def check_teacher(model: Any, original: Any, examples: "Distillation", weights: 
         ) from error
 
 
-def _check_states(student: str, found: Any, wanted: Any, batch: Batch, texts: bool) -> None:
-    """See that there are states of every layer, of texts one for each token."""
-    ours, theirs = states(found), states(wanted)
+def _check_states(student: str, student_out: Any, teacher_out: Any, batch: Batch, texts: bool) -> None:
+    """Check that there are states of every layer, and for texts one for each token."""
+    ours, theirs = states(student_out), states(teacher_out)
     if not ours or len(ours) != len(theirs):
         raise ValueError(f"a {student} gives no states of its layers, or not those of its teacher: it cannot be healed")
     if not texts:
@@ -160,7 +161,7 @@ def _check_states(student: str, found: Any, wanted: Any, batch: Batch, texts: bo
 
 
 class _Progress(TrainerCallback):
-    """Tells of every step."""
+    """Reports the progress after every step."""
 
     def __init__(self, progress: Callable[[str, float], None]) -> None:
         self._progress = progress
@@ -170,14 +171,14 @@ class _Progress(TrainerCallback):
 
 
 class Distillation(Objective):
-    """Examples, of which one in `VALID` is held out.
+    """Examples for distillation, of which one in `VALID` is held out.
 
     Args:
-        rows: as the network reads them.
-        schedule: how many are needed for a batch.
+        rows: The examples as the network reads them.
+        schedule: Schedule whose batch size the number of examples is checked against.
 
     Raises:
-        ValueError: fewer than 2 examples, or too few for a batch.
+        ValueError: There are fewer than 2 examples, or too few for a batch.
     """
 
     metric = "distance"
@@ -195,7 +196,7 @@ class Distillation(Objective):
         lengths = self.rows["train"].lengths
         self.lengths = None if lengths is None else torch.tensor(lengths)
         if schedule is not None:
-            Stream(self, schedule.batch_size, schedule.steps or 1, schedule.seed)  # which knows how many it needs
+            Stream(self, schedule.batch_size, schedule.steps or 1, schedule.seed)  # raises where there are too few
 
     def size(self, split: str) -> int:
         return len(self.rows[split])
@@ -210,10 +211,10 @@ class Distillation(Objective):
         return len(next(iter(batch.values())))
 
     def config(self, **sizes: Any) -> Any:
-        """Not available: the network is there.
+        """Not available: the network has been built already.
 
         Raises:
-            NotImplementedError: always.
+            NotImplementedError: Always.
         """
         raise NotImplementedError("a network that is healed has its configuration")
 
@@ -221,12 +222,12 @@ class Distillation(Objective):
         """Not available, see `config`.
 
         Raises:
-            NotImplementedError: always.
+            NotImplementedError: Always.
         """
-        raise NotImplementedError("a network that is healed is there")
+        raise NotImplementedError("a network that is healed has been built already")
 
     def evaluate(self, model: nn.Module, split: str, batch_size: int) -> dict[str, float]:
-        """The loss on the examples held out."""
+        """The loss on the examples that are held out."""
         rows = self.rows[split]
         lengths = rows.lengths
         order = list(range(len(rows)))

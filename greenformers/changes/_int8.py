@@ -1,4 +1,4 @@
-"""A network with int8 weights: what has such a form, put in its place, described, shared and trained for.
+"""Int8 modules of a network: put in place, described, shared, and trained for.
 
 Linear layers and experts multiply in integers, see `greenformers.changes._int8_linear`; embeddings are looked up and
 scaled.
@@ -27,7 +27,7 @@ JITTER = 1e-6
 
 
 class Int8Embedding(nn.Module):
-    """An embedding with int8 rows, one scale a row."""
+    """An embedding with int8 rows, and one scale for each row."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         super().__init__()
@@ -37,18 +37,18 @@ class Int8Embedding(nn.Module):
 
     @classmethod
     def of(cls, embedding: nn.Embedding) -> "Int8Embedding":
-        """Of an embedding of floating-point numbers."""
-        made = cls(embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx)
-        made.quantised, made.scale = quantised(embedding.weight)
-        return made
+        """The int8 form of a floating-point embedding."""
+        layer = cls(embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx)
+        layer.quantised, layer.scale = quantised(embedding.weight)
+        return layer
 
     @property
     def weight(self) -> Float[Tensor, "entries d"]:
-        """S q, the rows that the numbers stand for; see `computed`."""
+        """S q, the rows that the int8 numbers stand for; see `computed`."""
         return computed(lambda: self.scale[:, None] * self.quantised, tuple(self.quantised.shape), self.scale)
 
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        """Rows."""
+        """Rows of the ids."""
         return F.embedding(ids, self.quantised) * F.embedding(ids, self.scale[:, None])
 
     def extra_repr(self) -> str:
@@ -61,14 +61,14 @@ Int8 = Int8Linear | Int8Experts | Int8Embedding
 def quantise(model: nn.Module) -> list[tuple[str, nn.Module, "Int8"]]:
     """Put int8 modules in the place of linear layers and experts, the factors of low-rank ones too, and of embeddings.
 
-    Convolutions, low-rank embeddings and what a network reads without calling it stay as they are. No parameter is
-    trainable afterwards.
+    Convolutions, low-rank embeddings and weights that a network reads without calling their module stay as they are.
+    No parameter is trainable afterwards.
 
     Returns:
-        Path, the module that was there, and the one that is there now.
+        Path, module before and module after, for each that was replaced.
 
     Raises:
-        ValueError: there is none, or a weight is not finite. Nothing is changed then.
+        ValueError: There is no such module, or a weight is not finite. Nothing is changed then.
     """
     unpacked = unpack(model)
     try:
@@ -93,7 +93,7 @@ def place(model: nn.Module, paths: Iterable[str]) -> None:
     """Put empty int8 modules at paths.
 
     Raises:
-        ValueError: what is there has no such form.
+        ValueError: A module at one of the paths has no int8 form.
     """
     for path in paths:
         module = model.get_submodule(path)
@@ -120,13 +120,13 @@ def int8_of(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, Int8)]
 
 
-def share(one: Int8, other: Int8) -> None:
-    """Make a module hold the numbers of another; a bias stays its own."""
-    one.quantised, one.scale = other.quantised, other.scale
+def share(module: Int8, source: Int8) -> None:
+    """Make a module hold the numbers and scales of `source`; it keeps its own bias."""
+    module.quantised, module.scale = source.quantised, source.scale
 
 
 def groups_of(model: nn.Module) -> list[list[str]]:
-    """Groups of paths whose numbers are shared."""
+    """Groups of paths whose modules share their numbers."""
     paths: dict[int, list[str]] = {}
     for path in int8_of(model):
         paths.setdefault(id(model.get_submodule(path).quantised), []).append(path)
@@ -134,14 +134,14 @@ def groups_of(model: nn.Module) -> list[list[str]]:
 
 
 def shared(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Numbers that are one with another's: (name, name of the one that is saved)."""
+    """Shared numbers and scales: (name, name under which they are saved)."""
     for first, *others in groups_of(model):
         yield from ((f"{path}.{name}", f"{first}.{name}") for path in others for name in ("quantised", "scale"))
 
 
 @contextmanager
 def aware(model: nn.Module) -> Iterator[None]:
-    """Training in a `with` block that knows of int8: weights and inputs are rounded, gradients pass as if not."""
+    """A `with` block for training with rounded weights and inputs; gradients pass as if nothing were rounded."""
     handles: list[Any] = []
     unpacked = unpack(model)
     modules = list({id(module): module for _, module in targets(model)}.values())
@@ -161,7 +161,7 @@ def aware(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def jittered(model: nn.Module, seed: int) -> Iterator[None]:
-    """In a `with` block inputs of int8 layers are off by their last digits, as by another order of roundings."""
+    """A `with` block in which inputs of int8 layers are off by their last digits, as in another order of sums."""
     draw = torch.Generator().manual_seed(seed)
 
     def off(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -178,7 +178,7 @@ def jittered(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 class _Rounded(nn.Module):
-    """A weight as int8 will have it."""
+    """A weight rounded as int8 will round it."""
 
     def __init__(self, turned: bool) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def _fits(module: nn.Module) -> bool:
 
 
 def turned(module: nn.Module) -> bool:
-    """Whether a layer holds its weight as (n, m)."""
+    """Whether a layer holds its weight transposed, as (n, m)."""
     return isinstance(module, TransposedLinear) or (isinstance(module, ExpertsLinear) and module.transposed)
 
 

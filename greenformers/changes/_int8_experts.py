@@ -16,16 +16,16 @@ class Int8Experts(nn.Module):
     """One weight of all experts as int8, in place of `ExpertsLinear`; gradients pass through it to what comes before.
 
     Args:
-        experts: E.
+        experts: Number E of experts.
         in_features: Width n of the input.
         out_features: Width m of the output.
         bias: Add biases.
-        transposed: The dense weight it stands for is held transposed.
+        transposed: True where the dense weight that it replaces was held transposed.
 
     Attributes:
         quantised: q (E, m, n), int8.
-        scale: s (E, m), float32: one a row of each expert.
-        bias: (E, m).
+        scale: s (E, m), float32: one scale for each row of each expert.
+        bias: Biases (E, m), None without.
     """
 
     def __init__(
@@ -41,34 +41,34 @@ class Int8Experts(nn.Module):
 
     @classmethod
     def empty(cls, dense: ExpertsLinear) -> "Int8Experts":
-        """Of the sizes of dense weights."""
+        """An empty int8 form of dense weights, of the same sizes."""
         experts, m, n = dense.matrices.shape
         return cls(experts, n, m, dense.bias is not None, dense.transposed)
 
     @classmethod
     def of(cls, dense: ExpertsLinear) -> "Int8Experts":
-        """Of dense weights and their biases."""
-        made = cls.empty(dense)
-        made.quantised, made.scale = quantised(dense.matrices)
-        made.bias = dense.bias
-        return made
+        """The int8 form of dense weights and their biases."""
+        layer = cls.empty(dense)
+        layer.quantised, layer.scale = quantised(dense.matrices)
+        layer.bias = dense.bias
+        return layer
 
     @property
     def weight(self) -> Float[Tensor, "..."]:
-        """S q, the weights that the numbers stand for, as `ExpertsLinear` holds them; see `computed`."""
+        """S q, the weights that the int8 numbers stand for, as `ExpertsLinear` holds them; see `computed`."""
         experts, m, n = self.quantised.shape
         if self.transposed:
             return computed(lambda: (self.scale[..., None] * self.quantised).mT, (experts, n, m), self.scale)
         return computed(lambda: self.scale[..., None] * self.quantised, (experts, m, n), self.scale)
 
     def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
-        """W_e x of each row, e its expert."""
+        """W_e x for each row x, where e is its expert."""
         parts = zip(x.split(routed.counts), self._each(), strict=True)
-        found = [layer(part) for part, layer in parts if len(part)]
-        return torch.cat(found) if found else x.new_zeros(0, self.out_features)
+        outputs = [layer(part) for part, layer in parts if len(part)]
+        return torch.cat(outputs) if outputs else x.new_zeros(0, self.out_features)
 
     def _each(self) -> list[Int8Linear]:
-        """An int8 layer of each expert on slices of these numbers; made once for each weight there is."""
+        """An int8 layer for each expert on slices of these numbers; built again only when the weight changes."""
         held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
         key = [(part.data_ptr(), version(part)) for part in held]
         if self._layers is None or self._layers[0] != key:
@@ -86,7 +86,7 @@ class Int8Experts(nn.Module):
 
 def _layer(quantised: Tensor, scale: Tensor, bias: Tensor | None) -> Int8Linear:
     with torch.device("meta"):
-        made = Int8Linear(quantised.shape[1], quantised.shape[0], bias is not None)
-    made.quantised, made.scale = fixed(quantised), fixed(scale)
-    made.bias = None if bias is None else fixed(bias)
-    return made
+        layer = Int8Linear(quantised.shape[1], quantised.shape[0], bias is not None)
+    layer.quantised, layer.scale = fixed(quantised), fixed(scale)
+    layer.bias = None if bias is None else fixed(bias)
+    return layer

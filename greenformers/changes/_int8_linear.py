@@ -1,8 +1,8 @@
 """The int8 linear layer, and how weights become int8.
 
 Weights: symmetric, one scale a row, s = max |w| / 127, w ~ s q. Inputs are quantised at every call (dynamically) by
-their least and greatest value; sums are of 32 bits. Jacob 2017, arXiv:1712.05877. On a CPU the product is one fused
-kernel of torch; elsewhere, and in a graph, the same in integers too.
+their least and greatest value; sums are int32. Jacob 2017, arXiv:1712.05877. On a CPU the product is one fused
+kernel of torch; elsewhere, and in a graph, the same integers are multiplied by other operators.
 """
 
 from typing import Any
@@ -23,12 +23,12 @@ LEVELS = 127
 class Int8Linear(nn.Linear):
     """A linear layer with an int8 weight, which is not learnt; gradients pass through it to what comes before.
 
-    It is an nn.Linear to whoever looks for linear layers, such as PEFT; who reads its weight finds what it stands for.
+    It is an nn.Linear for libraries that look for linear layers, such as PEFT; its `weight` is the dense one.
 
     Args:
-        in_features: width n of the input.
-        out_features: width m of the output.
-        bias: add a bias.
+        in_features: Width n of the input.
+        out_features: Width m of the output.
+        bias: Add a bias.
 
     Attributes:
         quantised: q (m, n), int8.
@@ -49,22 +49,22 @@ class Int8Linear(nn.Linear):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "m n"], bias: nn.Parameter | None) -> "Int8Linear":
-        """Of a dense weight and bias."""
-        made = cls(weight.shape[1], weight.shape[0], bias is not None)
-        made.quantised, made.scale = quantised(weight)
-        made.bias = bias  # which a head may share
-        return made
+        """The int8 form of a dense weight and bias."""
+        layer = cls(weight.shape[1], weight.shape[0], bias is not None)
+        layer.quantised, layer.scale = quantised(weight)
+        layer.bias = bias  # which a head may share
+        return layer
 
     @property
     def weight(self) -> Float[Tensor, "m n"]:  # type: ignore[override]
-        """S q, the weight that the numbers stand for; see `computed`."""
+        """S q, the weight that the int8 numbers stand for; see `computed`."""
         return computed(lambda: self.scale[:, None] * self.quantised, tuple(self.quantised.shape), self.scale)
 
     def reset_parameters(self) -> None:
-        """Nothing: the weight is not learnt."""
+        """Nothing is reset: the weight is not learnt."""
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension."""
+        """The outputs x W^T + b, with W = s q."""
         if x.requires_grad and torch.is_grad_enabled():
             y: Tensor = _Product.apply(x, self)
             return y
@@ -79,19 +79,19 @@ class Int8Linear(nn.Linear):
         return self._in_graph(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
 
     def _in_graph(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
-        """What the fused kernel computes: inputs as unsigned 8-bit numbers, x ~ step (q - zero)."""
+        """The product of the fused kernel: inputs as unsigned 8-bit integers, x ~ step (q - zero)."""
         low, high = x.amin((0, 1)).clamp(max=0), x.amax((0, 1)).clamp(min=0)
         step = (high - low) / 255
         step = torch.where(step == 0, 1.0, step)
         zero = (-low / step).round()
-        q = ((x / step).round() + zero).clamp(0, 255) - 128  # with a sign, as the product wants it
+        q = ((x / step).round() + zero).clamp(0, 255) - 128  # signed, as the product takes it
         sums = int8_matmul(q.to(torch.int8), self.quantised.T)
         shift = (128 - zero) * self.quantised.sum(1, dtype=torch.int32)
         out = (sums + shift) * (step * self.scale)
         return out if self.bias is None else out + self.bias
 
     def _pack(self) -> Any:
-        """The weight as the kernel wants it; made once for each weight there is."""
+        """The weight as the kernel takes it; packed again only when the weight changes."""
         held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
         key = [(part.data_ptr(), version(part)) for part in held]
         if self._packed is None or self._packed[0] != key:
@@ -119,19 +119,19 @@ class _Product(torch.autograd.Function):
 
 
 def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.Parameter]:
-    """A weight as q and s of its rows.
+    """A weight as int8 numbers q and scales s of its rows.
 
     Raises:
-        ValueError: values that are not finite.
+        ValueError: The weight holds values that are not finite.
     """
     weight = weight.detach().float()
     if not bool(weight.isfinite().all()):
         raise ValueError("a weight holds values that are not finite")
     scale = weight.abs().amax(-1).clamp(min=1e-12) / LEVELS
-    # In the order of rows, also where the weight is kept the other way round.
+    # In the order of rows, also where the weight is held transposed.
     return fixed((weight / scale[..., None]).round().to(torch.int8).contiguous()), fixed(scale)
 
 
 def fixed(x: Tensor) -> nn.Parameter:
-    """A parameter, for it counts and is saved as one, that is not learnt."""
+    """A parameter that is not learnt, but counted and saved as one."""
     return nn.Parameter(x, requires_grad=False)

@@ -21,43 +21,43 @@ def types(kind: type[Change]) -> dict[str, tuple[type, ...]]:
 
 
 def checked(kind: type[Change], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the fields hold them: a list as a tuple, a whole number as a float where one is due.
+    """The options as the fields hold them: a list as a tuple, a whole number as a float where the field is a float.
 
-    What is no field goes into the field `options`, where the change has one that holds those of another class.
+    Options that are no fields go into the field `options`, where the change has one for the options of another class.
 
     Raises:
-        ValueError: no such option, or a value of another type.
+        ValueError: There is no such option, or a value is of another type.
     """
     allowed = types(kind)
-    known = {name: value for name, value in options.items() if name in allowed}
+    accepted = {name: value for name, value in options.items() if name in allowed}
     others = {name: value for name, value in options.items() if name not in allowed}
     if others and "options" in allowed:
-        known["options"] = {**known.get("options", {}), **others}
+        accepted["options"] = {**accepted.get("options", {}), **others}
     elif others:
         name = next(iter(others))
         close = get_close_matches(name, allowed, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"{kind.name()} has no option {name!r}, it has {', '.join(allowed) or 'none'}{hint}")
-    return {name: _fitted(f"{kind.name()}: {name}", value, allowed[name]) for name, value in known.items()}
+    return {name: _fitted(f"{kind.name()}: {name}", value, allowed[name]) for name, value in accepted.items()}
 
 
-def _fitted(what: str, value: Any, allowed: tuple[type, ...]) -> Any:
+def _fitted(label: str, value: Any, allowed: tuple[type, ...]) -> Any:
     for hint in allowed:
         base = get_origin(hint) or hint
         if base is float and type(value) is int:
             return float(value)
         if base is tuple and isinstance(value, list | tuple):
-            return tuple(_fitted(what, entry, get_args(hint)[:1]) for entry in value)
+            return tuple(_fitted(label, entry, get_args(hint)[:1]) for entry in value)
         if type(value) is base:
             return value
     names = {NoneType: "none", tuple: "a list", dict: "a table", float: "a number", int: "a whole number", str: "text",
              bool: "true or false"}  # fmt: skip
-    wanted = " or ".join(names[get_origin(hint) or hint] for hint in allowed if hint is not NoneType)
-    raise ValueError(f"{what} must be {wanted}, got {value!r}")
+    expected = " or ".join(names[get_origin(hint) or hint] for hint in allowed if hint is not NoneType)
+    raise ValueError(f"{label} must be {expected}, got {value!r}")
 
 
 def as_dict(change: Change) -> dict[str, Any]:
-    """The change as TOML and JSON hold it: its name, and the options that are not the defaults."""
+    """The change as TOML and JSON hold it: its name, and the options that differ from their defaults."""
     return {"name": change.name()} | {
         entry.name: list(value) if isinstance(value, tuple) else value
         for entry in fields(change)
@@ -71,9 +71,9 @@ def default(entry: "Field[Any]") -> Any:
 
 
 def value_of(text: str, allowed: tuple[type, ...] = ()) -> Any:
-    """A value as typed, for a field of these types; with none given, what it looks like.
+    """The value of a typed text for a field of these types; without types, that of its JSON, else the text itself.
 
-    A list is typed with commas, 1,3,5, of whole numbers with ranges too, 0-2; a table as JSON.
+    A list is typed with commas, as in 1,3,5, and whole numbers also as a range, as in 0-2; a table is typed as JSON.
     """
     for hint in allowed:
         if (get_origin(hint) or hint) is tuple:
@@ -91,12 +91,12 @@ def value_of(text: str, allowed: tuple[type, ...] = ()) -> Any:
 def _range(word: str) -> list[Any]:
     first, dash, last = word.partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()):
-        return [word]  # which is refused where its type is looked at
+        return [word]  # which the check of types refuses
     return list(range(int(first), int(last if dash else first) + 1))
 
 
 def typed(change: Change) -> str:
-    """The change as one types it after `--change`; `parse` reads it."""
+    """The change as it is typed after `--change`; `parse` reads it."""
     options = as_dict(change)
     words = [options.pop("name")]
     words += [f"{name}={value if isinstance(value, str) else as_text(value)}" for name, value in
@@ -106,7 +106,7 @@ def typed(change: Change) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as one types it; of none, and of an empty table, an empty text."""
+    """A value as it is typed; None and an empty table are an empty text."""
     if value in (None, {}):
         return ""
     if isinstance(value, str):
@@ -115,7 +115,7 @@ def as_text(value: Any) -> str:
 
 
 def as_flags(changes: Sequence[Change]) -> list[str]:
-    """The words after `greenformers compress MODEL` that make these changes: short forms where all of them have one."""
+    """The words after `greenformers compress MODEL` for these changes: short forms where all of them have one."""
     short = [_short_forms(change) for change in changes]
     places = [(change.order, change.name()) for change in changes]
     if None in short or places != sorted(set(places)):
@@ -124,7 +124,7 @@ def as_flags(changes: Sequence[Change]) -> list[str]:
 
 
 def _short_forms(change: Change) -> list[str] | None:
-    """The flags of a change; None where an option has none, or where nothing would be typed."""
+    """The flags of a change; None where an option has no flag, or where nothing would be typed."""
     words = [] if change.flag is None else [change.flag]
     for entry in fields(change):
         value = getattr(change, entry.name)

@@ -1,4 +1,4 @@
-"""Paths in the descriptions of changes: where they lead in a network."""
+"""Paths in the descriptions of changes, and the modules of a network that they name."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 
 def located(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
-    """Where the paths of a description lead in a network; those that lead nowhere are left out.
+    """The path in a network for each path of a description; those that name no module are left out.
 
-    Of a model of transformers the prefix of the base model may be there or not, so that a head may come or go.
+    In a model of transformers the prefix of the base model may be there or not, so that heads may be added or removed.
     """
     stem = f"{model.base_model_prefix}." if isinstance(model, PreTrainedModel) and model.base_model_prefix else ""
     named = dict(model.named_modules(remove_duplicate=False))
@@ -22,21 +22,21 @@ def located(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
     return places
 
 
-def check_paths(what: str, given: Any) -> None:
-    """See that what a description holds is a list of paths.
+def check_paths(label: str, given: Any) -> None:
+    """Check that a value of a description is a list of paths.
 
     Raises:
-        ValueError: it is not.
+        ValueError: It is not.
     """
     if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
-        raise ValueError(f"{what} must be a list of paths")
+        raise ValueError(f"{label} must be a list of paths")
 
 
-def check_keys(what: str, given: Any, keys: Iterable[str]) -> None:
-    """See that a description is an object with just these keys.
+def check_keys(label: str, given: Any, keys: Iterable[str]) -> None:
+    """Check that a description is an object with just these keys.
 
     Raises:
-        ValueError: it is not.
+        ValueError: It is not.
     """
     if not isinstance(given, dict) or given.keys() != set(keys):
-        raise ValueError(f"{what} must be an object with {', '.join(keys)}")
+        raise ValueError(f"{label} must be an object with {', '.join(keys)}")

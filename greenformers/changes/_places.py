@@ -1,4 +1,4 @@
-"""Put another attention in the place of a pretrained model's own; its projections, and all else, stay."""
+"""Put another attention in place of a pretrained model's own; its projections and all other modules stay."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,13 +28,13 @@ class Place:
     """A module of a model that calls the attention interface.
 
     Attributes:
-        path: of the module.
-        stack: the path without its number: "decoder.layers.*.self_attn".
-        layer: which of its stack.
-        heads, head_dim: of queries.
-        causal: a query sees no later key.
-        cross: queries and keys are of different sequences.
-        refused: why no mechanism can stand there, else None.
+        path: Path of the module.
+        stack: The path without its number: "decoder.layers.*.self_attn".
+        layer: Position in its stack, from 0.
+        heads, head_dim: Number of heads of queries, and their width.
+        causal: True where a query sees no later key.
+        cross: True where queries and keys are of different sequences.
+        refused: Reason why no mechanism can stand there, else None.
     """
 
     path: str
@@ -57,36 +57,36 @@ def swap_attention(
     options: Mapping[str, Any] | None = None,
     example: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Swapped]:
-    """Put a mechanism in the place of a pretrained model's attention. Nothing is changed if this raises.
+    """Put a mechanism in place of a pretrained model's attention. Nothing is changed if this raises.
 
-    Queries, keys and values are those of the model's own projections, positions too. Parameters of the mechanism live
-    in the model and in its checkpoint.
+    Queries, keys and values come from the model's own projections, and positions are its own. Parameters of the
+    mechanism are in the model and in its checkpoint.
 
     Args:
-        model: of `transformers`, with its attention chosen by name.
-        attention: name of a mechanism.
-        layers: which, from 0; of an encoder-decoder in each of its stacks. All by default.
-        select: patterns of paths of attention modules, such as "encoder.*"; by default all self-attention.
-        length: longest input; where the model's own positions end before, they are continued.
-        options: of the mechanism's class.
-        example: keyword arguments for one call, of 8 tokens or so; by default token ids.
+        model: A model of `transformers` whose attention can be chosen by name.
+        attention: Name of a mechanism.
+        layers: Numbers of the layers, from 0, in each stack of an encoder-decoder. All by default.
+        select: Patterns of paths of attention modules, such as "encoder.*"; by default all self-attention.
+        length: Longest input in tokens; where the model's own positions are fewer, they are continued.
+        options: Options of the mechanism's class.
+        example: Keyword arguments for one call of the model, of about 8 tokens; by default token ids.
 
     Returns:
-        What stands in each place, by path.
+        The mechanism in each place, as data, by path.
 
     Raises:
-        ValueError: the model does not call the interface, or asks more of it than a mechanism can do; no such
-            mechanism, layer or path; an option out of range.
-        TypeError: an option that the mechanism does not take.
+        ValueError: The model does not call the interface, or asks more of it than a mechanism can do; there is no such
+            mechanism, layer or path; or an option is out of range.
+        TypeError: The mechanism does not have such an option.
     """
-    made, mechanisms = planned(
+    swaps, mechanisms = planned(
         model, attention, layers=layers, select=select, length=length, options=options, example=example
     )
     if length is not None and length > (reach(model) or length):
         extend(model, length)
-    put(model, made, mechanisms)
+    put(model, swaps, mechanisms)
     use(model)
-    return made
+    return swaps
 
 
 def planned(
@@ -99,10 +99,10 @@ def planned(
     options: Mapping[str, Any] | None = None,
     example: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Swapped], dict[str, Attention]]:
-    """What `swap_attention` would put in each place; nothing is changed.
+    """The mechanisms that `swap_attention` would put in each place; nothing is changed.
 
     Raises:
-        ValueError, TypeError: as `swap_attention`.
+        ValueError, TypeError: Raised as by `swap_attention`.
     """
     chosen = _chosen(places(model, example), layers, select)
     for place in chosen:
@@ -111,45 +111,45 @@ def planned(
     before = reach(model)
     length = before if length is None else length
     if length is None:
-        raise ValueError("the model names no longest input: say it by length")
+        raise ValueError("the configuration of the model names no longest input: give a length")
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
-    made: dict[str, Swapped] = {}
+    swaps: dict[str, Swapped] = {}
     for place in chosen:
-        members = [other for other in chosen if other.stack == place.stack]
+        members = [member for member in chosen if member.stack == place.stack]
         shape = Shape(
             place.heads, place.head_dim, length, causal=place.causal, cross=place.cross,
             layer=members.index(place), layers=len(members),
         )  # fmt: skip
-        made[place.path] = Swapped(attention, dict(options or {}), asdict(shape))
+        swaps[place.path] = Swapped(attention, dict(options or {}), asdict(shape))
     if before is not None and length > before:
         check_extendable(model)
-    return made, {path: mechanism.to(model.device, model.dtype) for path, mechanism in built(made).items()}
+    return swaps, {path: mechanism.to(model.device, model.dtype) for path, mechanism in built(swaps).items()}
 
 
 def places(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> list[Place]:
     """The modules of a model that call the attention interface, in the order of their calls.
 
     Raises:
-        ValueError: there are none.
+        ValueError: There are none.
     """
     calls = _calls(model, example)
     paths = {id(module): path for path, module in model.named_modules()}
-    found: dict[str, Place] = {}
+    by_path: dict[str, Place] = {}
     count: dict[str, int] = {}
     for module, q, k, mask, further in calls:
         path = paths[id(module)]
-        if path in found:  # shared by several layers
+        if path in by_path:  # shared by several layers
             continue
         stack = stack_of(path)
         cross = q.shape[2] != k.shape[2]
         causal, refused = _pattern(module, q, k, mask, cross, further)
-        found[path] = Place(
+        by_path[path] = Place(
             path, stack, count.get(stack, 0), q.shape[1], q.shape[3], causal, cross,
             refused or _heads_of(q, k),
         )  # fmt: skip
         count[stack] = count.get(stack, 0) + 1
-    return list(found.values())
+    return list(by_path.values())
 
 
 Call = tuple[nn.Module, Tensor, Tensor, Tensor | None, dict[str, Any]]
@@ -160,7 +160,7 @@ def _calls(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> list
     if not can_choose_attention(model):
         raise ValueError(
             f"{kind} has an attention of its own and does not call the attention interface of transformers: "
-            "nothing can take its place"
+            "no mechanism can take its place"
         )
     if example is None:
         example = _tokens(model)
@@ -194,12 +194,12 @@ def _calls(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> list
 
 def _tokens(model: PreTrainedModel) -> dict[str, Tensor]:
     if model.main_input_name != "input_ids":
-        raise ValueError(f"{type(model).__name__} reads {model.main_input_name}: give an example of it")
+        raise ValueError(f"{type(model).__name__} reads {model.main_input_name}: give an example of these")
     ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if getattr(model.config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = ids[:, :5]  # of another length: cross-attention shows
-    return found
+        arguments["decoder_input_ids"] = ids[:, :5]  # of another length: cross-attention shows
+    return arguments
 
 
 def _caches(model: PreTrainedModel) -> bool:
@@ -209,9 +209,9 @@ def _caches(model: PreTrainedModel) -> bool:
 def _pattern(
     module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, cross: bool, further: Mapping[str, Any]
 ) -> tuple[bool, str | None]:
-    """Whether a call is causal, and what a mechanism could not do of it."""
-    if (what := foreign(further)) is not None:
-        return False, f"its attention has {what}, which no mechanism takes into account"
+    """Whether a call is causal, and why no mechanism can replace it, else None."""
+    if (addition := foreign(further)) is not None:
+        return False, f"its attention has {addition}, which no mechanism takes into account"
     if further["values"].shape[-1] != q.shape[-1]:
         return False, f"its values are {further['values'].shape[-1]} wide and its queries {q.shape[-1]}"
     if mask is None:
@@ -224,22 +224,30 @@ def _pattern(
         return False, None
     if not cross and bool((mask == past).all()):
         return True, None
-    return False, "its mask is neither all nor the past: a pattern of the model's own"
+    return False, "its mask is neither full nor causal: a pattern of the model's own"
 
 
 def _heads_of(q: Tensor, k: Tensor) -> str | None:
-    return f"its {q.shape[1]} heads do not share {k.shape[1]} of keys evenly" if q.shape[1] % k.shape[1] else None
+    return (
+        f"its {q.shape[1]} heads of queries do not share {k.shape[1]} heads of keys evenly"
+        if q.shape[1] % k.shape[1]
+        else None
+    )
 
 
-def _chosen(found: Sequence[Place], layers: Sequence[int] | None, select: str | Sequence[str] | None) -> list[Place]:
+def _chosen(
+    candidates: Sequence[Place], layers: Sequence[int] | None, select: str | Sequence[str] | None
+) -> list[Place]:
     if select is None:
-        chosen = [place for place in found if not place.cross]
+        chosen = [place for place in candidates if not place.cross]
     else:
         patterns = [select] if isinstance(select, str) else list(select)
         for pattern in patterns:
-            if not any(fnmatchcase(place.path, pattern) for place in found):
-                raise ValueError(f"the selection {pattern!r} matches none of {', '.join(repr(p.path) for p in found)}")
-        chosen = [place for place in found if any(fnmatchcase(place.path, pattern) for pattern in patterns)]
+            if not any(fnmatchcase(place.path, pattern) for place in candidates):
+                raise ValueError(
+                    f"the selection {pattern!r} matches none of {', '.join(repr(p.path) for p in candidates)}"
+                )
+        chosen = [place for place in candidates if any(fnmatchcase(place.path, pattern) for pattern in patterns)]
     if layers is not None:
         last = max(place.layer for place in chosen)
         for layer in layers:

@@ -24,11 +24,11 @@ RECIPE = "recipe.toml"
 
 
 def read_recipe(path: Path) -> list[Change]:
-    """The changes of a file.
+    """The changes of a recipe file.
 
     Raises:
-        ValueError: Not TOML, or not a list of changes; the message names the file and the change.
-        OSError: It cannot be read.
+        ValueError: The file is not TOML, or not a list of changes; the message names the file and the change.
+        OSError: The file cannot be read.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def change_of(entry: Any) -> Change:
     """The change of a table: its name, and its options.
 
     Raises:
-        ValueError: No such change or option.
+        ValueError: There is no such change or option.
     """
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ValueError("a change is a table with a name")
@@ -59,9 +59,9 @@ def change_of(entry: Any) -> Change:
 
 
 def recipe_text(changes: Iterable[Change | Mapping[str, Any]]) -> str:
-    """The file of some changes; `read_recipe` reads it."""
+    """The text of a recipe file of these changes; `read_recipe` reads it."""
     entries = [as_dict(change) if isinstance(change, Change) else dict(change) for change in changes]
-    # One table after the other, which people can read and move; as a list they would stand on one line.
+    # One table after the other, which people can read and move; a list would be written on one line.
     return "\n".join(tomli_w.dumps({"change": entry}).replace("[change]", "[[change]]", 1) for entry in entries)
 
 
@@ -71,7 +71,7 @@ def parse(words: str) -> Change:
     >>> parse("attention sliding_window window=64 layers=1,3,5")
 
     Raises:
-        ValueError: no such change or option, or a value that does not fit.
+        ValueError: There is no such change or option, or a value does not fit.
     """
     try:
         name, *rest = shlex.split(words)
@@ -83,7 +83,7 @@ def parse(words: str) -> Change:
         key, equals, value = word.partition("=")
         if not equals:
             if place >= len(allowed) or place != len(options):
-                raise ValueError(f"{name}: {word!r} is no option; options are name=value")
+                raise ValueError(f"{name}: {word!r} is not an option; options are name=value")
             key, value = list(allowed)[place], word
         options[key] = value_of(value, allowed.get(key, ()))
     return build(name, **options)

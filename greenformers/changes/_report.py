@@ -1,4 +1,4 @@
-"""What a recipe did: step by step, and in total."""
+"""The report of a recipe: step by step, and in total."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +12,10 @@ class Step:
     """One change of a recipe.
 
     Attributes:
-        report: What the change says of itself.
-        parameters: Of the whole network afterwards.
+        report: Report of the change.
+        parameters: Number of parameters of the whole network afterwards.
         size: Bytes of the whole network afterwards.
-        seconds: That it took.
+        seconds: Seconds that the change took.
     """
 
     report: Report
@@ -26,11 +26,11 @@ class Step:
 
 @dataclass(frozen=True)
 class CompressionReport:
-    """What `compress` did.
+    """The report of `compress`.
 
     Attributes:
         steps: The changes in order.
-        parameters: Of the whole network before.
+        parameters: Number of parameters of the whole network before.
         size: Bytes of the whole network before.
     """
 
@@ -40,7 +40,7 @@ class CompressionReport:
 
     @classmethod
     def of(cls, described: dict[str, Any]) -> Self:
-        """Of what `as_dict` gave, as JSON keeps it."""
+        """The report that `as_dict` described, after it has been through JSON."""
         steps = []
         for step in described["steps"]:
             units = [UnitReport(**unit | {"tied": tuple(unit["tied"])}) for unit in step["report"]["units"]]
@@ -49,7 +49,7 @@ class CompressionReport:
 
     @property
     def units(self) -> list[UnitReport]:
-        """The parts that the first change looked at."""
+        """The parts that the first change considered."""
         return list(self.steps[0].report.units)
 
     @property
@@ -62,11 +62,11 @@ class CompressionReport:
         return asdict(self) | {"kept": self.kept}
 
     def summary(self) -> list[str]:
-        """A line a step."""
+        """One line for each step."""
         return [f"{step.report.change['name']}: {step.report.summary} ({step.seconds:.1f} s)" for step in self.steps]
 
     def markdown(self) -> str:
-        """A list of the steps, and a table a step that looked at parts of the network."""
+        """A list of the steps, and a table for each step that reports on parts of the network."""
         last = self.steps[-1]
         parts = [
             f"{self.parameters:,} -> {last.parameters:,} parameters, {self.size / 2**20:.1f} -> "

@@ -1,4 +1,4 @@
-"""The stacks of layers of a model of transformers, and its configuration made to count fewer."""
+"""The stacks of layers of a model of transformers, and its configuration changed to count fewer layers."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 OF_DECODERS = ("decoder_layers", "num_decoder_layers")
 COUNTS = ("num_hidden_layers", "encoder_layers", "num_encoder_layers", "num_layers", "n_layer", "n_layers")
-"""How configurations name the number of layers of a stack; in an encoder-decoder the first two are the decoder's."""
+"""Names of the number of layers in configurations; those of decoders in an encoder-decoder are `OF_DECODERS`."""
 
 PLACES = ("layer_idx", "layer_id")
-"""How layers name their own place, by which a cache counts them."""
+"""Attributes with the number of a layer, by which a cache counts layers."""
 
 
 def stacks(model: nn.Module) -> dict[str, nn.ModuleList]:
@@ -24,26 +24,31 @@ def stacks(model: nn.Module) -> dict[str, nn.ModuleList]:
     """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"{type(model).__name__} is no model of transformers, whose configuration would say how many layers it has"
+            f"{type(model).__name__} is not a model of transformers, whose configuration says how many layers it has"
         )
-    found: dict[str, nn.ModuleList] = {}
+    by_path: dict[str, nn.ModuleList] = {}
     for path, part in model.named_modules():
-        inside = any(path.startswith(f"{around}.") for around in found)
-        if isinstance(part, nn.ModuleList) and not inside and len(part) > 1 and len({type(one) for one in part}) == 1:
+        inside = any(path.startswith(f"{around}.") for around in by_path)
+        if (
+            isinstance(part, nn.ModuleList)
+            and not inside
+            and len(part) > 1
+            and len({type(layer) for layer in part}) == 1
+        ):
             layered = any(list(layer.children()) for layer in part)
             if layered and any(_counting(config, path, len(part)) for config in _configs(model, path)):
-                found[path] = part
-    if not found:
+                by_path[path] = part
+    if not by_path:
         raise ValueError(f"{type(model).__name__} has no stack of layers of which some could be kept")
-    return found
+    return by_path
 
 
-def check_shorter(model: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
-    """See that a configuration of fewer layers builds the network that is left.
+def check_shorter(model: PreTrainedModel, remaining: Mapping[str, Sequence[int]]) -> None:
+    """Check that a configuration of fewer layers builds the network that remains.
 
     Args:
-        model: Left as it is.
-        kept: Which layers of each stack, by path.
+        model: The whole network, left as it is.
+        remaining: Numbers of the layers that remain of each stack, by path.
 
     Raises:
         ValueError: It does not.
@@ -52,7 +57,7 @@ def check_shorter(model: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> 
     with torch.device("meta"):
         left = _dense(type(model), model.config)
         try:
-            shorten(left, kept)
+            shorten(left, remaining)
             built = _dense(type(model), type(model.config).from_dict(left.config.to_dict()))
         except Exception as error:  # whatever configurations raise that do not fit
             line = " ".join(str(error).split())[:200]
@@ -60,7 +65,7 @@ def check_shorter(model: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> 
     ours, theirs = ({key: x.shape for key, x in network.state_dict().items()} for network in (left, built))
     if ours != theirs:
         which = next(key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key))
-        raise ValueError(f"{name} cannot do with fewer layers: {which} would have another form")
+        raise ValueError(f"{name} cannot do with fewer layers: {which} would have another shape")
 
 
 def _dense(cls: type[PreTrainedModel], config: Any) -> Any:
@@ -70,9 +75,9 @@ def _dense(cls: type[PreTrainedModel], config: Any) -> Any:
     return cls(own)
 
 
-def shorten(model: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
-    """Drop layers, and have the configurations of the model and of those in it say so."""
-    for path, places in kept.items():
+def shorten(model: PreTrainedModel, remaining: Mapping[str, Sequence[int]]) -> None:
+    """Drop layers, and count the remaining ones in the configurations of the model and of the models in it."""
+    for path, places in remaining.items():
         stack: Any = model.get_submodule(path)
         count = len(stack)
         for config in {id(config): config for config in _configs(model, path)}.values():
@@ -99,7 +104,7 @@ def _configs(model: PreTrainedModel, path: str) -> Iterator[PreTrainedConfig]:
 
 
 def _counting(config: PreTrainedConfig, path: str, count: int) -> list[str]:
-    """The attributes of a configuration that count a stack."""
+    """The attributes of a configuration that hold the number of layers of a stack."""
     pair = getattr(config, "is_encoder_decoder", False)
     names = (*OF_DECODERS, *COUNTS) if not pair else OF_DECODERS if "decoder" in path.split(".") else COUNTS
     return [name for name in names if getattr(config, name, None) == count]

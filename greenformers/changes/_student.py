@@ -1,10 +1,10 @@
-"""What healing learns: to say what the original says to unlabelled examples. Hinton 2015, arXiv:1503.02531.
+"""The loss of healing: distillation from a teacher on unlabelled examples. Hinton 2015, arXiv:1503.02531.
 
 The loss is a weighted sum, over positions that are no padding:
 
-- logits: T^2 KL(p || p'), p = softmax(z / T) of the original and p' of the smaller one;
-- hidden: |h - h'|^2 after each layer, as a share of |h|^2 (Sun 2019, arXiv:1908.09355; Jiao 2019, arXiv:1909.10351),
-  of an encoder-decoder the mean of its two stacks;
+- logits: T^2 KL(p || p'), p = softmax(z / T) of the teacher and p' of the student;
+- hidden: |h - h'|^2 after each layer, as a share of |h|^2 (Sun 2019, arXiv:1908.09355; Jiao 2019, arXiv:1909.10351);
+  for an encoder-decoder the mean of its two stacks;
 - embeddings: 1 - cos of the sentence embeddings: means over positions, or as the model itself pools;
 - similarities: squared difference of the cosines of all pairs of these in a batch (Tung 2019, arXiv:1907.09682).
 """
@@ -30,10 +30,10 @@ WEIGHTS: dict[Task, dict[str, float]] = {
     "seq2seq": {"logits": 1.0, "hidden": 1.0},
     "ctc": {"logits": 1.0, "hidden": 1.0},
 }
-"""Of the parts of the loss, by what a model is for."""
+"""Weights of the parts of the loss, by the task of a model."""
 
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
-"""Outputs that hold the states after every layer, and of which stack they are."""
+"""Outputs that hold the states after every layer, and the stack that each belongs to."""
 
 
 class DivergedError(ValueError):
@@ -41,7 +41,7 @@ class DivergedError(ValueError):
 
 
 class Student(nn.Module):
-    """A network whose loss is how far it is from another one."""
+    """A network with the distance of its outputs from those of its teacher as loss."""
 
     def __init__(
         self, model: PreTrainedModel, original: PreTrainedModel, weights: Mapping[str, float], temperature: float
@@ -52,54 +52,57 @@ class Student(nn.Module):
         self._original = (original.eval(),)  # in a tuple: not a part of this module
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch, the arguments of both networks."""
+        """The loss of a batch of keyword arguments, which both networks get."""
         given = {**batch, "output_hidden_states": True}
         with torch.no_grad():
-            wanted = self._original[0](**given)
-        found = self.model(**given)
-        parts = [weight * self._part(name, found, wanted, batch) for name, weight in self.weights.items()]
+            teacher_out = self._original[0](**given)
+        student_out = self.model(**given)
+        parts = [weight * self._part(name, student_out, teacher_out, batch) for name, weight in self.weights.items()]
         loss = torch.stack(parts).sum()
         if self.training and not bool(loss.isfinite()):
             raise DivergedError(f"the loss is {loss.item()}")
         return {"loss": loss}
 
-    def _part(self, name: str, found: Any, wanted: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def _part(self, name: str, student_out: Any, teacher_out: Any, batch: Mapping[str, Tensor]) -> Tensor:
         if name == "logits":
-            if getattr(wanted, "logits", None) is None:
+            if getattr(teacher_out, "logits", None) is None:
                 raise ValueError(f"{type(self._original[0]).__name__} has no logits to learn from")
-            return self._logits(found.logits, wanted.logits, batch)
+            return self._logits(student_out.logits, teacher_out.logits, batch)
         stacks = [
-            (ours, theirs, stack) for (ours, stack), (theirs, _) in zip(states(found), states(wanted), strict=True)
+            (ours, theirs, stack)
+            for (ours, stack), (theirs, _) in zip(states(student_out), states(teacher_out), strict=True)
         ]
         if name == "hidden":
-            each = [hidden(ours, theirs, kept(theirs[0], batch, stack)) for ours, theirs, stack in stacks]
-            return torch.stack(each).mean()
+            distances = [hidden(ours, theirs, token_mask(theirs[0], batch, stack)) for ours, theirs, stack in stacks]
+            return torch.stack(distances).mean()
         ours, theirs, stack = stacks[0]
-        mask = kept(theirs[-1], batch, stack)
-        one, other = (self._pool(sequence(layers[-1]), mask) for layers in (ours, theirs))
+        mask = token_mask(theirs[-1], batch, stack)
+        student_vectors, teacher_vectors = (self._pool(sequence(layers[-1]), mask) for layers in (ours, theirs))
         if name == "embeddings":
-            return (1 - F.cosine_similarity(one, other, dim=-1)).mean()
-        one, other = F.normalize(one, dim=-1), F.normalize(other, dim=-1)
-        return F.mse_loss(one @ one.T, other @ other.T)
+            return (1 - F.cosine_similarity(student_vectors, teacher_vectors, dim=-1)).mean()
+        student_vectors, teacher_vectors = F.normalize(student_vectors, dim=-1), F.normalize(teacher_vectors, dim=-1)
+        return F.mse_loss(student_vectors @ student_vectors.T, teacher_vectors @ teacher_vectors.T)
 
-    def _logits(self, found: Tensor, wanted: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        if wanted.ndim == 3:  # of every position
-            mask = kept(wanted, batch, "decoder" if "labels" in batch else "encoder")
-            found, wanted = (x.flatten(0, 1) if mask is None else x[mask] for x in (found, wanted))
-        p, q = ((x / self.temperature).log_softmax(-1) for x in (wanted, found))
+    def _logits(self, student_logits: Tensor, teacher_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        if teacher_logits.ndim == 3:  # of every position
+            mask = token_mask(teacher_logits, batch, "decoder" if "labels" in batch else "encoder")
+            student_logits, teacher_logits = (
+                x.flatten(0, 1) if mask is None else x[mask] for x in (student_logits, teacher_logits)
+            )
+        p, q = ((x / self.temperature).log_softmax(-1) for x in (teacher_logits, student_logits))
         return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
 
 
 def states(out: Any) -> list[tuple[Sequence[Tensor], str]]:
-    """The states after every layer, of each stack, and whether it is the encoder or the decoder."""
+    """The states after every layer of each stack, and the name of the stack, "encoder" or "decoder"."""
     held = [(getattr(out, name, None), stack) for name, stack in STATES]
     return [(layers, stack) for layers, stack in held if layers]
 
 
-def kept(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | None:
-    """Which positions of states (B, N, d) are no padding, (B, N); None where no mask is of this form.
+def token_mask(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | None:
+    """The positions of states (B, N, d) that are no padding, (B, N); None where no mask has this shape.
 
-    Images have none, and recordings of a batch are of one length.
+    Images have no mask, and recordings of a batch are of one length.
     """
     if stack == "decoder":
         labels = batch.get("labels")
@@ -109,21 +112,22 @@ def kept(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | None:
     return mask.bool() if mask is not None and mask.shape == x.shape[:2] else None
 
 
-def hidden(found: Sequence[Tensor], wanted: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-    """Mean over the layers, those of the embedding too, of |h - h'|^2 / |h|^2.
+def hidden(student_states: Sequence[Tensor], teacher_states: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """Mean over the layers, the embedding included, of |h - h'|^2 / |h|^2.
 
-    Of fewer layers each is compared with the one at its share of the depth (Sanh 2019, arXiv:1910.01108).
+    Each layer of a student with fewer layers is compared with the one of its teacher at the same share of the depth
+    (Sanh 2019, arXiv:1910.01108).
     """
-    last = len(found) - 1
-    total = found[0].new_zeros(())
-    for index, one in enumerate(found):
-        other = wanted[index * (len(wanted) - 1) // last]
+    last = len(student_states) - 1
+    total = student_states[0].new_zeros(())
+    for index, ours in enumerate(student_states):
+        theirs = teacher_states[index * (len(teacher_states) - 1) // last]
         if mask is not None:
-            one, other = one[mask.bool()], other[mask.bool()]
-        total = total + (one - other).square().sum() / other.square().sum()
-    return total / len(found)
+            ours, theirs = ours[mask.bool()], theirs[mask.bool()]
+        total = total + (ours - theirs).square().sum() / theirs.square().sum()
+    return total / len(student_states)
 
 
 def sequence(x: Tensor) -> Tensor:
-    """States as positions (B, N, d), also those of an image (B, d, H, W)."""
+    """States as a sequence (B, N, d); those of an image are (B, d, H, W)."""
     return x.flatten(2).mT if x.dim() == 4 else x

@@ -1,4 +1,4 @@
-"""The low-rank units of a network: described, placed again, and tied."""
+"""The low-rank units of a network: their description, their placement in a dense network, and their ties."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
@@ -18,7 +18,7 @@ def ranks_of(model: nn.Module) -> dict[str, int]:
 
 
 def groups_of(model: nn.Module) -> list[list[str]]:
-    """Groups of paths whose low-rank units share their factors, where those are still learnt ones."""
+    """Groups of paths whose low-rank units share their factors, where these are parameters."""
     paths: dict[int, list[str]] = {}
     for path, module in units(model):
         decoder, _ = factors(module)
@@ -37,10 +37,10 @@ def ties(model: nn.Module) -> Iterable[tuple[str, str]]:
 
 
 def checked(description: Any) -> tuple[dict[str, int], list[list[str]]]:
-    """Ranks by path, and groups of paths, of a description that anyone may have written.
+    """The ranks by path and groups of paths of a description from an untrusted file.
 
     Raises:
-        ValueError: not of this form.
+        ValueError: The description is not of this form.
     """
     check_keys("the description of low-rank units", description, ("ranks", "ties"))
     ranks, groups = description["ranks"], description["ties"]
@@ -56,10 +56,10 @@ def checked(description: Any) -> tuple[dict[str, int], list[list[str]]]:
 
 
 def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[str]]) -> list[str]:
-    """Put empty units at paths. The paths that are not there.
+    """Put empty units at paths. The paths that the network does not have.
 
     Raises:
-        ValueError: a path leads to something without a low-rank form, a rank is out of range, or ties do not fit.
+        ValueError: A module has no low-rank form, a rank is out of range, or tied factors differ in shape.
     """
     shared = all_ties(model) if isinstance(model, PreTrainedModel) else {}
     unpacked = unpack(model)
@@ -68,12 +68,12 @@ def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[
     for path, where in at.items():
         module = model.get_submodule(where)
         if isinstance(module, get_args(Unit)) and module.rank == ranks[path]:
-            continue  # which the class builds low rank itself
+            continue  # which the class itself builds as low rank
         try:
-            made = first.setdefault(id(module), unit(module, ranks[path]))
+            low_rank = first.setdefault(id(module), unit(module, ranks[path]))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
-        put(model, where, made)
+        put(model, where, low_rank)
     _follow(model, shared)
     pack(model, unpacked)
     for group in groups:
@@ -84,18 +84,18 @@ def place(model: nn.Module, ranks: Mapping[str, int], groups: Iterable[Iterable[
 
 
 def _tie(module: Any, first: Any, which: str) -> None:
-    for mine, other in zip(factors(module), factors(first), strict=True):
-        if mine.shape != other.shape:
+    for ours, theirs in zip(factors(module), factors(first), strict=True):
+        if ours.shape != theirs.shape:
             raise ValueError(f"{which} cannot be tied: their factors differ in shape")
     share(module, first)
 
 
 def _follow(model: nn.Module, shared: Mapping[str, str]) -> None:
-    """Make a linear layer low rank too that is tied to one which is now: a head that comes, and reads the embedding."""
-    made = dict(units(model))
+    """Make linear layers low rank that are tied to a layer which now is, as an added head is to the embedding."""
+    by_path = dict(units(model))
     for target, origin in shared.items():
-        path, other = target.removesuffix(".weight"), made.get(origin.removesuffix(".weight"))
-        if other is not None and path not in made and path != target and kind_of(model.get_submodule(path)):
-            tied = unit(model.get_submodule(path), other.rank)
-            share(tied, other)
+        path, source = target.removesuffix(".weight"), by_path.get(origin.removesuffix(".weight"))
+        if source is not None and path not in by_path and path != target and kind_of(model.get_submodule(path)):
+            tied = unit(model.get_submodule(path), source.rank)
+            share(tied, source)
             put(model, path, tied)

@@ -1,6 +1,6 @@
-"""Another attention in the place of a pretrained model's own: any file of `greenformers.attention`, in any layers.
+"""Another attention in place of a pretrained model's own: any file of `greenformers.attention`, in any layers.
 
-The projections stay, and so do positions; see `greenformers.changes._places` for what models have a place for it.
+The projections and positions stay; see `greenformers.changes._places` for the models whose attention can be replaced.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,22 +13,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 LONG = 256
-"""From this length on attention is a part of the time that another one can save."""
+"""Length in tokens from which on attention takes enough of the time that a faster one can save some."""
 
 
 @dataclass(frozen=True)
 class Attention(Change):
     """Another attention in some or all layers."""
 
-    mechanism: str = option("sliding_window", "Mechanism: linformer, sliding_window, ...", "--attention")
-    layers: tuple[int, ...] | None = option(None, "Layers, from 0: 0,2,4 or 0-2; by default all.", "--attention-layers")
+    mechanism: str = option("sliding_window", "Name of the attention: linformer, sliding_window, ...", "--attention")
+    layers: tuple[int, ...] | None = option(
+        None, "Numbers of the layers, from 0: 0,2,4 or 0-2; by default all.", "--attention-layers"
+    )
     select: tuple[str, ...] | None = option(
-        None, "Patterns of paths such as 'encoder.*'; by default all self-attention.", "--attention-select"
+        None,
+        "Patterns of paths of attention modules, such as 'encoder.*'; by default all self-attention.",
+        "--attention-select",
     )
     length: int | None = option(
-        None, "Longest input in tokens; positions are continued where they end before.", "--attention-length"
+        None, "Longest input in tokens; where the model has fewer positions, they are continued.", "--attention-length"
     )
-    options: dict[str, Any] = option({}, "Options of the mechanism, as name=value.", "--attention-option")
+    options: dict[str, Any] = option({}, "An option of the attention, as name=value.", "--attention-option")
 
     order: ClassVar[int] = 10
 
@@ -47,25 +51,25 @@ class Attention(Change):
 
     @property
     def reach(self) -> int | None:
-        """The length, where one is given."""
+        """The longest input in tokens, where a length is given."""
         return self.length
 
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
-        """See besides that the network has places for the mechanism, and that it can be built for them."""
+        """Check also that the network has places for the mechanism, and that it can be built for them."""
         import torch
 
         from greenformers.changes._places import planned
 
         super().check(model, before, given)
         with torch.random.fork_rng(devices=[]):
-            self._made(planned, model, given)
+            self._call(planned, model, given)
 
-    def _made(self, make: Callable[..., Any], model: "nn.Module", given: Given) -> Any:
-        """What a function of `_places` gives for the options of this change."""
+    def _call(self, make: Callable[..., Any], model: "nn.Module", given: Given) -> Any:
+        """The result of a function of `_places` for the options of this change."""
         from transformers import PreTrainedModel
 
         if not isinstance(model, PreTrainedModel):
-            raise ValueError(f"{type(model).__name__} is no model of transformers, whose attention could be another")
+            raise ValueError(f"{type(model).__name__} is not a model of transformers: its attention cannot be replaced")
         example = given.example if isinstance(given.example, dict) else None
         try:
             return make(
@@ -80,13 +84,13 @@ class Attention(Change):
         """Put the mechanism in place.
 
         Raises:
-            ValueError: the model does not call the attention interface of transformers, or asks more of it than the
-                mechanism can do; no such layer or path; an option out of range, or one that it does not take.
+            ValueError: The model does not call the attention interface of transformers, or asks more of it than the
+                mechanism can do; there is no such layer or path; an option is unknown or out of range.
         """
         from greenformers.changes._options import as_dict
         from greenformers.changes._places import places, swap_attention
 
-        swapped = self._made(swap_attention, model, given)
+        swapped = self._call(swap_attention, model, given)
         network: Any = model
         count = len(places(network, given.example if isinstance(given.example, dict) else None))
         units = [_unit(model, path, self.mechanism) for path in swapped]
@@ -94,14 +98,14 @@ class Attention(Change):
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
-        """Name, options and shape of each mechanism, by path."""
+        """The name, options and shape of each mechanism, by path."""
         from greenformers.changes._attention_interface import swapped
 
         return {path: asdict(there) for path, there, _ in swapped(model)} or None
 
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
-        """Put empty mechanisms at the paths described."""
+        """Put empty mechanisms at the paths of a description."""
         import torch
 
         from greenformers.changes._attention_interface import Swapped, built, put
@@ -128,7 +132,7 @@ class Attention(Change):
 
     @classmethod
     def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
-        """Parameters that layers share."""
+        """Parameters of mechanisms that layers share."""
         from greenformers.changes._attention_interface import shared
 
         return shared(model)
@@ -145,7 +149,7 @@ class Attention(Change):
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
-        """For long texts, mechanisms that look at a quarter of them at most."""
+        """For long texts, mechanisms in which a query sees a quarter of the text at most."""
         if length < LONG:
             return []
         if causal:
@@ -153,7 +157,7 @@ class Attention(Change):
         return [cls(mechanism="linformer", options={"k": length // 4}), cls(options={"window": length // 8})]
 
     def fitted(self, model: "nn.Module", length: int) -> Self:
-        """With a length, where the model's own positions end before."""
+        """The same change with `length` set, where the model has fewer positions."""
         from greenformers.model.positions import reach
 
         network: Any = model

@@ -1,4 +1,4 @@
-"""Healing: the changed network learns what its teacher says to unlabelled examples. Hinton 2015, arXiv:1503.02531.
+"""Healing: distillation of a teacher into the changed network on unlabelled examples. Hinton 2015, arXiv:1503.02531.
 
 The losses are those of `greenformers.changes._student`.
 """
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Heal(Change):
-    """Steps of distillation: the network learns from the original, or another teacher."""
+    """Steps of distillation: the network learns from the original, or from another teacher."""
 
-    steps: int = option(300, "Steps of AdamW, with linear warm-up and a cosine down to 0.", "--heal")
-    batch_size: int = option(64, "Examples a step.", "--heal-batch")
+    steps: int = option(300, "Training steps of AdamW, with linear warm-up and a cosine decay to 0.", "--heal")
+    batch_size: int = option(64, "Examples in each step.", "--heal-batch")
     learning_rate: float = option(5e-4, "Highest learning rate.", "--heal-rate")
     patience: int | None = option(
-        None, "End after so many of its ten evaluations without a better one.", "--heal-patience"
+        None, "Stop after this many evaluations, of ten in all, without a lower loss.", "--heal-patience"
     )
-    temperature: float = option(2.0, "Temperature T of the logits.")
-    weights: dict[str, Any] = option({}, "Weights of the losses logits, hidden, embeddings, similarities, by name.")
+    temperature: float = option(2.0, "Temperature T by which logits are divided.")
+    weights: dict[str, Any] = option(
+        {}, "Weights of the parts of the loss, by name: logits, hidden, embeddings, similarities."
+    )
     aware: bool = option(
-        False, "Train with weights and inputs rounded as later changes will round them.", "--heal-aware"
+        False, "Round weights and inputs in training as later changes of the recipe will round them.", "--heal-aware"
     )
 
     order: ClassVar[int] = 80
@@ -56,7 +58,7 @@ class Heal(Change):
 
     @property
     def label(self) -> str:
-        """Such as "healed 300"."""
+        """The number of steps, as in "healed 300"."""
         return f"healed {self.steps}"
 
     @property
@@ -65,7 +67,7 @@ class Heal(Change):
         return frozenset({"training", "teacher"})
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
-        """See besides that there are examples for a batch, and changes to be aware of."""
+        """Check also that there are examples for a batch, a fitting teacher, and with `aware` a change that rounds."""
         from greenformers.changes._distillation import check_teacher
 
         super().check(model, before, given)
@@ -79,17 +81,17 @@ class Heal(Change):
         from greenformers.changes._distillation import Distillation
 
         if not isinstance(model, PreTrainedModel) or not isinstance(given.teacher, PreTrainedModel):
-            raise ValueError(f"{type(model).__name__} is no model of transformers, which examples could teach")
+            raise ValueError(f"{type(model).__name__} is not a model of transformers: it cannot be healed")
         if given.training is None:
             raise ValueError("healing needs examples to learn from")
         return Distillation(given.training, self.schedule(given.seed))
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
-        """Train; a run that was stopped goes on from the newest checkpoint of the folder given.
+        """Train the network; a run that was stopped continues from the newest checkpoint of the folder given.
 
         Raises:
-            ValueError: too few examples for a batch, or a model that they cannot teach.
-            Stopped: a signal ended it early; the same call goes on.
+            ValueError: There are too few examples for a batch, or the model cannot learn from them.
+            Stopped: A signal ended training early; the same call continues it.
         """
         from greenformers.changes._distillation import heal
         from greenformers.changes._options import as_dict
@@ -113,7 +115,7 @@ class Heal(Change):
         return Report(as_dict(self), f"{history.steps} steps of {self.batch_size} examples{moved}", log=history.log)
 
     def schedule(self, seed: int) -> "Schedule":
-        """The schedule of the Trainer."""
+        """The schedule of training."""
         from greenformers.train.fit import Schedule
 
         every = max(1, self.steps // 10)
@@ -126,15 +128,17 @@ class Heal(Change):
         later = given.following if self.aware else ()
         blocks = [block for change in later if (block := change.rounding(model)) is not None]
         if self.aware and not blocks:
-            raise ValueError("no later change of the recipe rounds anything that healing could be aware of")
+            raise ValueError(
+                "aware healing needs a later change of the recipe that rounds weights, such as int8: there is none"
+            )
         return blocks
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Heal]":
-        """None: advice is given before any training."""
+        """No settings: the recommender gives advice before any training."""
         return []
 
     @classmethod
     def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
-        """The default, with as many examples a step as there are at most, aware of what rounds weights later."""
+        """The default, with no more examples in a step than there are, and aware of later changes that round."""
         return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))

@@ -1,6 +1,6 @@
-"""Int8: weights as 8-bit whole numbers with a scale a row, inputs rounded at every call. Jacob 2017, arXiv:1712.05877.
+"""Int8 weights with one scale for each row; inputs are rounded at every call. Jacob 2017, arXiv:1712.05877.
 
-Linear layers and experts, low-rank ones too, and embeddings of any network; the arithmetic is that of
+The change covers linear layers, experts, low-rank ones too, and embeddings of any network; the arithmetic is that of
 `greenformers.changes._int8_linear`.
 """
 
@@ -25,10 +25,10 @@ class Int8(Change):
     reads_weights: ClassVar[bool] = True
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
-        """Quantise all there is; no parameter is trainable afterwards.
+        """Quantise all weights that have an int8 form; no parameter is trainable afterwards.
 
         Raises:
-            ValueError: nothing could be quantised, or a weight is not finite.
+            ValueError: There is nothing to quantise, or a weight is not finite.
         """
         from greenformers.changes._coverage import coverage
         from greenformers.changes._int8 import quantise
@@ -46,7 +46,7 @@ class Int8(Change):
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
-        """Paths, and groups of them that share their numbers."""
+        """The paths of int8 modules, and groups of paths that share their numbers."""
         from greenformers.changes._int8 import groups_of, int8_of
 
         paths = int8_of(model)
@@ -54,7 +54,7 @@ class Int8(Change):
 
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
-        """Put empty int8 modules at the paths described."""
+        """Put empty int8 modules at the paths of a description."""
         from greenformers.changes._int8 import place, share
         from greenformers.changes._paths import check_keys, check_paths, located
         from greenformers.model.experts import pack, unpack
@@ -83,30 +83,34 @@ class Int8(Change):
 
     @classmethod
     def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
-        """Shared numbers and scales."""
+        """Numbers and scales that modules share."""
         from greenformers.changes._int8 import shared
 
         return shared(model)
 
     @classmethod
     def settle(cls, model: "nn.Module") -> None:
-        """Nothing of the network is trainable."""
+        """Freeze all parameters of the network."""
         model.requires_grad_(False)
 
     @classmethod
     def revert(cls, model: "nn.Module") -> int:
-        """Never: what rounding took away is gone."""
-        raise ValueError("int8 weights do not become dense again: merge before they are quantised")
+        """Raise: rounded weights cannot be restored.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("int8 weights cannot become dense again: merge the network before it is quantised")
 
     def rounding(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """Training in which weights and inputs are rounded as they will be."""
+        """A `with` block for training in which weights and inputs are rounded as int8 rounds them."""
         from greenformers.changes._int8 import aware
 
         return aware(model)
 
     @classmethod
     def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None]:
-        """Inputs off by their last digits: what lies on the edge between two whole numbers falls to the other side."""
+        """A `with` block with inputs off by their last digits, so that values on the edge are rounded the other way."""
         from greenformers.changes._int8 import jittered
 
         return jittered(model, seed)

@@ -1,6 +1,6 @@
 """Low rank: weights as products of two smaller matrices, W ~ D E. Winata 2020, arXiv:1910.13923 (LED).
 
-Works on linear layers, convolutions and embeddings of any network; see `greenformers.solve.factorise`.
+The change covers linear layers, convolutions and embeddings of any network; see `greenformers.solve.factorise`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,34 +17,44 @@ if TYPE_CHECKING:
     from greenformers.solve.stream import Stream
 
 DATA_FREE, CALIBRATED = "svd", "loss"
-"""The solvers taken where none is named: without texts, and with texts."""
+"""The default solvers: without texts, and with texts."""
 
 
 @dataclass(frozen=True)
 class LowRank(Change):
     """Products of two smaller matrices in place of weights, within a budget."""
 
-    keep: float | None = option(None, "Share of the weights to keep, in (0, 1]; 0.5 if nothing is named.", "--keep")
-    of: str = option("parameters", "What is shared out: parameters, flops, or latency, which is measured.", "--of")
-    uniform: bool = option(False, "The same share of every weight, not where it loses least.", "--uniform")
-    rank: int | None = option(None, "In place of a share: one rank for all.", "--rank")
-    energy: float | None = option(None, "In place of a share: share of squared singular values.", "--energy")
-    stable_rank: float | None = option(None, "In place of a share: this many stable ranks.", "--stable-rank")
+    keep: float | None = option(None, "Share of the weights to keep, in (0, 1]; 0.5 by default.", "--keep")
+    of: str = option(
+        "parameters", "Cost that --keep is a share of: parameters, flops, or latency, which is measured.", "--of"
+    )
+    uniform: bool = option(
+        False, "Keep the same share of every weight, not more where more would be lost.", "--uniform"
+    )
+    rank: int | None = option(None, "One rank for all weights, in place of --keep.", "--rank")
+    energy: float | None = option(
+        None, "Share of its squared singular values that every weight keeps, in place of --keep.", "--energy"
+    )
+    stable_rank: float | None = option(
+        None, "Rank as a multiple of the stable rank of every weight, in place of --keep.", "--stable-rank"
+    )
     solver: str | None = option(
         None,
-        "svd, randomized, nmf, semi_nmf, random; with texts: activation, sequential, loss, sequential_loss. By default "
-        "loss with texts, svd without.",
+        "How the factors are computed. From weights: svd, randomized, nmf, semi_nmf, random; with texts: activation, "
+        "sequential, loss, sequential_loss. By default loss with texts, svd without.",
         "--solver",
     )
     select: tuple[str, ...] | None = option(
-        None, "Patterns of paths such as '*.query', or linear, experts, conv, embedding; by default linear layers and "
-        "experts, all of them.",
+        None, "Weights to factorise: patterns of paths such as '*.query', or linear, experts, conv, embedding; by "
+        "default all linear layers and experts.",
         "--select",
     )  # fmt: skip
     multiple: int | None = option(
-        None, "Ranks are multiples of this; by default 8, on a GPU 64; a named rank is exact.", "--multiple"
+        None, "Ranks are multiples of this number; by default 8, on a GPU 64; --rank is exact.", "--multiple"
     )
-    only_if_faster: bool = option(False, "Leave dense what is no faster, as measured.", "--only-if-faster")
+    only_if_faster: bool = option(
+        False, "Leave weights dense whose factors are not faster, as measured.", "--only-if-faster"
+    )
 
     order: ClassVar[int] = 30
     share: ClassVar[str | None] = "keep"
@@ -66,10 +76,10 @@ class LowRank(Change):
         self.budget()
 
     def budget(self, solver: str | None = None) -> "Budget":
-        """How much is kept; of a share by itself as the solver can spend it.
+        """The budget of the options; a share of parameters is spent in the way that the solver allows.
 
         Raises:
-            ValueError: a value out of range.
+            ValueError: A value is out of range.
         """
         from greenformers.lowrank.factorize import SPECTRAL
         from greenformers.solve.budget import Budget
@@ -83,14 +93,14 @@ class LowRank(Change):
 
     @property
     def label(self) -> str:
-        """Such as "low rank 0.5", "low rank r=64"."""
+        """The budget, as in "low rank 0.5" or "low rank r=64"."""
         budget = self.budget()
         said = {"rank": "r=", "energy": "energy ", "stable": "stable rank "}.get(budget.how, "")
         return f"low rank {said}{budget.amount:g}"
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Texts to calibrate with for solvers that look at them, an example for what is measured."""
+        """Texts to calibrate with for solvers that use them, an example for costs other than parameters."""
         from greenformers.lowrank.factorize import CALIBRATED as LOOKING
 
         measured = self.of != "parameters" or self.only_if_faster
@@ -98,11 +108,15 @@ class LowRank(Change):
 
     @property
     def uses(self) -> frozenset[Need]:
-        """Texts to calibrate with too, unless a solver is named that looks at weights alone."""
+        """The needs, and texts to calibrate with unless a solver is named that uses weights alone."""
         return self.needs | ({"calibration"} if self.solver is None else frozenset())
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
-        """Factorise; see `greenformers.solve.factorise.factorise` for what can be refused."""
+        """Factorise the weights, see `greenformers.solve.factorise.factorise`.
+
+        Raises:
+            ValueError: The factorisation is refused, or no weight became low rank.
+        """
         from greenformers.changes._coverage import coverage
         from greenformers.solve.census import census
         from greenformers.solve.factorise import factorise
@@ -115,12 +129,12 @@ class LowRank(Change):
             memory=given.memory, seed=given.seed, progress=given.progress,
         )  # fmt: skip
         if all(layer.rank is None for layer in done.layers):
-            raise ValueError("no weight became low rank: the budget, or what is faster, leaves all of them dense")
+            raise ValueError("no weight became low rank: within the budget, or to be faster, all of them stay dense")
         by = solver if done.nearest is None else f"{solver}, which has no form for experts: {done.nearest} of those"
         return self.report_of(done.layers, by, coverage(held, _paths(done.layers), done.unreached))
 
     def report_of(self, layers: "Sequence[LayerReport]", solver: str, share: str) -> Report:
-        """What was done, weight by weight, and the share of the network that it was done to."""
+        """The report: what was done to each weight, and the share of the network that was covered."""
         from greenformers.changes._options import as_dict
 
         before, after = (
@@ -134,11 +148,11 @@ class LowRank(Change):
         return Report(as_dict(self), summary, [_unit(layer) for layer in layers])
 
     def stream(self, model: "nn.Module", given: Given) -> "Stream":
-        """The change weight by weight, by solvers that look at weights alone; "randomized" by default."""
+        """The change applied weight by weight, by solvers that use weights alone; "randomized" by default."""
         from greenformers.solve.stream import Stream
 
         if self.only_if_faster:
-            raise ValueError("from disk nothing is measured: only_if_faster cannot be had")
+            raise ValueError("from disk nothing is measured: only_if_faster is not available")
         solver = self.solver or "randomized"
         return Stream(
             model, self.budget(solver), solver=solver, select=self.select, multiple=self.multiple, seed=given.seed,
@@ -146,7 +160,7 @@ class LowRank(Change):
         )  # fmt: skip
 
     def streamed(self, stream: "Stream") -> Report:
-        """What a stream that has been read to its end did."""
+        """The report of a stream that has been read to its end."""
         from greenformers.changes._coverage import coverage
 
         share = coverage(stream.held, _paths(stream.layers))
@@ -154,7 +168,7 @@ class LowRank(Change):
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
-        """Ranks by path, and groups of paths that share their factors."""
+        """The ranks by path, and groups of paths that share their factors."""
         from greenformers.changes._units import groups_of, ranks_of
 
         ranks = ranks_of(model)
@@ -162,35 +176,35 @@ class LowRank(Change):
 
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
-        """Put empty low-rank units at the paths described."""
+        """Put empty low-rank units at the paths of a description."""
         from greenformers.changes._units import checked, place
 
         return place(model, *checked(description))
 
     @classmethod
     def replaced(cls, model: "nn.Module") -> Iterable[str]:
-        """Paths of the units."""
+        """Paths of the low-rank units."""
         from greenformers.changes._units import ranks_of
 
         return ranks_of(model)
 
     @classmethod
     def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
-        """Shared factors."""
+        """Factors that units share."""
         from greenformers.changes._units import ties
 
         return ties(model)
 
     @classmethod
     def revert(cls, model: "nn.Module") -> int:
-        """Make every unit the dense product of its factors."""
+        """Replace every unit by a dense layer, with the product of its factors. The number of units."""
         from greenformers.solve.units import merged
 
         return merged(model)
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
-        """Three quarters of the weights, and half of them."""
+        """Settings that keep three quarters of the weights, and half of them."""
         return [cls(keep=0.75), cls(keep=0.5)]
 
 

@@ -1,4 +1,4 @@
-"""Where a network differs from the one that its class builds, as its configuration holds it.
+"""Where a network differs from the one that its class builds, as stored in its configuration.
 
 This file is read while `transformers` itself is still loading (see `greenformers._plugin`), so it imports little of it.
 """
@@ -10,19 +10,19 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 NAME = "greenformers"
 
 STRUCTURE = "greenformers.json"
-"""What `config.json` says for a `transformers` model, of any other network."""
+"""File with the description of a network that is no model of `transformers`, which has it in `config.json`."""
 
 
 class Description(QuantizationConfigMixin):
-    """The part of a model's configuration that says where it differs from the network its class builds.
+    """The part of a model's configuration that says where the model differs from the network its class builds.
 
     Args:
-        changes: What each change says of the network (`Change.describe`), by name.
-        order: The names in the order in which the changes were made, which a file with sorted keys would lose.
-        guards: Names of the weights that are written with one dimension more, see `greenformers.checkpoint.guard`.
+        changes: Description of the network by each change (`Change.describe`), by name.
+        order: Names in the order in which the changes were applied, which a file with sorted keys would lose.
+        guards: Names of the weights that are written with an additional dimension, see `greenformers.checkpoint.guard`.
 
     Raises:
-        ValueError: Not of this form, or a change that there is no file of.
+        ValueError: The description is not of this form, or names an unknown change.
     """
 
     def __init__(self, changes: Any = None, order: Any = None, guards: Any = None, **_: Any) -> None:
@@ -34,7 +34,7 @@ class Description(QuantizationConfigMixin):
             raise ValueError("the changes of a network must be described by name")
         for name in self.changes:
             if name not in names():
-                raise ValueError(f"{name!r} is no change that is known here: {', '.join(names())}")
+                raise ValueError(f"{name!r} is not a change; the known ones are {', '.join(names())}")
         self.order: list[str] = list(self.changes) if order is None else order
         if not isinstance(self.order, list) or sorted(map(str, self.order)) != sorted(self.changes):
             raise ValueError("the order of the changes of a network must hold the name of each of them once")
@@ -44,18 +44,18 @@ class Description(QuantizationConfigMixin):
 
     @classmethod
     def read(cls, described: dict[str, Any]) -> "Description":
-        """Of a configuration that anyone may have written.
+        """The description in a configuration, which may be from an untrusted file.
 
         Raises:
-            ValueError: Not of this form.
+            ValueError: The description is not of this form.
         """
         return cls(described.get("changes"), described.get("order"), described.get("guards"))
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The description as JSON holds it."""
         return {"changes": self.changes, "order": self.order, "guards": self.guards}
 
     @property
     def empty(self) -> bool:
-        """Nothing differs."""
+        """True where nothing differs."""
         return not self.changes

@@ -1,9 +1,8 @@
-"""What stops whoever does not know greenformers: a weight with one dimension more than the class expects.
+"""Guards: weights with an additional dimension, by which loading without greenformers fails.
 
-To a process in which greenformers was not imported, a changed checkpoint lacks weights: it would warn, draw them at
-random and go on. Of all that it may find in a checkpoint, a weight of another size is what makes `from_pretrained`
-fail, whatever the class and whoever calls it. So one small weight of each model is written with a first dimension of 1,
-which the plug-in expects and takes away.
+For a process in which greenformers was not imported, a changed checkpoint lacks weights: it would warn, draw them at
+random and continue. What makes `from_pretrained` fail for every class and caller is a weight of another shape. So one
+small weight of each model is written with a first dimension of 1, which the plug-in expects and removes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,44 +18,44 @@ HOOKED = "_takes_guards"
 
 
 def guards_of(model: PreTrainedModel, replaced: Iterable[str] = ()) -> list[str]:
-    """Names of the weights that are written so: the first vector of a model, and of each model in it.
+    """Names of the guards: the first weight vector of a model, and of each model in it.
 
     Args:
-        model: Of transformers.
-        replaced: Paths of modules that changes have put there, which the class does not have.
+        model: A model of transformers.
+        replaced: Paths of modules that changes have put in place, which the class does not have.
     """
     changed, tied = tuple(f"{path}." for path in replaced), set(model.all_tied_weights_keys)
-    found: dict[str, None] = {}
+    guards: dict[str, None] = {}
     for path, part in model.named_modules():
         if isinstance(part, PreTrainedModel):
             stem = f"{path}." if path else ""
             names = (stem + name for name, x in part.named_parameters() if x.dim() == 1 and name.endswith("weight"))
             if first := next((name for name in names if not name.startswith(changed) and name not in tied), None):
-                found[first] = None
-    return list(found)
+                guards[first] = None
+    return list(guards)
 
 
 def expect(model: nn.Module, guards: Iterable[str]) -> None:
-    """Give the weights of a skeleton, on the meta device, the dimension that they have in the file."""
+    """Add the dimension that guards have in the file to those of an empty network on the meta device."""
     for module, name in _holders(model, guards):
         weight = getattr(module, name)
         setattr(module, name, nn.Parameter(weight.data[None], weight.requires_grad))
 
 
 def take_away(model: nn.Module, guards: Iterable[str]) -> None:
-    """Take the dimension away from the weights that were read."""
+    """Remove the additional dimension from guards that were read."""
     for module, name in _holders(model, guards):
         weight = getattr(module, name)
         weight.data = weight.data[0]
 
 
 def guarded(state: dict[str, Tensor], guards: Iterable[str]) -> dict[str, Tensor]:
-    """Weights as they are written."""
+    """The weights as they are written, guards with their additional dimension."""
     return state | {name: state[name][None] for name in guards if name in state}
 
 
 def accept_guards(model: nn.Module) -> None:
-    """Have `load_state_dict` take weights as they are written, too: the Trainer reads checkpoints so."""
+    """Have `load_state_dict` accept guards as they are written, too: the Trainer reads checkpoints with it."""
     if not hasattr(model, HOOKED):
         model.register_load_state_dict_pre_hook(_unguard)
         setattr(model, HOOKED, True)

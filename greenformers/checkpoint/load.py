@@ -1,4 +1,4 @@
-"""Read a compressed network, or say why not; never one with missing weights."""
+"""Read a compressed network, or raise the reason why not; never return one with missing weights."""
 
 import json
 from pathlib import Path
@@ -18,16 +18,16 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     """Read a network that `save` or `save_pretrained` wrote.
 
     Args:
-        folder: a local folder.
-        cls: of `transformers`; by default the one the configuration names.
-        into: for a network that is not of `transformers`: the dense one, which is changed.
+        folder: A local folder.
+        cls: Class of `transformers`; by default the one that the configuration names.
+        into: For a network that is not of `transformers`, the dense network, which is changed in place.
 
     Returns:
         The network, in evaluation mode; `into` if given.
 
     Raises:
-        FileNotFoundError: no such folder, or no weights in safetensors in it.
-        ValueError: files that are damaged, foreign, not of a compressed network, or do not fit.
+        FileNotFoundError: There is no such folder, or it has no weights in safetensors.
+        ValueError: The files are damaged, foreign, not of a compressed network, or do not fit each other.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -42,20 +42,20 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
         raise ValueError(f"{folder / 'config.json'} does not describe a compressed network; it may be a dense one")
     Description.read(described)
     try:
-        found: Any = (cls or model_class(config, folder)).from_pretrained(
+        loaded: Any = (cls or model_class(config, folder)).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except OSError:
         raise
     except Exception as error:  # whatever `transformers` makes of files that anyone may have written
         raise ValueError(f"{folder}: the weights do not fit the configuration: {line(error)}") from error
-    model, info = found
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[what]:
-            some = ", ".join(map(str, sorted(info[what])[:3]))
-            raise ValueError(f"{folder}: {len(info[what])} {what.replace('_', ' ')}: {some}")
+    model, info = loaded
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[fault]:
+            some = ", ".join(map(str, sorted(info[fault])[:3]))
+            raise ValueError(f"{folder}: {len(info[fault])} {fault.replace('_', ' ')}: {some}")
     missing = vars(model).pop(MISSING, [])
-    if missing and cls is None:  # another class may have no place for some: a head comes or goes
+    if missing and cls is None:  # another class may lack some of them, as with another head
         raise ValueError(f"{folder}: the network has no {sorted(missing)[0]!r}, one of {len(missing)} changed parts")
     return model
 
@@ -76,54 +76,54 @@ def model_class(config: dict[str, Any], folder: Path) -> type[PreTrainedModel]:
     """The class that a configuration names, of transformers or of ours.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: There is none of that name.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+    cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         from greenformers import model as own
 
-        found = getattr(own, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        cls = getattr(own, name, None) if isinstance(name, str) else None
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ValueError(f"{folder / 'config.json'} names the architecture {name!r}, which transformers does not have")
-    return found
+    return cls
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """The JSON object in a file.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a JSON object.
+        FileNotFoundError: There is no such file.
+        ValueError: The file does not hold a JSON object.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {line(error)}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object, got a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got a {type(content).__name__}")
+    return content
 
 
 def check_local(config: dict[str, Any], folder: Path) -> None:
-    """See that a configuration asks for no code of its own.
+    """Check that a configuration asks for no code of its own.
 
     Raises:
-        ValueError: it does.
+        ValueError: It does.
     """
     if config.get("auto_map"):
         raise ValueError(f"{folder / 'config.json'} asks for code of its own (auto_map): not run")
 
 
 def check_weights(folder: Path) -> None:
-    """See that a folder has weights in safetensors, whole, all of them within the folder.
+    """Check that a folder has weights in safetensors that are complete and within the folder.
 
     Raises:
-        FileNotFoundError: there are none.
-        ValueError: a file is damaged, or an index leads out of the folder.
+        FileNotFoundError: There are none.
+        ValueError: A file is damaged, or an index leads out of the folder.
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -138,7 +138,7 @@ def check_weights(folder: Path) -> None:
         if Path(name).name != name or path.resolve().parent != folder.resolve():
             raise ValueError(f"{index} names {name!r}, which is not a file of its folder: not read")
         if not path.is_file():
-            pickles = sorted(found.name for found in folder.glob("*.bin")) + sorted(f.name for f in folder.glob("*.pt"))
+            pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(f.name for f in folder.glob("*.pt"))
             beside = f"; {pickles[0]} is a pickle, which could run code: not read" if pickles else ""
             raise FileNotFoundError(f"{path} is missing{beside}")
         try:
@@ -149,5 +149,5 @@ def check_weights(folder: Path) -> None:
 
 
 def line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The message of an error in one line, of at most 300 characters."""
     return " ".join(str(error).split())[:300]

@@ -1,4 +1,4 @@
-"""Back to what the class builds, as far as changes can be undone."""
+"""Undo changes, back to the network that the class builds, as far as they can be undone."""
 
 from torch import nn
 
@@ -6,17 +6,17 @@ from greenformers.checkpoint.structure import changes_of, mark
 
 
 def merge(model: nn.Module) -> int:
-    """Undo the changes of a network that can be undone, in place, the last one first; of how many parts.
+    """Undo the changes of a network that can be undone, in place, the last one first. The number of parts changed back.
 
     Low-rank layers become dense again, each the product of its factors, and weights that were tied are tied again.
     What stays (another attention, fewer layers) stays.
 
     Raises:
-        ValueError: A change stands above the others that cannot be undone.
+        ValueError: A change that came after the others cannot be undone.
     """
     count = sum(change.revert(model) for change in reversed(changes_of(model)))
     mark(model)
     if not changes_of(model):
-        # The configuration is one of a dense network again; so is what reads it.
+        # The configuration is that of a dense network again, and no quantizer is needed to save it.
         vars(model).pop("hf_quantizer", None)
     return count

@@ -1,6 +1,6 @@
 """How `from_pretrained` of `transformers` learns where a checkpoint differs from what its class builds.
 
-The one slot through which a plug-in may change a network before its weights are read is that of quantisation. This
+The one interface by which a plug-in may change a network before its weights are read is that of quantisation. This
 file is read while `transformers` itself is still loading (see `greenformers._plugin`), so it imports little of it.
 """
 
@@ -24,7 +24,7 @@ class DescriptionQuantizer(HfQuantizer):
     def __init__(self, quantization_config: Description, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         if not self.pre_quantized:
-            raise ValueError("a Description is of a changed checkpoint; use greenformers.compress to make one")
+            raise ValueError("a Description belongs to a changed checkpoint; use greenformers.compress to make one")
 
     def _process_model_before_weight_loading(self, model: "PreTrainedModel", **kwargs: Any) -> "PreTrainedModel":
         from greenformers.checkpoint.guard import expect
@@ -40,7 +40,7 @@ class DescriptionQuantizer(HfQuantizer):
         from greenformers.checkpoint.place import settle
         from greenformers.model._transformers import allow_training
 
-        # Everything a dense network can do, it can, but for the training of weights that are frozen.
+        # It can do all that a dense network can, except train weights that are frozen.
         allow_training(model)
         config: Any = self.quantization_config
         take_away(model, config.guards)
@@ -71,6 +71,6 @@ class DescriptionQuantizer(HfQuantizer):
 
 @cache
 def register() -> None:
-    """Make `from_pretrained` of `transformers` know compressed networks; done by `import greenformers`."""
+    """Register compressed networks with `from_pretrained` of `transformers`; `import greenformers` does it."""
     register_quantization_config(NAME)(Description)
     register_quantizer(NAME)(DescriptionQuantizer)

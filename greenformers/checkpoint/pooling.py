@@ -1,4 +1,4 @@
-"""How a model of sentence-transformers pools: from the files of its folder, or from the object in memory."""
+"""The pooling of a model of sentence-transformers, from the files of its folder or from the loaded object."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -20,53 +20,53 @@ LEGACY = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
-"""The keys that versions before 6 wrote, in the order in which their vectors stand beside each other."""
+"""The keys that versions before 6 wrote, in the order in which their vectors are concatenated."""
 
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "Dropout")
 
 Description = tuple[str, Mapping[str, Any], Mapping[str, Tensor]]
-"""Of a module: its kind, its settings and its weights."""
+"""The kind, settings and weights of a module."""
 
 
-def read_pooling(found: SentenceFolder) -> SentencePooling:
+def read_pooling(folder: SentenceFolder) -> SentencePooling:
     """The pooling of a folder.
 
     Raises:
-        ValueError: A module that is not understood here, or settings and weights that do not fit.
+        ValueError: A module is of an unknown kind, or its settings and weights do not fit.
     """
-    described = [(module.kind, _settings(module.folder), _weights(module.folder)) for module in found.modules[1:]]
-    return replace(_pooling(described, str(found.root)), length=found.length, folder=found.root)
+    described = [(module.kind, _settings(module.folder), _weights(module.folder)) for module in folder.modules[1:]]
+    return replace(_pooling(described, str(folder.root)), length=folder.length, folder=folder.root)
 
 
 def know(model: nn.Module) -> None:
-    """Attach to a model the pooling of the folder that it was read from, if that is one of sentence-transformers.
+    """Attach to a model the pooling of the folder that it was read from, if it is one of sentence-transformers.
 
     Raises:
-        ValueError: See `sentence_folder` and `read_pooling`.
+        ValueError: Raised as by `sentence_folder` and `read_pooling`.
     """
     name = getattr(model, "name_or_path", "")
     if hasattr(model, ATTACHED) or not isinstance(model, PreTrainedModel) or not name or not Path(name).is_dir():
         return
-    found = sentence_folder(name)
-    if found is None or not (found.root / "config.json").is_file():
+    folder = sentence_folder(name)
+    if folder is None or not (folder.root / "config.json").is_file():
         return
-    named = model_class(read_json(found.root / "config.json"), found.root)
-    if type(model) in (named, found.model_class(model.config, named)):  # and not another one, with another head
-        know_folder(model, found)
+    named = model_class(read_json(folder.root / "config.json"), folder.root)
+    if type(model) in (named, folder.model_class(model.config, named)):  # and not another class, with another head
+        know_folder(model, folder)
 
 
-def know_folder(model: PreTrainedModel, found: SentenceFolder) -> None:
-    """Attach to a model the pooling of its folder; of one whose states are not pooled, the folder alone.
+def know_folder(model: PreTrainedModel, folder: SentenceFolder) -> None:
+    """Attach to a model the pooling of its folder, or the folder alone where its states are not pooled.
 
     Raises:
-        ValueError: See `read_pooling`.
+        ValueError: Raised as by `read_pooling`.
     """
-    plain = SentencePooling(length=found.length, folder=found.root)
-    attach(model, read_pooling(found) if found.task == POOLED else plain)
+    plain = SentencePooling(length=folder.length, folder=folder.root)
+    attach(model, read_pooling(folder) if folder.task == POOLED else plain)
 
 
 def is_sentence_transformer(model: object) -> bool:
-    """Whether it is a model of sentence-transformers, which need not be installed to ask."""
+    """Whether a model is a SentenceTransformer; sentence-transformers need not be installed for it."""
     return isinstance(model, nn.Sequential) and any(
         f"{cls.__module__}.".startswith(LIBRARY) for cls in type(model).__mro__
     )
@@ -76,10 +76,10 @@ def transformer_in(model: Any) -> PreTrainedModel:
     """The transformer of a SentenceTransformer, with the pooling of its modules attached.
 
     Raises:
-        ValueError: Its first module holds no model of transformers; or a module that is not understood here.
+        ValueError: Its first module holds no model of transformers, or a module is of an unknown kind.
     """
-    found = getattr(model[0], "auto_model", None) if len(model) else None
-    if not isinstance(found, PreTrainedModel):
+    transformer = getattr(model[0], "auto_model", None) if len(model) else None
+    if not isinstance(transformer, PreTrainedModel):
         raise ValueError(f"the first module of a {type(model).__name__} must hold a model of transformers")
     if getattr(model[0], "transformer_task", POOLED) != POOLED:
         raise ValueError(f"a {type(model).__name__} makes no sentence embeddings: change its model[0].auto_model")
@@ -88,8 +88,8 @@ def transformer_in(model: Any) -> PreTrainedModel:
         for module in list(model)[1:]
     ]
     pooling = _pooling(described, f"the {type(model).__name__}")
-    attach(found, replace(pooling, length=model.max_seq_length, in_memory=True))
-    return found
+    attach(transformer, replace(pooling, length=model.max_seq_length, in_memory=True))
+    return transformer
 
 
 def _pooling(described: Iterable[Description], where: str) -> SentencePooling:
@@ -99,7 +99,7 @@ def _pooling(described: Iterable[Description], where: str) -> SentencePooling:
     for kind, settings, weights in described:
         if kind not in KINDS or (kind == "Pooling") == bool(modes):
             raise ValueError(
-                f"{where}: a sentence embedding is made here by one Pooling and then {', '.join(KINDS[1:])}; got {kind}"
+                f"{where}: sentence embeddings need one Pooling, then any of {', '.join(KINDS[1:])}; got {kind}"
             )
         names = {settings.get(key) or EMBEDDING for key in ("module_input_name", "module_output_name")}
         if names != {EMBEDDING}:
@@ -120,12 +120,12 @@ def _pooling(described: Iterable[Description], where: str) -> SentencePooling:
 
 
 def _modes(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    found = settings.get("pooling_mode")
-    if found is None:
-        found = [mode for key, mode in LEGACY.items() if settings.get(key)] or "mean"
-    modes = (found,) if isinstance(found, str) else tuple(found) if isinstance(found, list | tuple) else ()
+    setting = settings.get("pooling_mode")
+    if setting is None:
+        setting = [mode for key, mode in LEGACY.items() if settings.get(key)] or "mean"
+    modes = (setting,) if isinstance(setting, str) else tuple(setting) if isinstance(setting, list | tuple) else ()
     if not modes or not all(isinstance(mode, str) and mode in MODES for mode in modes):
-        raise ValueError(f"{where}: pooling_mode must be of {', '.join(MODES)}; got {found!r}")
+        raise ValueError(f"{where}: pooling_mode must be of {', '.join(MODES)}; got {setting!r}")
     return modes
 
 
@@ -149,14 +149,14 @@ def _weight(weights: Mapping[str, Tensor], name: str, where: str) -> Tensor:
 
 def _activation(name: object, where: str) -> nn.Module:
     """An activation of torch, by the name that sentence-transformers writes: torch.nn.modules.activation.Tanh."""
-    found = getattr(nn, name.rpartition(".")[2], None) if str(name).startswith("torch.nn.") else None  # type: ignore[attr-defined]
+    cls = getattr(nn, name.rpartition(".")[2], None) if str(name).startswith("torch.nn.") else None  # type: ignore[attr-defined]
     try:
-        made = found() if isinstance(found, type) and issubclass(found, nn.Module) else None
-    except TypeError:  # no activation: it wants sizes
-        made = None
-    if made is None or any(True for _ in made.parameters()):
+        activation = cls() if isinstance(cls, type) and issubclass(cls, nn.Module) else None
+    except TypeError:  # not an activation: it takes sizes
+        activation = None
+    if activation is None or any(True for _ in activation.parameters()):
         raise ValueError(f"{where}: activation_function must be an activation of torch.nn, got {name!r}")
-    return made
+    return activation
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -170,17 +170,17 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def check_carried(out: Path, pooling: SentencePooling, width: int) -> None:
-    """See that a folder that was written pools as the model in memory does.
+    """Check that the written folder gives the same sentence embeddings as the model.
 
     Raises:
         ValueError: It does not.
     """
-    found = sentence_folder(out)
-    if found is None:
+    folder = sentence_folder(out)
+    if folder is None:
         raise ValueError("the network was not saved: its modules were lost")
-    if found.task != POOLED:
+    if folder.task != POOLED:
         return
-    again = read_pooling(found)
+    again = read_pooling(folder)
     hidden = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     if not torch.equal(again(hidden, mask), pooling(hidden, mask)):

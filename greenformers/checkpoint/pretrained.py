@@ -22,14 +22,15 @@ FEATURES = ("preprocessor_config.json", "processor_config.json")
 
 
 def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A model of a local folder, without any network, or of the hub; weights in safetensors, no code of its own.
+    """A model from a local folder, without any download, or from the hub, and its tokenizer.
 
-    One that was compressed is read by `load`. Of a folder of sentence-transformers it is the transformer, to which the
-    pooling of the other modules is attached.
+    Only weights in safetensors are read, and no code of the model is run. A compressed model is read by `load`. From a
+    folder of sentence-transformers it is the transformer, to which the pooling of the other modules is attached.
 
     Raises:
-        ValueError: damaged or foreign files; a model that asks for code of its own; no tokenizer where one is needed.
-        OSError: not found.
+        ValueError: Files are damaged or foreign, the model asks for code of its own, or a tokenizer that is needed is
+            missing.
+        OSError: The model is not found.
     """
     modules = sentence_folder(name)
     if modules is not None and modules.transformer != modules.root:
@@ -45,8 +46,8 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     if modules is not None:
         know_folder(model, modules)
     tokenizer = None
-    # Where there is no file of it, `transformers` may make one up that knows no word.
-    if not local or any(found for pattern in TOKENIZER for found in Path(name).glob(pattern)):
+    # Without a file `transformers` may build a tokenizer with an empty vocabulary.
+    if not local or any(file for pattern in TOKENIZER for file in Path(name).glob(pattern)):
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
         except Exception as error:
@@ -59,10 +60,10 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
 
 
 def features_of(name: str, model: PreTrainedModel) -> Any:
-    """The image processor or feature extractor beside a model; None of a model of texts, or where there is none.
+    """The image processor or feature extractor beside a model; None for a model of texts, or where there is none.
 
     Raises:
-        ValueError: There is one that cannot be read.
+        ValueError: Its file cannot be read.
     """
     kind = KINDS.get(model.main_input_name, "text")
     local = Path(name).is_dir()
@@ -87,17 +88,17 @@ def _model(name: str, local: bool, options: dict[str, Any], modules: SentenceFol
         method = described.get("quant_method") if isinstance(described, dict) else described.quant_method
         if method != NAME:
             raise ValueError(f"{name} is quantised by {method}: give the model it was made from")
-        found: Any = load(name)
-        return found
+        loaded: Any = load(name)
+        return loaded
     cls = model_class({"architectures": config.architectures or []}, Path(name))
     cls = cls if modules is None else modules.model_class(config, cls)
     try:
-        found = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
+        loaded = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
     except OSError as error:
         raise OSError(line(error)) from error
     except Exception as error:  # whatever `transformers` makes of files that anyone may have written
         raise ValueError(f"{name}: the weights do not fit the configuration: {line(error)}") from error
-    model, info = found
+    model, info = loaded
     if info["missing_keys"]:
         raise ValueError(
             f"{name} lacks {len(info['missing_keys'])} weights, {sorted(info['missing_keys'])[0]} among them"
@@ -106,7 +107,7 @@ def _model(name: str, local: bool, options: dict[str, Any], modules: SentenceFol
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel, name: str) -> None:
-    """See that a tokenizer is there whose tokens a model knows.
+    """Check that there is a tokenizer whose tokens are all in the vocabulary of the model.
 
     Raises:
         ValueError: There is none, or it has more tokens.
@@ -114,9 +115,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrained
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, which texts need")
     if KINDS.get(model.main_input_name, "text") == "text":
-        table: Any = model.get_input_embeddings()
-        known = table.num_embeddings
-    else:  # it writes texts alone
-        known = getattr(model.config, "vocab_size", len(tokenizer))
-    if len(tokenizer) > known:
-        raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {known}")
+        embedding: Any = model.get_input_embeddings()
+        vocabulary = embedding.num_embeddings
+    else:  # the model only writes texts
+        vocabulary = getattr(model.config, "vocab_size", len(tokenizer))
+    if len(tokenizer) > vocabulary:
+        raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {vocabulary}")

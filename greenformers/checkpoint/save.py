@@ -26,7 +26,7 @@ REPORT = "compression.json"
 """The report of the recipe, beside the weights."""
 
 MARK = "library_name: greenformers"
-"""At the head of every card: what tells a folder that may be replaced."""
+"""Line at the head of every card, by which a folder that may be replaced is recognised."""
 
 SENTENCES = """from sentence_transformers import SentenceTransformer
 
@@ -42,28 +42,30 @@ def save(
     processor: Any = None,
     example: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write a changed network whole; `greenformers.load` reads it.
+    """Write a changed network with all that is needed to use it; `greenformers.load` reads it.
 
-    Before it is called done it is read again and run once, see `greenformers.checkpoint.trial`. A folder that exists is
-    replaced once all is written: a crash leaves the old one, or the new one. Of a SentenceTransformer all modules are
-    written; with a transformer that was read from a folder of sentence-transformers, those of that folder.
+    The files are read again and run once before the folder is put in place, see `greenformers.checkpoint.trial`. An
+    existing folder is replaced once all is written: a crash leaves the old one or the new one. A SentenceTransformer is
+    written with all its modules; a transformer that was read from a folder of sentence-transformers with those of that
+    folder.
 
     Args:
-        model: Any network that went through changes, or a SentenceTransformer whose transformer did.
-        folder: For the files.
-        report: Of `compress`; its tables go on the card, all of it into `compression.json`, its recipe into
+        model: Any network that changes were applied to, or a SentenceTransformer with such a transformer.
+        folder: Folder for the files.
+        report: Report of `compress`; its tables go on the card, all of it into `compression.json`, its recipe into
             `recipe.toml`.
-        card: More Markdown for the card.
-        tokenizer: Saved beside it; by default that of the folder of sentence-transformers, if it was read from one.
-        processor: Image processor, feature extractor, or processor of `transformers`: saved beside it.
-        example: Keyword arguments of a call of the model, to run it once; by default made from its configuration.
+        card: Further Markdown for the card.
+        tokenizer: Tokenizer, saved beside the model; by default that of the folder of sentence-transformers, if the
+            model was read from one.
+        processor: Image processor, feature extractor or processor of `transformers`, saved beside the model.
+        example: Keyword arguments of the call by which the files are tried; by default made from the configuration.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: Nothing was changed in the network; or what was written is not what is in memory, or not finite;
-            or the modules of its SentenceTransformer are at hand neither in a folder nor in `model`.
+        ValueError: Nothing was changed in the network; the written network is another one, or not finite; or the
+            modules of its SentenceTransformer are neither in a folder nor in `model`.
         OSError: The folder cannot be written, or holds something that is no saved network.
     """
     whole: Any = model if is_sentence_transformer(model) else None
@@ -73,86 +75,84 @@ def save(
         raise ValueError("nothing was changed in the network: compress it first")
     know(model)
     if pooling_of(model).in_memory and whole is None:
-        raise ValueError("the modules behind this transformer are in memory alone: save the SentenceTransformer")
+        raise ValueError("the modules behind this transformer are in no folder: save the SentenceTransformer")
     folder = Path(folder)
-    with building(folder) as made:
+    with building(folder) as unfinished:
         if whole is not None:
-            whole.save(str(made), create_model_card=False)
+            whole.save(str(unfinished), create_model_card=False)
         elif isinstance(model, PreTrainedModel):
-            model.save_pretrained(made)
-            _carry_modules(model, made, tokenizer is not None)
+            model.save_pretrained(unfinished)
+            _carry_modules(model, unfinished, tokenizer is not None)
         else:
-            save_model(model, str(made / "model.safetensors"))
-            (made / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
+            save_model(model, str(unfinished / "model.safetensors"))
+            (unfinished / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
         if tokenizer is not None:
-            tokenizer.save_pretrained(made)
+            tokenizer.save_pretrained(unfinished)
         if processor is not None:
-            processor.save_pretrained(made)
-        describe(made, model, report, card)
-        try_again(made, model, example)
-        if isinstance(model, PreTrainedModel) and (made / MODULES).is_file():
-            check_carried(made, pooling_of(model), model.config.get_text_config().hidden_size)
+            processor.save_pretrained(unfinished)
+        describe(unfinished, model, report, card)
+        try_again(unfinished, model, example)
+        if isinstance(model, PreTrainedModel) and (unfinished / MODULES).is_file():
+            check_carried(unfinished, pooling_of(model), model.config.get_text_config().hidden_size)
     return folder
 
 
-def _carry_modules(model: PreTrainedModel, made: Path, has_tokenizer: bool) -> None:
+def _carry_modules(model: PreTrainedModel, out: Path, has_tokenizer: bool) -> None:
     pooling = pooling_of(model)
     if pooling.folder is not None:
-        found = sentence_folder(pooling.folder)
-        if found is None:
-            raise ValueError(
-                f"{pooling.folder / MODULES} is gone, which the modules behind the model are to be read by"
-            )
-        found.carry(made, pooling.length)
+        modules = sentence_folder(pooling.folder)
+        if modules is None:
+            raise ValueError(f"{pooling.folder / MODULES} is missing, by which the modules behind the model are read")
+        modules.carry(out, pooling.length)
         for pattern in () if has_tokenizer else TOKENIZER:
-            for path in found.transformer.glob(pattern):
-                shutil.copyfile(path, made / path.name)
+            for path in modules.transformer.glob(pattern):
+                shutil.copyfile(path, out / path.name)
 
 
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """A folder to write to in a `with` block; it takes the place of `folder` at the end, and is gone if that fails.
+    """A `with` block with a folder to write to, which takes the place of `folder` at the end; errors remove it.
 
     Raises:
-        FileExistsError: see `check_target`.
+        FileExistsError: Raised as by `check_target`.
     """
     check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        yield made
-        made.chmod(0o755)
-        replace(made, folder)
+        yield unfinished
+        unfinished.chmod(0o755)
+        replace(unfinished, folder)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def describe(made: Path, model: nn.Module, report: CompressionReport | None, card: str = "") -> None:
-    """Write the report and the recipe, if there is one, and the card."""
+def describe(folder: Path, model: nn.Module, report: CompressionReport | None, card: str = "") -> None:
+    """Write the card, and the report and the recipe if there is a report."""
     if report is not None:
-        (made / REPORT).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-        (made / RECIPE).write_text(recipe_text(step.report.change for step in report.steps), encoding="utf-8")
-    pooled = (made / MODULES).is_file()
-    (made / "README.md").write_text(card_of(model, report, card, pooled))
+        (folder / REPORT).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+        (folder / RECIPE).write_text(recipe_text(step.report.change for step in report.steps), encoding="utf-8")
+    pooled = (folder / MODULES).is_file()
+    (folder / "README.md").write_text(card_of(model, report, card, pooled))
 
 
 def check_target(folder: Path) -> None:
-    """See that a folder is free, or holds a network saved before: what is there will be removed.
+    """Check that a folder is missing, empty, or holds a saved network, which may be replaced.
 
     Raises:
-        FileExistsError: it is a file, or holds something else.
+        FileExistsError: It is a file, or holds anything else.
     """
     if folder.exists() and not (folder.is_dir() and (_saved(folder) or not any(folder.iterdir()))):
         raise FileExistsError(f"{folder} exists and holds no compressed network: name another folder")
 
 
 def check_place(folder: Path) -> None:
-    """See that a folder can be made, or replaced, where it is to be: before any work begins.
+    """Check, before any work begins, that a folder can be written or replaced.
 
     Raises:
-        FileExistsError: See `check_target`.
-        FileNotFoundError: There is no folder to make it in.
+        FileExistsError: Raised as by `check_target`.
+        FileNotFoundError: The folder around it is missing.
         OSError: Nothing can be written there.
     """
     check_target(folder)
@@ -172,24 +172,24 @@ def _saved(folder: Path) -> bool:
         return MARK in file.read(200)
 
 
-def replace(made: Path, folder: Path) -> None:
-    """Put a finished folder in the place of another."""
+def replace(finished: Path, folder: Path) -> None:
+    """Put a finished folder in place of another."""
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         folder.rename(old / "old")
         try:
-            made.rename(folder)
+            finished.rename(folder)
         except BaseException:
             (old / "old").rename(folder)
             old.rmdir()
             raise
         shutil.rmtree(old)
     else:
-        made.rename(folder)
+        finished.rename(folder)
 
 
 def card_of(model: nn.Module, report: CompressionReport | None, card: str, pooled: bool = False) -> str:
-    """The model card: how to load it, `pooled` by sentence-transformers too, what it costs, what was done."""
+    """The model card: how to load the model (`pooled`: by sentence-transformers too), its costs, and what was done."""
     name = type(model).__name__
     loading = (
         f"import greenformers\nfrom transformers import {name}\n\n"
@@ -209,7 +209,7 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str, poole
     parts = [
         f"---\n{MARK}\ntags: [greenformers]\n---",
         f"# {name}, compressed",
-        warning if changes else "It is of the form that its class builds.",
+        warning if changes else "It is the network that its class builds.",
         f"```python\n{loading}\n```",
         card,
         "" if report is None else f"## What was done\n\n{report.markdown()}",

@@ -1,7 +1,7 @@
-"""Folders of sentence-transformers: a transformer, and the modules that make one vector a text out of its states.
+"""Folders of sentence-transformers: a transformer, and the modules that turn its states into one vector for each text.
 
-`modules.json` lists them with a type and a folder each. They are read and carried here without sentence-transformers,
-which need not be installed; weights in safetensors alone, and no code but its own.
+`modules.json` lists them with a type and a folder each. They are read and copied here without sentence-transformers,
+which need not be installed. Only weights in safetensors are read, and only classes of sentence-transformers accepted.
 """
 
 import json
@@ -18,18 +18,18 @@ from greenformers.checkpoint.load import check_weights, line, read_json
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 OF_THE_TRANSFORMER = "sentence_*_config.json"
-"""Such as sentence_bert_config.json, beside the weights of the transformer."""
+"""Pattern of the settings beside the weights of the transformer, such as sentence_bert_config.json."""
 
 LIBRARY = "sentence_transformers."
 POOLED = "feature-extraction"
-"""The task of a transformer whose states are pooled, and which is meant where nothing is said."""
+"""The task of a transformer whose states are pooled, and the default."""
 WEIGHTED = ("Dense", "LayerNorm")
 """Modules that have weights."""
 
 FROM_THE_HUB = [MODULES, SETTINGS, OF_THE_TRANSFORMER, *(f"*_*/*.{end}" for end in ("json", "safetensors", "txt"))]
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
 ENDLESS = 10**6
-"""From so many tokens on the length in a tokenizer's file stands for none."""
+"""Length in tokens from which on the length in a tokenizer's file means that there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Module:
 
     Attributes:
         kind: Name of its class, such as "Pooling".
-        folder: With its files; it may be missing where there are none.
+        folder: Folder with its files; it may be missing where there are none.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class SentenceFolder:
         root: The folder.
         modules: Its modules, the transformer first.
         task: What the transformer is used for, `POOLED` as a rule.
-        length: Longest text in tokens, None where nothing is said.
+        length: Longest text in tokens, None where the files name none.
     """
 
     root: Path
@@ -67,18 +67,18 @@ class SentenceFolder:
         return self.modules[0].folder
 
     def model_class(self, config: PreTrainedConfig, named: type[PreTrainedModel]) -> type[PreTrainedModel]:
-        """The class of the transformer: without the head that a configuration may name, where its states are used."""
+        """The class of the transformer: without the head that a configuration may name, where its states are pooled."""
         if self.task != POOLED or _headless(named):
             return named
-        found: Any = MODEL_MAPPING.get(type(config), named)
-        return found[0] if isinstance(found, tuple) else found
+        classes: Any = MODEL_MAPPING.get(type(config), named)
+        return classes[0] if isinstance(classes, tuple) else classes
 
     def carry(self, out: Path, length: int | None = None) -> None:
-        """Copy the further modules and the settings of all; the transformer of `out` stands at its root.
+        """Copy the modules behind the transformer and the settings of all; the transformer of `out` is at its root.
 
         Args:
             out: The folder of the changed model.
-            length: Longest text in tokens, where it is no longer the folder's.
+            length: Longest text in tokens, where it differs from the folder's.
         """
         for name in (SETTINGS, OF_THE_TRANSFORMER):
             for path in sorted((self.root if name == SETTINGS else self.transformer).glob(name)):
@@ -104,8 +104,8 @@ def sentence_folder(name: str | Path) -> SentenceFolder | None:
     """The modules of a local folder, or of a name on the hub; None where there is no `modules.json`.
 
     Raises:
-        ValueError: A list that is damaged or leads out of the folder; a module of a class that is not of
-            sentence-transformers; weights that are pickled or missing.
+        ValueError: The list is damaged or leads out of the folder, a module is of a class that is not of
+            sentence-transformers, or weights are pickled or missing.
     """
     root = Path(name)
     if not root.is_dir():
@@ -113,7 +113,7 @@ def sentence_folder(name: str | Path) -> SentenceFolder | None:
             return None
         try:
             root = Path(snapshot_download(str(name), allow_patterns=FROM_THE_HUB))
-        except (OSError, ValueError):  # who reads the configuration says what is wrong with the name
+        except (OSError, ValueError):  # reading the configuration raises what is wrong with the name
             return None
     if not (root / MODULES).is_file():
         return None
@@ -129,10 +129,10 @@ def sentence_folder(name: str | Path) -> SentenceFolder | None:
 
 def _listed(root: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads((root / MODULES).read_text())
+        content = json.loads((root / MODULES).read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{root / MODULES} is not JSON: {line(error)}") from error
-    entries = found if isinstance(found, list) else []
+    entries = content if isinstance(content, list) else []
     if not entries or not all(
         isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("path", "type"))
         for entry in entries
@@ -151,7 +151,7 @@ def _module(root: Path, entry: dict[str, Any]) -> Module:
 
 
 def _check(module: Module) -> None:
-    """See that the weights of a module can be read without running code."""
+    """Check that the weights of a module can be read without running code."""
     pickles = sorted(path.name for end in ("*.bin", "*.pt") for path in module.folder.glob(end))
     if module.kind in WEIGHTED or pickles or any(module.folder.glob("*.safetensors")):
         try:
@@ -161,7 +161,7 @@ def _check(module: Module) -> None:
 
 
 def _length(said: dict[str, Any], transformer: Path) -> int | None:
-    """The longest text: of the transformer's settings, or as later versions write it, of the tokenizer's."""
+    """The longest text in tokens, from the transformer's settings or, as later versions write it, the tokenizer's."""
     length, where = said.get("max_seq_length"), "max_seq_length"
     path = transformer / "tokenizer_config.json"
     if length is None and path.is_file():

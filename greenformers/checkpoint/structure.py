@@ -1,4 +1,4 @@
-"""Where a network differs from the one its class builds: asked of every change, and written into the network."""
+"""Where a network differs from the one its class builds: collected from every change, and written into the network."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,28 +17,28 @@ TIES = "_ties_of_its_class"
 
 
 def structure(model: nn.Module) -> Description:
-    """Where a network differs from the one its class builds, by change, in the order in which they were made."""
-    known = getattr(model, ORDER, [])
-    ordered = [*map(kind, known), *(change for change in kinds() if change.name() not in known)]
+    """Where a network differs from the one its class builds, by change, in the order in which they were applied."""
+    applied = getattr(model, ORDER, [])
+    ordered = [*map(kind, applied), *(change for change in kinds() if change.name() not in applied)]
     described = {change.name(): change.describe(model) for change in ordered}
-    found = Description({name: description for name, description in described.items() if description})
-    if isinstance(model, PreTrainedModel) and not all(kind(name).built_by_the_class for name in found.order):
-        replaced = [path for name in found.order for path in kind(name).replaced(model)]
-        found.guards = guards_of(model, replaced)
-    return found
+    differences = Description({name: description for name, description in described.items() if description})
+    if isinstance(model, PreTrainedModel) and not all(kind(name).built_by_the_class for name in differences.order):
+        replaced = [path for name in differences.order for path in kind(name).replaced(model)]
+        differences.guards = guards_of(model, replaced)
+    return differences
 
 
 def changes_of(model: nn.Module) -> list[type[Change]]:
-    """The changes that a network has gone through and that show in it, in order."""
+    """The changes that were applied to a network and that it still shows, in order."""
     return [kind(name) for name in structure(model).order]
 
 
 def mark(model: nn.Module, applied: Sequence[str] = ()) -> Description:
-    """Write into a network, and into the configuration of one of `transformers`, where it differs.
+    """Write into a network, and into the configuration of a model of `transformers`, where it differs from its class.
 
     Args:
         model: Any network.
-        applied: Names of changes made since it was marked last.
+        applied: Names of the changes that were applied since it was marked last.
     """
     setattr(model, ORDER, list(dict.fromkeys([*getattr(model, ORDER, []), *applied])))
     described = structure(model)
@@ -53,7 +53,7 @@ def _configure(model: PreTrainedModel, described: Description) -> None:
     before = getattr(model.config, "quantization_config", None)
     if described.empty and not isinstance(before, Description):
         return
-    # A configuration of its own: on the same one another, dense network may stand.
+    # A configuration of its own, since a dense network may use the same object.
     shared, own = model.config, copy.copy(model.config)
     if described.empty:
         del own.quantization_config
@@ -67,36 +67,36 @@ def _configure(model: PreTrainedModel, described: Description) -> None:
 
 
 def tie(model: PreTrainedModel) -> None:
-    """Tell `transformers` which parameters of changes are one, and which of the class no longer are.
+    """Register with `transformers` which parameters changes have tied, and which of the class are no longer tied.
 
-    The first of a group is the one that is saved.
+    The first parameter of a group is the one that is saved.
     """
     changes = changes_of(model)
     replaced = {path for change in changes for path in change.replaced(model)}
     parts = {
         path: part for path, part in model.named_modules(remove_duplicate=False) if isinstance(part, PreTrainedModel)
     }
-    made: dict[str, dict[str, str]] = {}
+    of_changes: dict[str, dict[str, str]] = {}
     for pair in (pair for change in changes for pair in change.ties(model)):
         prefix = _tying(parts, pair)
         name, saved = (name[len(prefix) + bool(prefix) :] for name in pair)
-        made.setdefault(prefix, {})[name] = saved
+        of_changes.setdefault(prefix, {})[name] = saved
     for prefix, part in parts.items():
-        known = vars(part).setdefault(TIES, tied_weights(part))
+        of_class = vars(part).setdefault(TIES, tied_weights(part))
         stem = f"{prefix}." if prefix else ""
         ties = {
             target: origin
-            for target, origin in known.items()
+            for target, origin in of_class.items()
             if not {stem + name.removesuffix(".weight") for name in (target, origin)} & replaced
         }
-        ties |= made.get(prefix, {})
+        ties |= of_changes.get(prefix, {})
         if ties != tied_weights(part):
             set_tied_weights(part, ties)
     refresh_ties(model)
 
 
 def _tying(parts: Mapping[str, PreTrainedModel], names: Sequence[str]) -> str:
-    """The path of the smallest model with both names in it whose configuration says that it ties; else of the whole."""
+    """The path of the smallest model with both names whose configuration ties weights, else that of the whole."""
     around = [path for path in parts if path and all(name.startswith(f"{path}.") for name in names)]
     tying = [path for path in around if getattr(parts[path].config, "tie_word_embeddings", False)]
     return max(tying, key=len, default="")

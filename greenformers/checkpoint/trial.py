@@ -1,4 +1,4 @@
-"""What was written is read again, as anyone will, and run once beside the network in memory."""
+"""The written files are read again, as a user will, and run once beside the network that was saved."""
 
 import copy
 from pathlib import Path
@@ -16,19 +16,20 @@ from greenformers.measure.quality import evaluating
 from greenformers.model.example import example_of
 
 TOLERANCE, ROUNDED = 1e-4, 1e-2
-"""Of the largest output: sums may be in another order, and what is rounded to few bits falls to the other side then."""
+"""Differences allowed, as shares of the largest output: sums may be in another order, by which values on the edge
+are rounded the other way."""
 
 
 def try_again(folder: Path, model: nn.Module, example: Any = None) -> None:
-    """See that what a folder holds is the network in memory.
+    """Check that a folder holds the network that was written to it.
 
-    A model of transformers is loaded by its class: its weights must be equal to the bit, and its outputs on one batch,
-    as far as the batch fits the model. Of another network, whose class builds what it was before, the file is read.
+    A model of transformers is loaded by its class: its weights must be equal to the bit, and its outputs on one batch
+    close, if the model can be run on that batch. For any other network the weights are read into a copy.
 
     Args:
-        folder: With the files.
-        model: That was written to it.
-        example: A batch, as keyword arguments; by default one made from the configuration, where that can be.
+        folder: Folder with the files.
+        model: Network that was written to it.
+        example: A batch as keyword arguments; by default made from the configuration, where that is possible.
 
     Raises:
         ValueError: It is another network, or not finite.
@@ -55,15 +56,15 @@ def _lost(why: str) -> ValueError:
 
 def _loaded(folder: Path, cls: type[PreTrainedModel]) -> PreTrainedModel:
     try:
-        found: Any = cls.from_pretrained(
+        loaded: Any = cls.from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except Exception as error:  # whatever networks raise that cannot be built again
         raise _lost(line(error)) from error
-    model, info = found
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[what]:
-            raise _lost(f"{len(info[what])} {what.replace('_', ' ')}, {sorted(map(str, info[what]))[0]} among them")
+    model, info = loaded
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[fault]:
+            raise _lost(f"{len(info[fault])} {fault.replace('_', ' ')}, {sorted(map(str, info[fault]))[0]} among them")
     return model
 
 
@@ -73,7 +74,7 @@ def _compare_weights(model: nn.Module, again: nn.Module) -> None:
         raise _lost(f"{min(ours.keys() ^ theirs.keys())} is in one of the two alone")
     for name, x in ours.items():
         y = theirs[name]
-        # A class may want some weights in a type of their own: the values must be the same.
+        # A class may hold some weights in a type of their own: the values must be the same.
         if x.shape != y.shape or not torch.equal(x.cpu(), y.cpu().to(x.dtype)):
             raise _lost(f"{name} has other values")
 
@@ -82,18 +83,18 @@ def _compare_outputs(model: PreTrainedModel, again: PreTrainedModel, example: An
     try:
         batch = example_of(model) if example is None else example
         expected = _outputs(model, batch)
-    except Exception:  # there is no example of what it reads, or it wants more: its weights have been compared
+    except Exception:  # no example can be made, or it needs more inputs: its weights have been compared
         return
     try:
         moved: Any = again
-        found = _outputs(moved.to(model.device), batch)
+        actual = _outputs(moved.to(model.device), batch)
     except Exception as error:
         raise _lost(line(error)) from error
-    if [x.shape for x in expected] != [x.shape for x in found]:
-        raise _lost("its outputs have another form")
+    if [x.shape for x in expected] != [x.shape for x in actual]:
+        raise _lost("its outputs have another shape")
     coarse = model.dtype not in (torch.float32, torch.float64) or any(change.freezes for change in changes_of(model))
     tolerance = ROUNDED if coarse else TOLERANCE
-    for x, y in zip(expected, found, strict=True):
+    for x, y in zip(expected, actual, strict=True):
         scale = x.abs().nan_to_num(posinf=0.0).max() if x.numel() else torch.zeros(())
         distance = (x - y).abs()[x.isfinite()]
         if distance.numel() and not bool(distance.max() <= tolerance * scale):
@@ -102,7 +103,7 @@ def _compare_outputs(model: PreTrainedModel, again: PreTrainedModel, example: An
 
 @torch.no_grad()
 def _outputs(model: PreTrainedModel, batch: Any) -> list[Tensor]:
-    """Every floating-point tensor that it returns, drawn alike where it draws."""
+    """Every floating-point tensor that a model returns, always from the same random numbers."""
     with evaluating(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         out = model(**batch)

@@ -1,4 +1,4 @@
-"""Changes of a trained network, made: the verb `compress`, and the command that judges what it does."""
+"""Application of changes to a trained network: the function `compress`, and the command that judges its results."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,36 +36,36 @@ def compress(
     >>> compress(model, 0.5)  # low rank, half of the weights
     >>> compress(model, [LowRank(keep=0.5), Heal(300), Int8()], texts=texts, tokenizer=tokenizer)
 
-    Whether every change can be made is looked at before the first one is. A change leaves the network as it was where
-    it raises; those before it have been made.
+    All changes are checked before the first one is applied. A change that raises leaves the network as it was after the
+    changes before it.
 
     Args:
-        model: Any network; training on texts needs a model of transformers. Of a SentenceTransformer its transformer
-            is changed, judged by the other modules.
+        model: Any network; training on texts needs a model of transformers. In a SentenceTransformer the transformer is
+            changed, and its embeddings are compared as the other modules pool them.
         recipe: Changes, or a TOML file of them; a number is the share of the weights that low rank keeps.
-        texts: Texts to calibrate with and to learn from, of an encoder-decoder pairs of source and target; split by
-            `seed` where the recipe does both.
+        texts: Texts to calibrate with and to learn from, for an encoder-decoder pairs of source and target; they are
+            split by `seed` where the recipe does both.
         tokenizer: Tokenizer of the model, for texts; by default that of a SentenceTransformer.
-        examples: Images, recordings or anything else in place of texts, as the Trainer takes them: mappings of keyword
+        examples: Images, recordings or other inputs in place of texts, as the Trainer takes them: mappings of keyword
             arguments of the model, each without the dimension of a batch.
         calibration: Batches to calibrate with, in place of texts: mappings of keyword arguments, sequences of
             positional ones, or tensors.
         teacher: Network to learn from; by default the model as it is before the first change.
-        example: A batch for budgets of FLOPs or latency; by default the first to calibrate with.
+        example: A batch for budgets of FLOPs or latency; by default the first one to calibrate with.
         loss: Loss of a model on a batch, for solvers with a loss.
-        length: Longest text, in tokens; by default 128, or the max_seq_length of sentence-transformers.
+        length: Longest text in tokens; by default 128, or the max_seq_length of sentence-transformers.
         memory: Bytes of calibration statistics held at once.
-        seed: Seed of what is drawn, and of the order of texts.
-        folder: Where checkpoints of training go; a call that was stopped goes on from them.
-        progress: Called with what is being done and the share of it that is.
+        seed: Seed of random numbers and of the order of the texts.
+        folder: Folder for checkpoints of training; a call that was stopped continues from them.
+        progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
-        What every change did.
+        The report of every change.
 
     Raises:
-        ValueError: A change that cannot be made of this network, or in this order; values out of range; texts,
-            batches or weights that do not serve.
-        OSError: A recipe that cannot be read.
+        ValueError: A change cannot be applied to this network, or in this order; values are out of range; texts,
+            batches or weights cannot be used.
+        OSError: The recipe cannot be read.
     """
     from greenformers.compress.apply import compressed
 

@@ -1,4 +1,4 @@
-"""A recipe, applied: checked as a whole before any work, then change by change."""
+"""Application of a recipe: all changes are checked before any work, then applied one by one."""
 
 import copy
 import inspect
@@ -32,14 +32,14 @@ SIZE = 16
 """Examples in a batch to calibrate with."""
 
 After = Callable[[int, nn.Module, CompressionReport], None]
-"""Called after each change with its number, the network, and the report so far."""
+"""Function that is called after each change with its number, the network, and the report so far."""
 
 
 def changes_in(recipe: float | str | Path | Change | Sequence[Change]) -> list[Change]:
-    """The changes of a recipe: of a number the one change that a number stands for, of a path those of the file.
+    """The changes of a recipe: a number stands for low rank with this share, a path for the changes of its file.
 
     Raises:
-        ValueError: No change, or something that is none.
+        ValueError: The recipe is empty, or holds something that is not a change.
         OSError: The file cannot be read.
     """
     if isinstance(recipe, str | Path):
@@ -81,20 +81,18 @@ def compressed(
     if texts is not None and tokenizer is None:
         raise ValueError("texts need a tokenizer")
     if texts is not None and examples is not None:
-        raise ValueError(
-            "texts and examples exclude each other: examples are what the network reads, texts with a tokenizer"
-        )
+        raise ValueError("give either texts or examples: texts are read with the tokenizer, examples as they are")
     batched: Any = None if calibration is None else list(calibration)
     used = {need for change in changes for need in change.uses}
-    wanted = [need for need in ("calibration", "training") if need in used and not (batched and need != "training")]
+    purposes = [need for need in ("calibration", "training") if need in used and not (batched and need != "training")]
     training = None
     if texts is not None or examples is not None:
         if not isinstance(model, PreTrainedModel):
             raise ValueError(
-                f"{type(model).__name__} is no model of transformers, which examples could calibrate: give batches, "
-                "as calibration"
+                f"{type(model).__name__} is not a model of transformers: give batches as calibration, in place of "
+                "texts or examples"
             )
-        parts = _parts(model, texts, tokenizer, examples, wanted, length, given["seed"])
+        parts = _parts(model, texts, tokenizer, examples, purposes, length, given["seed"])
         batched = parts.get("calibration", batched)
         training = parts.get("training")
     if "teacher" in used and teacher is None:
@@ -106,7 +104,7 @@ def compressed(
 
 def _parts(
     model: PreTrainedModel, texts: Sequence[Any] | None, tokenizer: PreTrainedTokenizerBase | None,
-    examples: Sequence[Mapping[str, Tensor]] | None, wanted: Sequence[str], length: int, seed: int,
+    examples: Sequence[Mapping[str, Tensor]] | None, purposes: Sequence[str], length: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Batches to calibrate with and rows to learn from."""
     if texts is None:
@@ -117,7 +115,7 @@ def _parts(
         # Only what is of one shape is brought together to calibrate with: a number for each.
         shapes = [str({name: tuple(x.shape) for name, x in row.items()}) for row in masked]
         numbers = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
-        parts = parts_of(range(len(masked)), wanted, seed)
+        parts = parts_of(range(len(masked)), purposes, seed)
         rows = {
             name: Rows([masked[at] for at in places], filler=filler, lengths=[numbers[shapes[at]] for at in places])
             for name, places in parts.items()
@@ -125,12 +123,12 @@ def _parts(
         return {name: part if name == "training" else Batches(part, SIZE, exact=True) for name, part in rows.items()}
     reader = Reader.of(model, tokenizer, length)
     segments = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-    made = Texts("the texts", segments, translated=reader.task == "seq2seq")
+    corpus = Texts("the texts", segments, translated=reader.task == "seq2seq")
     if reader.task == "seq2seq" and any(len(pair) != 2 for pair in segments):
-        raise ValueError("the texts of an encoder-decoder are pairs, of a source and a target")
+        raise ValueError("the texts of an encoder-decoder must be pairs of a source and a target")
     return {
-        name: reader.rows(made.at(places)) if name == "training" else reader.batches(made.at(places))
-        for name, places in parts_of(range(len(made)), wanted, seed).items()
+        name: reader.rows(corpus.at(places)) if name == "training" else reader.batches(corpus.at(places))
+        for name, places in parts_of(range(len(corpus)), purposes, seed).items()
     }
 
 
@@ -147,16 +145,16 @@ def _masked(model: PreTrainedModel, row: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _length(model: nn.Module) -> int:
-    """The longest text, where nothing is said: the model's own, as far as it takes one."""
+    """The default length of texts in tokens: that of the model's pooling, or `USUAL`, within the model's reach."""
     longest = pooling_of(model).length or USUAL
     return min(longest, reach(model) or longest) if isinstance(model, PreTrainedModel) else longest
 
 
 def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:
-    """See that every change of a recipe can be made of a network, before the first one is.
+    """Check that every change of a recipe can be applied to a network, before the first one is.
 
     Raises:
-        ValueError: One cannot, or the network is not of a form that changes can be made of.
+        ValueError: A change cannot be applied, or the network cannot be changed in place.
     """
     if kind_of(model):
         raise ValueError(f"a single {type(model).__name__} cannot be replaced in place: put it into an nn.Sequential")
@@ -177,17 +175,17 @@ def apply(
     done: CompressionReport | None = None,
     after: After = lambda *_: None,
 ) -> CompressionReport:
-    """Make the changes of a recipe that has been checked.
+    """Apply the changes of a recipe that has been checked.
 
     Args:
         model: The network, changed in place.
-        changes: All of them.
-        given: What they may use.
-        done: Report of those that were made before, where the recipe goes on.
-        after: Called after each change.
+        changes: All changes of the recipe.
+        given: Data and settings that they may use.
+        done: Report of changes that were applied before, where a recipe is continued.
+        after: Function that is called after each change.
 
     Returns:
-        The report of all of them.
+        The report of all changes.
     """
     report = done or CompressionReport([], parameters(model), bytes_of(model))
     for number in range(len(report.steps), len(changes)):

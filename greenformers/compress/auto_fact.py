@@ -1,4 +1,4 @@
-"""The call of the thesis' own toolkit, `greenformer` 0.2.2, with its meaning of the rank, and a reader of its files."""
+"""The call of `greenformer` 0.2.2, toolkit of the Greenformers thesis (Cahyawijaya 2021), and a reader of its files."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy as copy_of
@@ -15,7 +15,7 @@ from greenformers.solve.units import Unit, commit, expand, factor_names, factors
 from greenformers.solve.walk import Convolution, Site, kind_of, sites
 
 SOLVERS = {"random": "random", "svd": "svd", "randomized": "randomized", "nmf": "nmf", "snmf": "semi_nmf"}
-"""`greenformer`'s names, and `randomized`, what its own "svd" is."""
+"""Our solver for each name in `greenformer`; its "svd" is our "randomized", for which there is a name too."""
 
 
 def auto_fact(
@@ -27,23 +27,23 @@ def auto_fact(
     deepcopy: bool = False,
     fact_led_unit: bool = False,
 ) -> nn.Module:
-    """Factorise all linear maps and convolutions of a network to one rank.
+    """Factorise all linear layers and convolutions of a network to one rank.
 
     Args:
-        module: a network, or one map.
-        rank: below 1 the share of each map's limit r_max = int(m n / (m + n)), so of its weights; from 1 on the rank
-            itself. Maps whose limit is not above the rank stay dense.
+        module: A network, or a single layer.
+        rank: Below 1 a share of the limit r_max = int(m n / (m + n)) of each weight, and so of its parameters; from 1
+            on the rank itself. Weights whose limit is not above the rank stay dense.
         solver: "random", "svd", "randomized", "nmf" or "snmf".
-        num_iter: for compatibility. "svd" is exact here, and the non-negative solvers run until they settle.
-        submodules: only maps in these parts of the network.
-        deepcopy: leave the network as it is and return a changed copy.
-        fact_led_unit: factorise maps again that are low rank already, if that lowers their rank.
+        num_iter: Ignored, for compatibility: "svd" is exact here, and the non-negative solvers run until they converge.
+        submodules: Modules in which layers are factorised; by default the whole network.
+        deepcopy: Leave the network as it is and return a changed copy.
+        fact_led_unit: Factorise layers again that are low rank already, if that lowers their rank.
 
     Returns:
-        The network, changed in place unless `deepcopy`; a new unit where it is one map itself.
+        The network, changed in place unless `deepcopy`; a new unit where it is a single layer.
 
     Raises:
-        ValueError: a value out of range, or a weight that is not finite.
+        ValueError: A value is out of range, or a weight is not finite.
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
@@ -57,34 +57,34 @@ def auto_fact(
         root = copy_of(root)
     unpacked = unpack(root)
     before: dict[str, Unit] = {}
-    made: dict[str, Unit] = {}
+    replacements: dict[str, Unit] = {}
     try:
         if fact_led_unit:
             before = _again(root, rank, paths)
             expand(root, before.items())
-        found = sites(root, lambda path, part: kind_of(part) in ("linear", "conv") and _within(path, paths))
-        for site in found:
+        selected = sites(root, lambda path, part: kind_of(part) in ("linear", "conv") and _within(path, paths))
+        for site in selected:
             if chosen := _rank(site.m, site.n, rank):
                 # Drawn as torch draws: differently each time, and again the same after torch.manual_seed.
                 seed = 0 if solver in ("svd", "randomized") else int(torch.randint(2**31, ()))
-                made |= filled(root, site, *_factors(site, chosen, SOLVERS[solver], seed))
+                replacements |= filled(root, site, *_factors(site, chosen, SOLVERS[solver], seed))
     except BaseException:
         for path, unit_ in before.items():
             put(root, path, unit_)
         pack(root, unpacked)
         raise
-    commit(root, made)
+    commit(root, replacements)
     pack(root, unpacked)
     mark(root["it"])
     return root["it"]
 
 
 def _paths(root: nn.Module, submodules: Sequence[nn.Module]) -> list[str]:
-    wanted = {id(part) for part in submodules}
-    found = [path for path, part in root.named_modules(remove_duplicate=False) if id(part) in wanted]
-    if not found:
+    ids = {id(part) for part in submodules}
+    paths = [path for path, part in root.named_modules(remove_duplicate=False) if id(part) in ids]
+    if not paths:
         raise ValueError("none of the submodules is a part of the network")
-    return found
+    return paths
 
 
 def _within(path: str, parts: Sequence[str] | None) -> bool:
@@ -99,42 +99,44 @@ def _rank(m: int, n: int, rank: float) -> int | None:
 
 def _factors(site: Site, rank: int, solver: str, seed: int) -> tuple[Tensor, Tensor]:
     try:
-        found = [factorize(W, rank, solver, seed=seed) for W in site.matrices()]
+        by_group = [factorize(W, rank, solver, seed=seed) for W in site.matrices()]
     except ValueError as error:
         raise ValueError(f"{site.path}: {error}") from error
-    return torch.stack([part.decoder for part in found]), torch.stack([part.encoder for part in found])
+    return torch.stack([part.decoder for part in by_group]), torch.stack([part.encoder for part in by_group])
 
 
 def _again(root: nn.Module, rank: float, parts: Sequence[str] | None) -> dict[str, Unit]:
-    """The units whose rank would fall, by path, with all that share their factors."""
+    """The units whose rank would be lowered, by path, with all units that share their factors."""
     lower = set()
-    for path, made in units(root):
-        if _within(path, parts) and not isinstance(made, LowRankEmbedding):
-            groups = made.groups if isinstance(made, LowRankConv) else 1
-            D, E = factors(made)
-            if (chosen := _rank(len(D) // groups, E[0].numel(), rank)) and chosen < made.rank:
+    for path, low_rank in units(root):
+        if _within(path, parts) and not isinstance(low_rank, LowRankEmbedding):
+            groups = low_rank.groups if isinstance(low_rank, LowRankConv) else 1
+            D, E = factors(low_rank)
+            if (chosen := _rank(len(D) // groups, E[0].numel(), rank)) and chosen < low_rank.rank:
                 lower.add(id(D))
-    return {path: made for path, made in units(root) if id(factors(made)[0]) in lower}
+    return {path: low_rank for path, low_rank in units(root) if id(factors(low_rank)[0]) in lower}
 
 
 def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a dense network the factorised form and the weights of a `greenformer` 0.2.2 state dict, in place.
+    """Put the low-rank units and weights of a `greenformer` 0.2.2 state dict into a dense network, in place.
 
     Args:
-        model: the network as it was before `greenformer` changed it.
-        state: with keys `*.led_unit.{0,1}.weight`, `*.led_unit.1.bias`, and `ced_unit` for convolutions; read it from
-            safetensors, or with `torch.load(..., weights_only=True)`.
+        model: The network as it was before `greenformer` changed it.
+        state: State dict with keys `*.led_unit.{0,1}.weight`, `*.led_unit.1.bias`, and `ced_unit` for convolutions;
+            read it from safetensors, or with `torch.load(..., weights_only=True)`.
 
     Raises:
-        ValueError: the state has no factorised map, or does not fit the network.
+        ValueError: The state has no factorised weight, or does not fit the network.
     """
     first = [key for key in state if key.endswith(("led_unit.0.weight", "ced_unit.0.weight"))]
     if not first:
         raise ValueError("the state has no led_unit or ced_unit: it is not of a network factorised by greenformer")
     if any(key.startswith(("led_unit.", "ced_unit.")) for key in first):
-        raise ValueError("the network is one map, which cannot become another in place: put it into an nn.Sequential")
+        raise ValueError(
+            "the network is a single layer, which cannot be replaced in place: put it into an nn.Sequential"
+        )
     target = nn.ModuleDict({"it": copy_of(model)})
-    found = {f"it.{key}": value for key, value in state.items()}
+    weights = {f"it.{key}": value for key, value in state.items()}
     for key in first:
         path = f"it.{key}".rsplit(".led_unit", 1)[0].rsplit(".ced_unit", 1)[0]
         stem = f"it.{key}".removesuffix(".0.weight")
@@ -144,21 +146,21 @@ def read_greenformer(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             raise ValueError(f"the network has no {path.removeprefix('it.')!r}") from error
         groups: Any = module.groups if isinstance(module, get_args(Convolution)) else 1
         try:
-            made = unit(module, len(found[f"{stem}.0.weight"]) // groups)
-            decoder, encoder = factor_names(made)
-            found[f"{path}.{encoder}"] = found.pop(f"{stem}.0.weight")
-            found[f"{path}.{decoder}"] = found.pop(f"{stem}.1.weight").reshape(factors(made)[0].shape)
+            low_rank = unit(module, len(weights[f"{stem}.0.weight"]) // groups)
+            decoder, encoder = factor_names(low_rank)
+            weights[f"{path}.{encoder}"] = weights.pop(f"{stem}.0.weight")
+            weights[f"{path}.{decoder}"] = weights.pop(f"{stem}.1.weight").reshape(factors(low_rank)[0].shape)
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(f"{path.removeprefix('it.')}: {error}") from error
-        put(target, path, made)
-        if f"{stem}.1.bias" in found:
-            found[f"{path}.bias"] = found.pop(f"{stem}.1.bias")
+        put(target, path, low_rank)
+        if f"{stem}.1.bias" in weights:
+            weights[f"{path}.bias"] = weights.pop(f"{stem}.1.bias")
     try:
-        target.load_state_dict(found)
+        target.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"the state does not fit the network: {' '.join(str(error).split())}") from error
     with torch.no_grad():
-        for path, made in units(target):
-            put(model, path.removeprefix("it."), made)
+        for path, low_rank in units(target):
+            put(model, path.removeprefix("it."), low_rank)
         model.load_state_dict(target["it"].state_dict())
     mark(model)

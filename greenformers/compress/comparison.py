@@ -1,4 +1,4 @@
-"""What was made of a model beside the original: quality, size and cost, as records and on the card."""
+"""Compressed models beside the original: quality, size and costs, as records and on the card."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,8 @@ from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 LEAST, SHARE = 10.0, 0.25
-"""Seconds that measuring may always take; and of what the work took before, which makes it a fifth of the whole."""
+"""Seconds that measuring may always take; and its time as a share of that of the work before it, so that measuring
+takes a fifth of the whole."""
 
 
 def compared(
@@ -38,23 +39,23 @@ def compared(
     """Records of all models, with ratios to the first.
 
     Args:
-        models: by name, the original first.
-        examples: to judge by; None for no judgement.
-        reader: of all of them.
-        benchmark: name of the records.
-        lengths: to measure costs at; None for what has no length.
-        unmeasured: models whose costs are another's: only their weights differ.
-        batch: examples at once, where costs are measured.
-        repeats: timed runs of each model.
-        country: whose electricity: a 3-letter ISO code.
-        about: context of the records.
-        worked: seconds that the work took before: measuring takes a fifth of the whole at most, or `LEAST`; None for as
-            long as it takes.
-        told: is told what was not measured.
-        progress: called as work goes on.
+        models: Models by name, the original first.
+        examples: Examples to judge by; None for no judgement.
+        reader: Reader of the examples, for all models.
+        benchmark: Name of the benchmark in the records.
+        lengths: Lengths in tokens at which costs are measured; None for inputs without a length.
+        unmeasured: Names of models that differ from another only in their weights, and so have its costs.
+        batch: Examples in a batch when costs are measured.
+        repeats: Timed runs of each model.
+        country: Country of the electricity, a 3-letter ISO code.
+        about: Context of the records.
+        worked: Seconds that the work before took: measuring takes a fifth of the whole at most, or `LEAST`. None for no
+            limit.
+        told: Function that is called with each text about costs that were not measured.
+        progress: Function that is called as work goes on.
 
     Raises:
-        ValueError: the examples cannot judge such a model.
+        ValueError: The examples cannot judge these models.
     """
     records: list[Record] = []
     began = perf_counter()
@@ -84,12 +85,12 @@ def compared(
     return with_ratios(rows, to=order[0])
 
 
-def card(models: Sequence[str], records: Sequence[Record], made: str) -> str:
-    """A part of the model card: how it was made, and a table with a column a model."""
+def card(models: Sequence[str], records: Sequence[Record], origin: str) -> str:
+    """A part of the model card: the origin of the model, and a table with a column for each model."""
     lines = [
         "## Before and after",
         "",
-        made,
+        origin,
         "",
         "| | setting | " + " | ".join(models) + " |",
         "|---|---|" + "---:|" * len(models),

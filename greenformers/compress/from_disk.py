@@ -1,4 +1,4 @@
-"""A change weight by weight from disk to disk, for models of which memory does not hold two, or even one."""
+"""A change applied weight by weight from disk to disk, for models too large to be held in RAM twice, or even once."""
 
 import json
 import shutil
@@ -27,10 +27,10 @@ from greenformers.model._transformers import model_from_config
 from greenformers.solve.stream import Stored
 
 BUFFER = 2**30
-"""Bytes of a file, and of what is held before it is written."""
+"""Bytes of a file, and of the tensors that are held before they are written."""
 INDEX = "model.safetensors.index.json"
 OTHER = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
-"""What is copied beside the weights."""
+"""Patterns of the files that are copied beside the weights."""
 
 
 def compress_from_disk(
@@ -44,27 +44,33 @@ def compress_from_disk(
     """Change the checkpoint in a folder into another, without ever building the model.
 
     Args:
-        folder: Of a model of transformers with weights in safetensors.
-        out: For the changed one; `greenformers.load` and `from_pretrained` read it.
-        changes: One change that has a form from disk.
-        seed: Seed of what is drawn.
-        progress: Called as work goes on.
+        folder: Folder of a model of transformers with weights in safetensors.
+        out: Folder for the changed model; `greenformers.load` and `from_pretrained` read it.
+        changes: A single change that can be applied from disk.
+        seed: Seed of random numbers.
+        progress: Function that is called as work goes on.
+
+    Returns:
+        The report of the change.
 
     Raises:
-        ValueError: Files that are damaged, foreign or do not fit the configuration; a recipe that has no such form.
-        OSError: A file that cannot be read or written.
+        ValueError: Files are damaged, foreign or do not fit the configuration, or the recipe cannot be applied from
+            disk.
+        OSError: A file cannot be read or written.
     """
     folder, out = Path(folder), Path(out)
     if len(changes) != 1 or not changes[0].from_disk:
         names = ", ".join(change.name() for change in changes)
-        raise ValueError(f"from disk, a recipe is one change that can be made weight by weight; got {names}")
+        raise ValueError(
+            f"from disk, a recipe must be one change that can be applied weight by weight, as low_rank; got {names}"
+        )
     (change,) = changes
     check_place(out)
     modules = sentence_folder(folder)
     if modules is not None:
         folder = modules.transformer
         if modules.task == POOLED:
-            read_pooling(modules)  # which refuses what is not understood, before any work
+            read_pooling(modules)  # raises for unknown modules, before any work
     began = perf_counter()
     model, stored = _skeleton(folder)
     stream = change.stream(model, Given(seed=seed, progress=progress))
@@ -109,7 +115,7 @@ def _skeleton(folder: Path) -> tuple[PreTrainedModel, dict[str, Stored]]:
 
 
 def _slices(folder: Path) -> Iterator[tuple[str, Path, Any]]:
-    """Name, file and slice of every tensor of a checkpoint; of a slice the shape is known before it is read."""
+    """The name, file and slice of every tensor of a checkpoint; a slice has a shape before it is read."""
     index = folder / INDEX
     names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     for name in names:
@@ -119,9 +125,9 @@ def _slices(folder: Path) -> Iterator[tuple[str, Path, Any]]:
 
 
 def _check(folder: Path, cls: type[PreTrainedModel]) -> None:
-    """See that names and shapes of what was written are those of the network that its configuration describes.
+    """Check that the names and shapes written are those of the network that the configuration describes.
 
-    Nothing is read: transformers loads tensors without content, renames and joins them as it will.
+    No content is read: transformers loads tensors on the meta device, and renames and joins them as it does weights.
 
     Raises:
         ValueError: They are not.
@@ -130,24 +136,24 @@ def _check(folder: Path, cls: type[PreTrainedModel]) -> None:
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     given: dict[str, Any] = {"config": config, "state_dict": empty, "device_map": "meta", "output_loading_info": True}
     try:
-        found: Any = cls.from_pretrained(None, **given)
+        loaded: Any = cls.from_pretrained(None, **given)
     except Exception as error:  # whatever transformers makes of tensors that do not fit
-        raise ValueError(f"the network was not saved: what was written does not fit it: {line(error)}") from error
-    model, info = found
+        raise ValueError(f"the network was not saved: the written tensors do not fit it: {line(error)}") from error
+    model, info = loaded
     faults = {"paths that it does not have": vars(model).get(MISSING, []), **info}
-    for what, names in faults.items():
+    for fault, names in faults.items():
         if names:
-            words = f"{len(names)} {what.replace('_', ' ')}, {min(map(str, names))} among them"
-            raise ValueError(f"the network was not saved: what was written has {words}")
+            words = f"{len(names)} {fault.replace('_', ' ')}, {min(map(str, names))} among them"
+            raise ValueError(f"the network was not saved: the written tensors have {words}")
 
 
 def _itemsize(name: str) -> int:
-    """Bytes of an entry, by the name of the type in safetensors: F32, BF16, I8, F8_E4M3, BOOL."""
+    """Bytes of an entry, by the name of its type in safetensors: F32, BF16, I8, F8_E4M3, BOOL."""
     return max(1, int("".join(letter for letter in name.split("_")[0] if letter.isdecimal()) or 8) // 8)
 
 
 def _write(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[int, int]:
-    """Write tensors in files of about `BUFFER` bytes with an index. How many entries and bytes they had."""
+    """Write tensors in files of about `BUFFER` bytes with an index. The number of their entries and bytes."""
     files: list[list[str]] = []
     held: dict[str, Tensor] = {}
     entries = size = 0

@@ -1,4 +1,4 @@
-"""One file or folder of examples, split by seed into disjoint parts: to calibrate with, to learn from, to judge by."""
+"""Examples of one file or folder, split by seed into disjoint parts: to calibrate with, learn from and judge by."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,33 +12,33 @@ T = TypeVar("T")
 
 PARTS = ("calibration", "training", "judging")
 SHARES = {"calibration": 0.2, "judging": 0.2}
-"""Of what there is, where texts to learn from are wanted too; these get the rest."""
+"""Shares of the examples for two parts, where several are needed; those to learn from get the rest."""
 MOST = {"calibration": 1000, "judging": 2000}
 LEAST = 8
 """Examples that a file must have to be split."""
 
 
 def parts_of(
-    examples: Sequence[T], wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]
+    examples: Sequence[T], purposes: Sequence[str], seed: int, limit: int = MOST["calibration"]
 ) -> dict[str, list[T]]:
     """Disjoint parts, drawn by seed, each in the order of the file.
 
     Args:
-        examples: Any.
-        wanted: Of `PARTS`; a single one gets all there are, as far as it can use them.
+        examples: Examples of any kind.
+        purposes: Names of `PARTS`; a single part gets all examples, up to its largest number.
         seed: Seed of the draw.
-        limit: Most examples to calibrate with.
+        limit: Largest number of examples to calibrate with.
 
     Raises:
-        ValueError: Too few examples to be split.
+        ValueError: There are too few examples to be split.
     """
     count = len(examples)
-    if len(wanted) > 1 and count < LEAST:
+    if len(purposes) > 1 and count < LEAST:
         raise ValueError(
-            f"{count} examples cannot be split into parts for {', '.join(wanted)}: at least {LEAST} are needed"
+            f"{count} examples cannot be split into parts for {', '.join(purposes)}: at least {LEAST} are needed"
         )
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    sizes = _sizes(count, wanted, limit)
+    sizes = _sizes(count, purposes, limit)
     parts, start = {}, 0
     for name, size in sizes.items():
         parts[name] = [examples[place] for place in sorted(order[start : start + size])]
@@ -46,13 +46,13 @@ def parts_of(
     return parts
 
 
-def _sizes(count: int, wanted: Sequence[str], limit: int) -> dict[str, int]:
+def _sizes(count: int, purposes: Sequence[str], limit: int) -> dict[str, int]:
     most = MOST | {"calibration": limit, "training": count}
     sizes: dict[str, int] = {}
     left = count
     for name in ("judging", "calibration", "training"):
-        if name in wanted:
-            last = name == [part for part in ("judging", "calibration", "training") if part in wanted][-1]
+        if name in purposes:
+            last = name == [part for part in ("judging", "calibration", "training") if part in purposes][-1]
             share = left if last else max(1, int(SHARES[name] * count))
             sizes[name] = min(share, most[name])
             left -= sizes[name]
@@ -60,14 +60,14 @@ def _sizes(count: int, wanted: Sequence[str], limit: int) -> dict[str, int]:
 
 
 def split(
-    examples: Examples, wanted: Sequence[str], seed: int, limit: int = MOST["calibration"]
+    examples: Examples, purposes: Sequence[str], seed: int, limit: int = MOST["calibration"]
 ) -> dict[str, Examples]:
-    """The parts of a file or folder, with their labels; `limit` is of texts, of which a pair holds two.
+    """The parts of a file or folder, with their labels; `limit` counts texts, of which a pair holds two.
 
     Raises:
-        ValueError: Too few examples to be split.
+        ValueError: There are too few examples to be split.
     """
-    # The limit is one of texts, and an example may hold two.
+    # The limit counts texts, and an example may hold two.
     size = len(examples.segments[0]) if isinstance(examples, Texts) and not examples.translated else 1
-    places = parts_of(range(len(examples)), wanted, seed, max(1, limit // size))
+    places = parts_of(range(len(examples)), purposes, seed, max(1, limit // size))
     return {name: examples.at(chosen) for name, chosen in places.items()}

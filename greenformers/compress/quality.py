@@ -1,4 +1,4 @@
-"""What a compression lost: the dense and the compressed model on the same examples."""
+"""Quality of compressed models: scores of them and of the dense model on the same examples."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import exp
@@ -22,7 +22,7 @@ SIZE = 32  # examples in a batch
 RESAMPLES = 2000
 
 Score = tuple[float, list[float] | None]
-"""A value, and the 95 % interval of its difference from the dense model's, where there is one."""
+"""A value, and the 95 % interval of its difference from the dense model's, if there is one."""
 
 
 def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
@@ -30,8 +30,8 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
 
     Pairs with scores judge an encoder of texts (Spearman's correlation of cosines), labelled examples a classifier
     (accuracy), plain text a language model (perplexity), sources and targets an encoder-decoder (perplexity of the
-    target, and BLEU or the word error rate of what it writes), recordings a CTC model (word error rate). Of encoders
-    the mean cosine between their embeddings and the dense one's is given too.
+    target, and BLEU or the word error rate of the texts it writes), recordings a CTC model (word error rate). Encoders
+    have the mean cosine between their embeddings and those of the dense model, too.
 
     Raises:
         ValueError: The examples cannot judge this kind of model.
@@ -56,7 +56,7 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
 
 
 def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
-    """See that examples can judge a model.
+    """Check that examples can judge a model.
 
     Raises:
         ValueError: They cannot.
@@ -90,10 +90,7 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
 
 @torch.inference_mode()
 def embed(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Tensor:
-    """Sentence embeddings: the mean over tokens, or the model's own pooling, brought to unit length.
-
-    (texts, d), in float32.
-    """
+    """Sentence embeddings (texts, d) in float32: the mean over tokens or the model's own pooling, at unit length."""
     pool = pooling_of(model)
     rows: dict[int, Tensor] = {}
     with evaluating(model):
@@ -106,14 +103,14 @@ def embed(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokeniz
 
 @torch.inference_mode()
 def embed_files(model: PreTrainedModel, examples: Examples, reader: Reader) -> Tensor:
-    """Embeddings of images or recordings: the mean over positions, brought to unit length. (examples, d), float32."""
-    found: dict[int, Tensor] = {}
+    """Embeddings (examples, d) of images or recordings in float32: the mean over positions, at unit length."""
+    embeddings: dict[int, Tensor] = {}
     with evaluating(model):
         for places, batch in _numbered(reader.rows(examples), reader):
             hidden = model(**batch).last_hidden_state
-            hidden = hidden if hidden.dim() == 3 else hidden.flatten(2).mT  # of convolutions, positions come last
-            found |= dict(zip(places, F.normalize(hidden.float().mean(1), dim=-1), strict=True))
-    return torch.stack([found[place] for place in range(len(examples))])
+            hidden = hidden if hidden.dim() == 3 else hidden.flatten(2).mT  # of convolutions, whose positions come last
+            embeddings |= dict(zip(places, F.normalize(hidden.float().mean(1), dim=-1), strict=True))
+    return torch.stack([embeddings[place] for place in range(len(examples))])
 
 
 def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
@@ -150,15 +147,15 @@ def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int =
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's correlation; of a constant, which has none, 0."""
+    """Spearman's correlation; 0 where one side is constant, which has none."""
     return float(spearmanr(a, b).statistic) if np.ptp(a) and np.ptp(b) else 0.0
 
 
 def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Batches, and which examples are in them. Recordings are brought together only where none is padded or cut."""
-    made = Batches(rows, SIZE, exact=reader.kind == "sound")
-    for number, places in enumerate(made.places):
-        yield places, made[number]
+    """Batches, each with the numbers of its examples. Recordings share a batch only where none is padded or cut."""
+    batched = Batches(rows, SIZE, exact=reader.kind == "sound")
+    for number, places in enumerate(batched.places):
+        yield places, batched[number]
 
 
 @torch.inference_mode()
@@ -179,7 +176,7 @@ def _classifiers(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Read
 
 @torch.inference_mode()
 def _targets(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Reader) -> dict[str, dict[str, Score]]:
-    """Perplexity of what is to be written, each token given those before it; intervals by drawing examples."""
+    """Perplexity of the target texts, of each token given those before it; intervals by resampling examples."""
     scores: dict[str, dict[str, Score]] = {}
     first: np.ndarray | None = None
     tokens = np.zeros(len(rows))
@@ -189,8 +186,8 @@ def _targets(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Reader) 
             for places, batch in _numbered(rows, reader):
                 labels = batch["labels"]
                 logits = model(**batch).logits.float()
-                each = F.cross_entropy(logits.mT, labels, reduction="none", ignore_index=IGNORED)
-                losses[places] = each.sum(1).double().numpy()
+                token_losses = F.cross_entropy(logits.mT, labels, reduction="none", ignore_index=IGNORED)
+                losses[places] = token_losses.sum(1).double().numpy()
                 tokens[places] = (labels != IGNORED).sum(1).numpy()
         value = exp(losses.sum() / tokens.sum())
         interval = None if first is None else _perplexities(losses, first, tokens)
@@ -207,7 +204,7 @@ def _perplexities(losses: np.ndarray, first: np.ndarray, tokens: np.ndarray) -> 
 
 @torch.inference_mode()
 def _perplexity(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> float:
-    """Of each token of a block given those before it in the block."""
+    """Perplexity of each token of a block given those before it in the block."""
     total, count = 0.0, 0
     with evaluating(model):
         for batch in batches(texts.lines, tokenizer, "causal_lm", length, SIZE):
@@ -220,7 +217,7 @@ def _perplexity(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedToken
 
 @torch.inference_mode()
 def _masked(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> float:
-    """Of 15 % of the tokens, masked all at once; the same ones for every model."""
+    """Perplexity of 15 % of the tokens, masked all at once; the same ones for every model."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer has no mask token")
     draw = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Which examples a recipe and its judgement make use of, and where they are read."""
+"""The examples that a recipe and its judgement need, and their files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +11,10 @@ from greenformers.data._reader import Reader
 
 
 def check_parts(changes: Sequence[Change], job: Job) -> bool:
-    """See that every place of examples is of use, before anything is read; whether there is one.
+    """Check, before anything is read, that every file of examples is used; whether there is one.
 
     Raises:
-        ValueError: Examples that nothing makes use of.
+        ValueError: A file of examples is not used.
     """
     own, used = _own(job), _used(changes)
     for part in own:
@@ -28,13 +28,13 @@ def check_parts(changes: Sequence[Change], job: Job) -> bool:
 
 
 def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str, Examples]:
-    """The examples of each part that the recipe and the judgement make use of.
+    """The examples of each part that the recipe and the judgement need.
 
-    Where a place has splits of its own, what judges comes from the one to judge by, and nothing else does.
+    Where a corpus has splits of its own, the examples to judge by come from its test split, and no others do.
 
     Raises:
-        ValueError: Too few of them, damaged files, or of another form than the model reads.
-        OSError: A file that cannot be read.
+        ValueError: There are too few examples, files are damaged, or the model does not read such examples.
+        OSError: A file cannot be read.
     """
     parts: dict[str, Examples] = {}
     for part, path in _own(job).items():
@@ -44,20 +44,20 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
             parts |= split(parts[part], [part], job.seed, job.limit)
     if job.texts is not None:
         used = _used(changes)
-        wanted = [part for part in FILES if part in used and part not in parts]
+        purposes = [part for part in FILES if part in used and part not in parts]
         learnt, judged = read_examples(job.texts, reader.kind)
-        if judged is not None and "judging" in wanted:
-            wanted.remove("judging")
+        if judged is not None and "judging" in purposes:
+            purposes.remove("judging")
             parts |= split(judged, ["judging"], job.seed, MOST["judging"])
-        if wanted:
-            parts |= split(learnt, wanted, job.seed, job.limit)
+        if purposes:
+            parts |= split(learnt, purposes, job.seed, job.limit)
     for examples in parts.values():
         reader.check(examples)
     return parts
 
 
 def _own(job: Job) -> dict[str, Path]:
-    """The places of parts that have one of their own."""
+    """The files of those parts that have a file of their own."""
     return {part: path for part, name in FILES.items() if (path := getattr(job, name)) is not None}
 
 

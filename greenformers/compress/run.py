@@ -1,4 +1,4 @@
-"""`greenformers compress`: a model folder in, a changed one out, with proof of what every step lost and gained."""
+"""`greenformers compress`: a folder of a model in, one of the changed model out, every step judged and measured."""
 
 import copy
 import hashlib
@@ -40,26 +40,26 @@ Progress = Callable[[str, float], None]
 def run(
     model: str, changes: Sequence[Change], out: Path, job: Job, about: dict[str, Any], progress: Progress
 ) -> tuple[CompressionReport, list[Record], list[str]]:
-    """Apply a recipe, judge and measure every step beside the original, save.
+    """Apply a recipe, judge and measure every step beside the original, and save the result.
 
-    Steps that were made are kept beside `out` until all of them are: the same call goes on behind the last one.
+    Finished steps are kept beside `out` until all of them are finished: the same call continues after the last one.
 
     Returns:
-        The report, the records, and what was left out, in words.
+        The report, the records, and a text for each cost that was not measured.
 
     Raises:
-        ValueError: What a user can mend.
-        OSError: A file that cannot be read or written.
-        Stopped: A signal ended training early; the same call goes on with it.
+        ValueError: Options, files or the model cannot be used together; the user can correct it.
+        OSError: A file cannot be read or written.
+        Stopped: A signal ended training early; the same call continues it.
     """
     check_place(out)
     if job.lengths != ():
-        EnergyMeter(job.country)  # which knows the country, or says now that it does not
+        EnergyMeter(job.country)  # raises now if it does not know the country
     needed = check_parts(changes, job)
     small, tokenizer = pretrained(model)
     original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
     if job.teacher is not None:
-        attach(original, pooling_of(small))  # what it was changed from is judged as it is
+        attach(original, pooling_of(small))  # the original is judged with the pooling of the changed model
     reads_texts = KINDS.get(original.main_input_name) == "text"
     features = features_of(model, small)
     length, lengths = job.at(reach(original) if reads_texts else None, pooling_of(small).length)
@@ -105,17 +105,17 @@ def run(
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Steps of a recipe on disk, until all of them are made.
+    """Finished steps of a recipe on disk, until all of them are finished.
 
     Attributes:
-        folder: Beside the result to be, with what tells it from other recipes in its name.
+        folder: Folder beside that of the result, with a digest of the job in its name.
     """
 
     folder: Path
 
     @classmethod
     def of(cls, out: Path, job: object, files: Iterable[Path]) -> "Unfinished":
-        """The steps of a job on these files."""
+        """The finished steps of a job on these files."""
         digest = hashlib.sha256(json.dumps(job, default=str, sort_keys=True).encode())
         for path in files:
             digest.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
@@ -126,7 +126,7 @@ class Unfinished:
         save(model, self._step(number), report)
 
     def last(self, model: PreTrainedModel) -> tuple[PreTrainedModel, CompressionReport | None]:
-        """The network after the last step that was made, and the report so far; else the network given."""
+        """The network after the last finished step, and the report so far; without one, the network given and None."""
         numbers = [int(path.name.rpartition("-")[2]) for path in self.folder.glob("step-*")]
         if not numbers:
             return model, None
@@ -139,7 +139,7 @@ class Unfinished:
         return before | {names[-1]: last}
 
     def remove(self) -> None:
-        """Remove what was kept."""
+        """Remove the finished steps from disk."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _step(self, number: int) -> Path:
@@ -167,7 +167,7 @@ def _given(
 
 
 def _check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths: Sequence[int]) -> None:
-    """See, before the work, that the network takes the lengths that are asked for; or will take them.
+    """Check, before the work, that the network takes the lengths asked for, or will take them after the changes.
 
     Raises:
         ValueError: It does not.
@@ -182,7 +182,7 @@ def _check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths
 
 
 def _lengthen(original: PreTrainedModel, small: PreTrainedModel) -> int | None:
-    """Continue the original's positions where a change continued the network's; the longest input then, else None."""
+    """Continue the original's positions where a change continued the network's. The longest input then, else None."""
     longest, own = reach(small), reach(original)
     if longest is None or own is None or longest <= own:
         return None
@@ -191,12 +191,12 @@ def _lengthen(original: PreTrainedModel, small: PreTrainedModel) -> int | None:
 
 
 def _names(changes: Sequence[Change]) -> list[str]:
-    """What the network is called after each change."""
+    """The names of the network after each change."""
     return list(accumulate((change.label for change in changes), lambda name, label: f"{name} + {label}"))
 
 
 def _untimed(changes: Sequence[Change]) -> list[str]:
-    """Steps that only train: what the network costs is as measured before them, if anything was."""
+    """The names after steps that only train, where costs are those that were measured before the step."""
     names = _names(changes)
     return [name for place, name in enumerate(names) if changes[place].trains and place > 0]
 
@@ -210,5 +210,5 @@ def _told(parts: Mapping[str, Examples], job: Job) -> str:
     purposes = {"calibration": "to calibrate with", "training": "to learn from", "judging": "to judge by"}
     sizes = [f"{len(part):,} {purposes[name]} (`{part.name}`)" for name, part in parts.items()]
     drawn = f"; drawn by seed {job.seed}, disjoint" if job.texts is not None else ""
-    what = "Texts" if all(isinstance(part, Texts) for part in parts.values()) else "Examples"
-    return f"{what}: {', '.join(sizes)}{drawn}." if sizes else ""
+    noun = "Texts" if all(isinstance(part, Texts) for part in parts.values()) else "Examples"
+    return f"{noun}: {', '.join(sizes)}{drawn}." if sizes else ""

@@ -1,4 +1,4 @@
-"""The costs of a compressed model beside the dense one's: size, FLOPs, latency, memory, energy."""
+"""The costs of compressed models beside those of the dense one: size, FLOPs, latency, bytes of memory, energy."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ from greenformers.solve.loss import output
 METERED = ("latency", "peak_memory_inference", "flops")
 BATCH, REPEATS = 8, 20
 AT_LEAST = 3
-"""Timed runs of each model, where time is short."""
+"""Least number of timed runs of each model, where time is short."""
 COUNTED = 5
-"""Runs that it takes to count FLOPs and see the peak of memory, which is slow."""
+"""Number of runs that counting FLOPs and the peak of memory, which is slow, takes as long as."""
 
 
 def measured(
@@ -41,16 +41,16 @@ def measured(
     """Records of each model, on batches of random texts of each length, or of images or recordings, without padding.
 
     Args:
-        models: by variant, all on one device.
-        sizes: bytes of each on disk.
-        lengths: in tokens; None for what has no length, as images, or one of its own.
-        benchmark: name of the records.
-        batch: examples at once.
-        repeats: timed runs of each, interleaved.
-        country: whose electricity: a 3-letter ISO code.
-        about: context of the records.
-        seconds: that all of it may take; there are fewer timed runs then, or none.
-        told: is told what was left out.
+        models: Models by variant, all on one device.
+        sizes: Bytes of each model on disk.
+        lengths: Lengths in tokens; None for inputs without a length, as images, or with a length of their own.
+        benchmark: Name of the benchmark in the records.
+        batch: Examples in a batch.
+        repeats: Timed runs of each model, interleaved.
+        country: Country of the electricity, a 3-letter ISO code.
+        about: Context of the records.
+        seconds: Seconds that measuring may take; where they are few, there are fewer timed runs, or none.
+        told: Function that is called with each text about costs that were not measured.
     """
     records = []
     for name, model in models.items():
@@ -68,9 +68,9 @@ def measured(
             continue
         setting = {"batch": plan.batch} if length is None else {"length": length, "batch": plan.batch}
         subjects = subjects_of(models, length, plan.batch)
-        found = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=plan.repeats, about=about)
-        by_name = {record.variant: record.value for record in found if record.metric == "latency"}
-        records += found
+        measurements = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=plan.repeats, about=about)
+        by_name = {record.variant: record.value for record in measurements if record.metric == "latency"}
+        records += measurements
         calls = {name: subject.forward for name, subject in subjects.items()}
         spent_on = energy.energy_of(calls, by_name, country, seconds=plan.energy)
         for name, (spent, source) in spent_on.items():
@@ -85,12 +85,12 @@ def measured(
 
 
 class Plan(NamedTuple):
-    """How costs are measured.
+    """Settings by which costs are measured.
 
     Attributes:
-        batch: Examples at once.
+        batch: Examples in a batch.
         repeats: Timed runs of each model.
-        energy: Seconds of work between two readings of a meter; None for the usual.
+        energy: Seconds of work between two readings of a meter; None for the default.
     """
 
     batch: int
@@ -101,36 +101,36 @@ class Plan(NamedTuple):
 def planned(
     models: Mapping[str, PreTrainedModel], length: int | None, seconds: float, *, batch: int, repeats: int
 ) -> Plan | None:
-    """What can be measured in so many seconds: all of it, fewer runs, or runs of one example; None where nothing can.
+    """The plan that fits into these seconds: all runs, fewer runs, or runs on one example; None where none fits.
 
-    How long a run takes is seen by one of each model, of one example first.
+    The time of a run is taken from one run of each model, first on one example.
     """
     if seconds == math.inf:
         return Plan(batch, repeats, None)
-    one = round_of(models, length, 1)
-    left = seconds - one
-    if batch > 1 and batch * one <= left / 4:
-        each = round_of(models, length, batch)
-        left -= each
-        if (plan := _fitting(batch, each, left, len(models), repeats)) is not None:
+    single_seconds = round_of(models, length, 1)
+    left = seconds - single_seconds
+    if batch > 1 and batch * single_seconds <= left / 4:
+        batch_seconds = round_of(models, length, batch)
+        left -= batch_seconds
+        if (plan := _fitting(batch, batch_seconds, left, len(models), repeats)) is not None:
             return plan
-    return _fitting(1, one, left, len(models), repeats)
+    return _fitting(1, single_seconds, left, len(models), repeats)
 
 
-def _fitting(batch: int, each: float, left: float, models: int, repeats: int) -> Plan | None:
-    """As many runs as fit; `each` is the time of one of every model."""
-    left -= COUNTED * each
+def _fitting(batch: int, round_seconds: float, left: float, models: int, repeats: int) -> Plan | None:
+    """The plan with as many runs as fit; `round_seconds` is the time of one run of every model."""
+    left -= COUNTED * round_seconds
     readings = energy.TURNS * models
-    if left >= repeats * each + readings * energy.SECONDS:
+    if left >= repeats * round_seconds + readings * energy.SECONDS:
         return Plan(batch, repeats, None)
-    if left < (AT_LEAST + energy.TURNS) * each:
+    if left < (AT_LEAST + energy.TURNS) * round_seconds:
         return None
-    fewer = max(AT_LEAST, min(repeats, int(0.6 * left / each)))
-    return Plan(batch, fewer, min(energy.SECONDS, max(0.0, (left - fewer * each) / readings)))
+    fewer = max(AT_LEAST, min(repeats, int(0.6 * left / round_seconds)))
+    return Plan(batch, fewer, min(energy.SECONDS, max(0.0, (left - fewer * round_seconds) / readings)))
 
 
 def round_of(models: Mapping[str, PreTrainedModel], length: int | None, size: int) -> float:
-    """Seconds that one run of every model takes."""
+    """Seconds that one run of every model takes together."""
     subjects = subjects_of(models, length, size)
     began = perf_counter()
     with torch.inference_mode():
@@ -140,23 +140,23 @@ def round_of(models: Mapping[str, PreTrainedModel], length: int | None, size: in
 
 
 def subjects_of(models: Mapping[str, PreTrainedModel], length: int | None, size: int) -> dict[str, Subject]:
-    """What is measured: each model on the same batch."""
+    """The calls that are measured: each model on the same batch."""
     return {name: Subject(model, on_example(model, length, size)) for name, model in models.items()}
 
 
 def on_example(model: PreTrainedModel, length: int | None, size: int = BATCH) -> Callable[[], Tensor]:
-    """A call of a model on a batch of random examples, always the same, to a number that can be differentiated."""
+    """A function that runs a model on random examples, always the same, and gives a scalar with a gradient."""
     batch = example(model, length, size)
     return lambda: output(model(**batch), batch).sum()
 
 
 def example(model: PreTrainedModel, length: int | None, size: int = BATCH) -> dict[str, Tensor]:
-    """A batch of random texts of so many tokens, or of images or recordings, always the same."""
+    """A batch of random texts of `length` tokens, or of images or recordings, always the same."""
     return example_of(model, batch=size) if length is None else example_of(model, batch=size, length=length)
 
 
 def check_length(model: PreTrainedModel, length: int | None) -> None:
-    """See that a model takes so many tokens, or what its configuration says, before the work and not after it.
+    """Check, before the work, that a model takes texts of `length` tokens, or the inputs that its configuration says.
 
     Raises:
         ValueError: It does not.
@@ -165,7 +165,7 @@ def check_length(model: PreTrainedModel, length: int | None) -> None:
         with torch.inference_mode():
             on_example(model, length, 1)()
     except Exception as error:  # whatever networks raise that take no tokens, or fewer
-        what = (
+        inputs = (
             "a batch made from its configuration" if length is None else f"{length} tokens, see --length and --lengths"
         )
-        raise ValueError(f"the model cannot be run on {what}: {line(error)}") from error
+        raise ValueError(f"the model cannot be run on {inputs}: {line(error)}") from error

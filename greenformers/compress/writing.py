@@ -1,4 +1,4 @@
-"""What models write, judged: translations by BLEU, transcripts by the word error rate."""
+"""Quality of the texts that models write: translations by BLEU, transcripts by the word error rate."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from greenformers.measure.recognition import bootstrap_difference, edits, needed
 from greenformers.measure.translation import bleu_difference, translation_scores
 
 MOST = 200
-"""Examples of which a text is written: it takes a pass of the decoder a token."""
+"""Largest number of examples for which a text is written: every token takes a pass of the decoder."""
 
 SIZE = 16
 
@@ -23,11 +23,11 @@ Score = tuple[float, list[float] | None]
 
 
 def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
-    """See, on one example, that a model writes, and that what it writes can be judged.
+    """Check on one example that a model writes a text, and that it can be judged.
 
     Raises:
-        ImportError: What counts errors in transcripts is not installed.
-        ValueError: It cannot be run so.
+        ImportError: The library that counts errors in transcripts is not installed.
+        ValueError: The model cannot write a text.
     """
     if reader.kind == "sound":
         needed()
@@ -41,9 +41,9 @@ def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) ->
 
 
 def written(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
-    """BLEU of translations, the word error rate of transcripts; of the first `MOST` examples, without a beam.
+    """BLEU of translations, or the word error rate of transcripts, on the first `MOST` examples, decoded greedily.
 
-    Transcripts and references are compared in small letters, without punctuation.
+    Transcripts and references are compared in lower case, without punctuation.
     """
     chosen = examples.at(range(min(MOST, len(examples))))
     references = [target for _, target in chosen.segments] if isinstance(chosen, Texts) else chosen.said
@@ -71,15 +71,15 @@ def written(models: Mapping[str, PreTrainedModel], examples: Examples, reader: R
 
 @torch.inference_mode()
 def texts_of(model: PreTrainedModel, examples: Examples, reader: Reader) -> list[str]:
-    """What a model writes for each example."""
+    """The text that a model writes for each example."""
     writer: Any = model
     rows = reader.rows(examples)
-    made = Batches(rows, SIZE, exact=reader.kind == "sound")
+    batched = Batches(rows, SIZE, exact=reader.kind == "sound")
     texts: dict[int, str] = {}
     assert reader.tokenizer is not None
     with evaluating(model):
-        for number, places in enumerate(made.places):
-            batch = {name: x for name, x in made[number].items() if name not in ("labels", "decoder_attention_mask")}
+        for number, places in enumerate(batched.places):
+            batch = {name: x for name, x in batched[number].items() if name not in ("labels", "decoder_attention_mask")}
             if reader.task == "ctc":
                 ids = model(**batch).logits.argmax(-1)
             else:

@@ -1,7 +1,7 @@
-"""Write a trained network for other runtimes: as a program of torch.export, and as ONNX, both checked before use.
+"""Write a trained network for other runtimes: as a program of torch.export, and as ONNX; both files are checked.
 
-Both take `input_ids` and `attention_mask`, whole numbers (B, N) of any batch B and length N, and give one tensor:
-logits, or of a network without a head the last hidden state.
+Both take `input_ids` and `attention_mask`, int64 (B, N) of any batch B and length N, and give one tensor: logits, or
+for a network without a head the last hidden state.
 """
 
 import inspect
@@ -27,18 +27,19 @@ FORMATS = {"torch": "model.pt2", "onnx": "model.onnx"}
 
 INPUTS = ("input_ids", "attention_mask")
 TOLERANCE = 1e-4  # of the largest output: far above the rounding of float32, far below what a lost mask changes
-# Of 8 bits: what one input, one whole number off, may change; and times what a few draws of such changes were seen to.
+# For int8: share of the largest output that one flipped rounding may change, and factor on the change that was seen
+# in a few draws of such flips.
 FLIPPED, NOISE, DRAWS = 2e-2, 2.0, 3
 
 Call = Callable[[Tensor, Tensor], Tensor]
 
 
 class Checked(NamedTuple):
-    """How far exported files are from their model, on all that was tried.
+    """The differences between exported files and their model, over all batches that were tried.
 
     Attributes:
-        differences: of each format the largest, relative to the largest of the model's outputs.
-        allowed: what they may be.
+        differences: Largest difference of each format, relative to the largest output of the model.
+        allowed: Largest difference that is allowed.
     """
 
     differences: dict[str, float]
@@ -55,25 +56,25 @@ def export(
 ) -> Checked:
     """Write `model.pt2`, which `torch.export.load` reads, and `model.onnx`.
 
-    Each file is read again, and compared with the model on padded batches of other sizes than the one that was traced:
-    an ONNX file keeps no note of the sizes that it holds for. torch.export.load unpickles: load only files of your own.
-    Causal language models are exported without cache.
+    Each file is read again, and compared with the model on padded batches of other sizes than the one that was traced,
+    as an ONNX file does not say for which sizes it holds. torch.export.load unpickles: load only files of your own.
+    Causal language models are exported without a cache.
 
     Args:
-        model: dense or compressed, of float32, on the CPU; left as it is, in evaluation mode.
-        folder: for the files; it is made where it is missing.
-        formats: of `FORMATS`.
-        length: the longest that is tried, in tokens; from 4 on.
-        progress: called with a step and the share of it that is done.
+        model: A dense or compressed model in float32 on the CPU; it is left as it is, in evaluation mode.
+        folder: Folder for the files; it is created where it is missing.
+        formats: Names of `FORMATS`.
+        length: Longest length that is tried, in tokens; at least 4.
+        progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
-        How far the files are from the model.
+        The differences between the files and the model.
 
     Raises:
-        ValueError: an unknown format; a model that does not fit; one that cannot be traced or written, or whose file
-            says something else than the model does.
-        ImportError: onnx, onnxruntime or onnxscript is not installed.
-        OSError: a file cannot be written.
+        ValueError: A format is unknown; the model is of another kind, or cannot be traced or written; or a file gives
+            other outputs than the model.
+        ImportError: The library onnx, onnxruntime or onnxscript is not installed.
+        OSError: A file cannot be written.
     """
     check_formats(formats)
     network, folder = Tensors(model), Path(folder)
@@ -84,7 +85,7 @@ def export(
     progress("tracing", 0.0)
     program = trace(network, batch(model, 2, length // 2))
     progress("tracing", 1.0)
-    found = {}
+    differences = {}
     for name in formats:
         progress(name, 0.0)
         path = folder / FORMATS[name]
@@ -95,16 +96,16 @@ def export(
         progress(name, 0.5)
         run = reader(name, path)
         pairs = zip(examples, expected, strict=True)
-        found[name] = max(_checked(run, FORMATS[name], example, right, allowed) for example, right in pairs)
+        differences[name] = max(_checked(run, FORMATS[name], example, right, allowed) for example, right in pairs)
         progress(name, 1.0)
-    return Checked(found, allowed)
+    return Checked(differences, allowed)
 
 
 def _allowed(network: "Tensors", examples: Sequence[tuple[Tensor, Tensor]], expected: Sequence[Tensor]) -> float:
-    """What files may differ from a model by.
+    """The largest difference from a model that is allowed to its files.
 
-    Of rounded weights, an input on the edge between two whole numbers falls to either side by the last digit of a
-    float, and more of those behind it: how far that goes is seen on the model itself.
+    In int8 layers the last digit of a float decides to which side an input on the edge between two integers is rounded,
+    and so for the layers behind: how far that changes outputs is measured on the model itself.
     """
     moved = None
     for change in changes_of(network.model):
@@ -117,11 +118,11 @@ def _allowed(network: "Tensors", examples: Sequence[tuple[Tensor, Tensor]], expe
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """See that formats are known, and that what they need is installed.
+    """Check that formats are known, and that the libraries they need are installed.
 
     Raises:
-        ValueError: one is not, or there is none.
-        ImportError: onnx, onnxruntime or onnxscript is not installed.
+        ValueError: A format is unknown, or there is none.
+        ImportError: The library onnx, onnxruntime or onnxscript is not installed.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
@@ -135,10 +136,10 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 class Tensors(nn.Module):
-    """A model of `transformers` from tensors to a tensor: ids and mask (B, N) to logits, or to the last hidden state.
+    """A model of `transformers` as a function of tensors: ids and mask (B, N) to logits, or to the last hidden state.
 
     Raises:
-        ValueError: it takes other inputs, is not of float32, or not on the CPU.
+        ValueError: The model takes other inputs, is not in float32, or not on the CPU.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -147,21 +148,21 @@ class Tensors(nn.Module):
         if getattr(model.config, "is_encoder_decoder", False) or not set(INPUTS) <= set(takes):
             raise ValueError(f"only networks that take {' and '.join(INPUTS)} alone can be exported; got a {name}")
         if model.dtype != torch.float32 or model.device.type != "cpu":
-            raise ValueError(f"the model must be of float32 and on the CPU, got {model.dtype} on {model.device}")
+            raise ValueError(f"the model must be in float32 and on the CPU, got {model.dtype} on {model.device}")
         self.model = model.eval()
-        self.more = {"use_cache": False} if "use_cache" in takes else {}
+        self.options = {"use_cache": False} if "use_cache" in takes else {}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits or hidden state."""
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **self.more)
+        """The logits or the last hidden state."""
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **self.options)
         for name in ("logits", "last_hidden_state"):
-            if isinstance(found.get(name), Tensor):
-                return found[name]
+            if isinstance(out.get(name), Tensor):
+                return out[name]
         raise ValueError(f"{type(self.model).__name__} gives neither logits nor last_hidden_state")
 
 
 def batch(model: PreTrainedModel, size: int, length: int, padded: str = "") -> tuple[Tensor, Tensor]:
-    """Random tokens (size, length) and their mask, padded on no side, or on the "left" or "right"."""
+    """Random tokens (size, length) and their mask; `padded` names the side, "left" or "right", or is empty."""
     config = model.config.get_text_config()
     pad = getattr(config, "pad_token_id", None) or 0
     ids = torch.randint(0, config.vocab_size - 1, (size, length), generator=torch.Generator().manual_seed(0))
@@ -176,7 +177,7 @@ def _examples(model: PreTrainedModel, length: int) -> list[tuple[Tensor, Tensor]
     if length < 4:
         raise ValueError(f"length must be at least 4, got {length}")
     lengths = [1, 2]
-    while sum(lengths[-2:]) < length - 1:  # divisible by much and by little, and few of them
+    while sum(lengths[-2:]) < length - 1:  # few lengths, of many divisors and of few
         lengths.append(sum(lengths[-2:]))
     return [
         batch(model, (1, 4, 3, 5)[at % 4], tokens, ("", "right", "left")[at % 3])
@@ -185,12 +186,12 @@ def _examples(model: PreTrainedModel, length: int) -> list[tuple[Tensor, Tensor]
 
 
 def trace(network: nn.Module, example: tuple[Tensor, Tensor]) -> ExportedProgram:
-    """A program for every batch and length.
+    """The program of a network, for every batch and length.
 
     Raises:
-        ValueError: the network cannot be traced, or only for one batch or length.
+        ValueError: The network cannot be traced, or only for one batch or length.
     """
-    free = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}  # with which torch refuses what it could only do for one size
+    free = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}  # with these torch refuses to specialise to one size
     try:
         with torch.no_grad():
             program = torch.export.export(network, example, dynamic_shapes=(free, free))
@@ -202,10 +203,10 @@ def trace(network: nn.Module, example: tuple[Tensor, Tensor]) -> ExportedProgram
 
 
 def reader(name: str, path: Path) -> Call:
-    """A file of a format as a function of ids and mask.
+    """The file of a format, as a function of ids and mask.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: The file cannot be read.
     """
     if name == "onnx":
         return _read_onnx(path)
@@ -229,16 +230,18 @@ def _save_program(program: ExportedProgram, path: Path) -> None:
 def _save_onnx(program: ExportedProgram, path: Path) -> None:
     try:
         with _silent():
-            found = torch.onnx.export(
+            exported = torch.onnx.export(
                 program, dynamo=True, verbose=False, input_names=INPUTS, output_names=["output"],
                 custom_translation_table={operators.int8_matmul.default: _integers},
             )  # fmt: skip
     except Exception as error:  # of one of the exporter's passes, with its reason behind it
         raise ValueError(f"the model cannot be written as ONNX: {line(_root(error))}") from error
-    assert found is not None
-    inputs: Any = found.model.graph.inputs
-    found.rename_axes({given.shape[at].value: axis for at, axis in enumerate(("batch", "length")) for given in inputs})
-    found.save(path)
+    assert exported is not None
+    inputs: Any = exported.model.graph.inputs
+    exported.rename_axes(
+        {given.shape[at].value: axis for at, axis in enumerate(("batch", "length")) for given in inputs}
+    )
+    exported.save(path)
 
 
 def _integers(a: Any, b: Any) -> Any:
@@ -254,7 +257,7 @@ def _root(error: BaseException) -> BaseException:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Of the exporter: torch uses what it calls deprecated, and logs that there is no torchvision."""
+    """A `with` block without the exporter's warnings, of deprecated parts of torch and a missing torchvision."""
     log = onnx_log()
     before = log.level
     log.setLevel(logging.ERROR)
@@ -272,7 +275,7 @@ def _read_onnx(path: Path) -> Call:
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # what goes wrong is raised, and need not be printed too
+    options.log_severity_level = 4  # errors are raised, and need not be printed too
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own kinds, which have no name outside of it
@@ -294,14 +297,14 @@ def _run(call: Call, name: str, example: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _checked(run: Call, name: str, example: tuple[Tensor, Tensor], right: Tensor, allowed: float) -> float:
-    found = _difference(run, name, example, right)
-    if not found <= allowed:  # nor if it is not a number
+    difference = _difference(run, name, example, right)
+    if not difference <= allowed:  # nor if it is not a number
         size, length = example[0].shape
         raise ValueError(
-            f"{name} differs from the model by {found:.2g} of the largest output, on a batch of {size} with {length} "
-            f"tokens; {allowed:.2g} is allowed"
+            f"{name} differs from the model by {difference:.2g} of the largest output, on a batch of {size} with "
+            f"{length} tokens; {allowed:.2g} is allowed"
         )
-    return found
+    return difference
 
 
 def _difference(run: Call, name: str, example: tuple[Tensor, Tensor], right: Tensor) -> float:

@@ -16,19 +16,19 @@ from greenformers.measure.record import Record, with_ratios
 
 EAGER, COMPILED = "eager", "compiled"
 NAMES = {"torch": "torch.export", "onnx": "onnxruntime"}
-"""What the files of each format are called in records: who runs them."""
+"""The variant of each format in records: the runtime of its files."""
 
 
-def differences(found: Mapping[str, float], about: dict[str, Any]) -> list[Record]:
-    """Records of what `export` found.
+def differences(by_format: Mapping[str, float], about: dict[str, Any]) -> list[Record]:
+    """Records of the differences that `export` measured.
 
     Args:
-        found: by format.
-        about: context of the records.
+        by_format: Differences by format.
+        about: Context of the records.
     """
     return [
         Record.of("relative_error", value, benchmark="export", variant=NAMES[name], context=about)
-        for name, value in found.items()
+        for name, value in by_format.items()
     ]
 
 
@@ -44,19 +44,19 @@ def latencies(
 ) -> list[Record]:
     """Records of the model and its exported forms, interleaved, with torch's number of threads, without padding.
 
-    Where torch.compile fails, for want of a C++ compiler say, there are none of `COMPILED`.
+    Where torch.compile fails, as without a C++ compiler, there are no records of `COMPILED`.
 
     Args:
-        model: as it was exported.
-        folder: with the files.
-        formats: of the files, see `FORMATS`.
-        lengths: in tokens.
-        size: of the batch.
-        repeats: timed runs of each.
-        about: context of the records.
+        model: The model that was exported.
+        folder: Folder with the files.
+        formats: Formats of the files, see `FORMATS`.
+        lengths: Lengths in tokens.
+        size: Examples in a batch.
+        repeats: Timed runs of each form.
+        about: Context of the records.
 
     Raises:
-        ValueError: as `Tensors` and `reader` do.
+        ValueError: Raised as by `Tensors` and `reader`.
     """
     network = Tensors(model)
     calls: dict[str, Call] = {EAGER: network}
@@ -81,13 +81,13 @@ def latencies(
 
 def _compiled(network: Tensors, example: tuple[torch.Tensor, torch.Tensor]) -> Call | None:
     with warnings.catch_warnings():
-        # Inductor, as it is imported, uses what torch calls deprecated.
+        # Importing Inductor uses deprecated parts of torch.
         warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
         try:
             # One program for all lengths, as the exported ones are.
-            found = torch.compile(network, dynamic=True)
+            compiled = torch.compile(network, dynamic=True)
             with torch.inference_mode():
-                found(*example)
+                compiled(*example)
         except compile_error():
             return None
-    return found
+    return compiled

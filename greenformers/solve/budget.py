@@ -12,22 +12,23 @@ HOW = ("hull", "uniform", "rank", "energy", "stable")
 OF = ("parameters", "flops", "latency")
 
 Cost = Callable[[Site, int | None], float]
-"""Of a site at a rank, or dense (None), in the units of the budget."""
+"""Cost of a site at a rank, or dense (None), in the units of the budget."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What is kept of the selected maps.
+    """What is kept of the selected weights.
 
     Attributes:
-        amount: see `how`.
-        how: "hull": `amount` is the share of the cost of all maps together, spent where it saves most error. "uniform":
-            of each map by itself the share of its weights. "rank": one rank for all. "energy": the smallest rank that
-            keeps this share of the squared singular values. "stable": `amount` times the stable rank |W|^2 / s_1^2.
-        of: the cost that "hull" spends: parameters, flops or latency, the latter measured.
+        amount: The share, rank or multiple whose meaning `how` gives.
+        how: "hull": `amount` is the share of the cost of all weights together, spent where it saves most error.
+            "uniform": it is the share that each weight keeps of its parameters. "rank": it is one rank for all.
+            "energy": each weight gets the smallest rank that keeps this share of its squared singular values.
+            "stable": each weight gets `amount` times its stable rank |W|^2 / s_1^2.
+        of: The cost that "hull" spends: parameters, flops or latency; latency is measured.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: A value out of range.
     """
 
     amount: float
@@ -40,7 +41,7 @@ class Budget:
         if self.of not in OF:
             raise ValueError(f"a budget is spent of {', '.join(OF)}; got {self.of!r}")
         if self.of != "parameters" and self.how != "hull":
-            raise ValueError(f"a budget of {self.of} is a share of all maps together, not {self.how!r}")
+            raise ValueError(f"a budget of {self.of} is a share of all weights together, not {self.how!r}")
         if self.how == "rank" and not (self.amount >= 1 and float(self.amount).is_integer()):
             raise ValueError(f"a rank must be a whole number from 1 on, got {self.amount}")
         if self.how == "stable" and not self.amount > 0:
@@ -59,9 +60,9 @@ class Layer:
     """A site and its spectrum.
 
     Attributes:
-        site: the map.
-        energies: squared singular values, falling; of a grouped convolution those of the groups, added up. Where there
-            are fewer than ranks, the rest are zero.
+        site: The weight.
+        energies: Squared singular values in falling order, summed over the groups of a grouped convolution. Where
+            there are fewer values than ranks, the rest are zero.
     """
 
     site: Site
@@ -69,7 +70,7 @@ class Layer:
 
 
 def candidates(site: Site, multiple: int) -> list[int]:
-    """The ranks a site may get: multiples that make it smaller, or the largest that does, where all are too large."""
+    """The ranks that a site may get: the multiples that make it smaller; without any, the largest rank that does."""
     limit = largest(site.m, site.n)
     return list(range(multiple, limit + 1, multiple)) or ([limit] if limit else [])
 
@@ -78,25 +79,25 @@ def ranks(layers: Sequence[Layer], budget: Budget, cost: Cost, multiple: int) ->
     """The rank of each layer, None for one that stays dense.
 
     Args:
-        layers: of all sites, with spectra where the budget needs them.
-        budget: what to keep.
-        cost: of a site at a rank.
-        multiple: ranks are multiples of this.
+        layers: All sites, with their spectra where the budget needs them.
+        budget: What is kept.
+        cost: Cost of a site at a rank.
+        multiple: Number of which all ranks are multiples.
 
     Raises:
-        ValueError: the budget cannot be met.
+        ValueError: The budget cannot be met.
     """
     if budget.how == "hull":
         return _spent(layers, budget.amount, cost, multiple)
-    found = []
+    layer_ranks = []
     for layer in layers:
         limit = largest(layer.site.m, layer.site.n)
-        wanted = _wanted(layer, budget)
-        found.append(None if wanted > limit else rounded(wanted, multiple, limit))
-    return found
+        target = _target_rank(layer, budget)
+        layer_ranks.append(None if target > limit else rounded(target, multiple, limit))
+    return layer_ranks
 
 
-def _wanted(layer: Layer, budget: Budget) -> float:
+def _target_rank(layer: Layer, budget: Budget) -> float:
     site = layer.site
     if budget.how == "rank":
         return budget.amount

@@ -1,8 +1,8 @@
 """What the weights of a network see: covariances of inputs and of output gradients, streamed over batches of data.
 
-The statistics of a weight are sums of outer products, d x d whatever the amount of data. Those of as many weights as
-fit `memory` are collected in one pass over the data, at least one weight's; then come the next. Weights that read the
-same tensor, as query, key and value do, share one covariance. Padded positions are left out.
+The statistics of a weight are sums of outer products, d x d whatever the amount of data. One pass over the data
+collects the statistics of as many weights as fit `memory`, at least those of one; the next pass collects the next ones.
+Weights that read the same tensor, as query, key and value do, share one covariance. Padded positions are left out.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -16,22 +16,22 @@ from greenformers.lowrank.factorize import Statistics, gram
 from greenformers.measure.quality import evaluating
 from greenformers.solve import experts
 from greenformers.solve.walk import Site
-from greenformers.solve.watch import Batch, Hook, Loss, Trace, call, frozen, hooked, kept, out_rows, padding, rows
+from greenformers.solve.watch import Batch, Hook, Loss, Trace, call, frozen, hooked, out_rows, padding, rows, unpadded
 
 UNFELT = 1e-30
 
 WIDE = (torch.float32, torch.float64)
 
 APART = ("embedding", "experts")
-"""Kinds that no sequential solver is for: they see counts, and what is routed to each expert."""
+"""Kinds of weights without a sequential solver: embeddings see counts, experts the rows that are routed to them."""
 
 CHUNK = 1024
-"""Positions a product: of fewer, adding up d x d sums takes longer than the products themselves."""
+"""Positions in one product: with fewer, adding up the d x d sums takes longer than the products themselves."""
 
 
 def covariances(
     model: nn.Module,
-    found: Trace,
+    traced: Trace,
     batches: Iterable[Batch],
     *,
     loss: Loss | None = None,
@@ -40,28 +40,30 @@ def covariances(
     dense: "DenseRows | None" = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Iterator[tuple[Site, list[Statistics]]]:
-    """The statistics of every site, one a group of its matrices, in the order of execution.
+    """The statistics of every site, one entry for each of its matrices, in the order of execution.
 
-    `inputs` is the sum of x x^T over inputs; of an embedding the counts of its entries, (V,). `gradients` is the sum of
-    d d^T over gradients of `loss` in the outputs, if one is given. In float64, on the model's device.
+    `inputs` is the sum of x x^T over the inputs, C; for an embedding it holds the counts of its entries, (V,).
+    `gradients` is the sum of d d^T over the gradients of `loss` in the outputs, G, if a loss is given. All sums are in
+    float64, on the model's device.
 
-    Of a map with a bias x is taken from its mean, which is `mean`: what a constant input gives, the bias can give too.
+    For a layer with a bias x is centred by its mean, which is `mean`: what a constant input adds to the output, the
+    bias can add too.
 
     Args:
-        model: run in evaluation mode, without weight gradients.
-        found: of `trace`.
-        batches: gone through once for every portion that fits `memory`.
-        loss: for G.
-        memory: bytes of statistics held at once; one group of maps that read the same tensor is held in any case.
-        spectra: give no more than spectra need: `outputs` in place of `inputs` of maps that give less than they read.
-        dense: is filled with what groups see, for sequential solvers.
-        progress: called with the share that is done.
+        model: The network; it runs in evaluation mode, without weight gradients.
+        traced: What `trace` saw of the network.
+        batches: Calibration data, read once for every portion of the weights that fits `memory`.
+        loss: Loss of a model on a batch, for G.
+        memory: Bytes of statistics held at once; those of one group of layers that read the same tensor always are.
+        spectra: Give only what spectra need: `outputs` in place of `inputs` for layers narrower at the output.
+        dense: Store that is filled with the rows that the groups see, for sequential solvers.
+        progress: Function that is called with the share that is done.
 
     Raises:
-        ValueError: no batch; inputs that are not finite.
+        ValueError: There is no batch, or inputs are not finite.
     """
-    portions = _portions(found.groups, memory, loss is not None, spectra)
-    calls = {path: len(shapes) for path, shapes in found.shapes.items()}
+    portions = _portions(traced.groups, memory, loss is not None, spectra)
+    calls = {path: len(shapes) for path, shapes in traced.shapes.items()}
     for index, portion in enumerate(portions):
         notes = _Notes(loss is not None, spectra, dense, calls)
         sums = _collect(
@@ -101,33 +103,34 @@ def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> lis
 
 
 def has_bias(site: Site) -> bool:
-    """True where a constant can be added to what the site gives."""
+    """True where the site has a bias, which can add a constant to its outputs."""
     return getattr(site.module, "bias", None) is not None
 
 
 def gives_less(group: Sequence[Site]) -> bool:
-    """True for linear maps that together give fewer numbers than they read: then what they give says all, and faster.
+    """True for linear layers whose outputs together are narrower than their input.
 
-    Of half precision it does not: outputs are rounded, products of inputs and weights are not.
+    Statistics of the outputs then hold all that is needed, and cost less. In half precision they do not: outputs are
+    rounded there, products of inputs and weights are not.
     """
     first = group[0]
     return first.kind == "linear" and sum(site.m for site in group) < first.n and first.matrices().dtype in WIDE
 
 
 Key = tuple[str, bool]
-"""Path of a map, and whether what it gives is meant: else what it reads."""
+"""Path of a layer, and True for the rows that it gives, False for those that it reads."""
 
 
 def keys_of(group: Sequence[Site]) -> dict[Key, Site]:
-    """What is to be known of a group in the dense network: what its maps read, or give where that is less."""
+    """The rows of the dense network that a group needs: those its layers read, or give where these are narrower."""
     return {(site.path, True): site for site in group} if gives_less(group) else {(group[0].path, False): group[0]}
 
 
 class DenseRows:
-    """What groups of maps see in the dense network, batch by batch; of the first groups, as many as fit.
+    """The rows that groups of layers see in the dense network, batch by batch; of the first groups, as many as fit.
 
     Args:
-        memory: bytes.
+        memory: Bytes of rows that may be held.
     """
 
     def __init__(self, memory: float) -> None:
@@ -135,15 +138,15 @@ class DenseRows:
         self._rows: dict[Key, list[list[Tensor]]] = {}
 
     def begin(self, keys: Iterable[Key]) -> None:
-        """Get ready for rows of these, which come after those held already."""
+        """Prepare to hold the rows of these keys, after those that are held already."""
         self._rows |= {key: [] for key in keys}
 
     def holds(self, keys: Iterable[Key]) -> bool:
-        """True where nothing was dropped."""
+        """True where the rows of all these keys are held: none was dropped."""
         return all(key in self._rows for key in keys)
 
     def add(self, key: Key, number: int, part: Tensor, calls: int) -> None:
-        """Hold rows (g, positions, n) of the batch with this number, of no more than so many calls of a map."""
+        """Hold rows (g, positions, n) of the batch with this number, for no more than so many calls of a layer."""
         batches = self._rows.get(key)
         if batches is None:
             return
@@ -156,13 +159,13 @@ class DenseRows:
             self.take(next(reversed(self._rows)))
 
     def take(self, key: Key) -> list[list[Tensor]]:
-        """The rows of each batch, of each call. They are held no longer."""
+        """The rows by batch and call. They are held no longer."""
         batches = self._rows.pop(key)
         self._held -= sum(_size(part) for batch in batches for part in batch)
         return batches
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop all rows."""
         self._rows.clear()
         self._held = 0
 
@@ -172,7 +175,7 @@ def _size(part: Tensor) -> int:
 
 
 def given_rows(site: Site, module: nn.Module, out: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-    """What a linear map gives without its bias: (1, positions, m)."""
+    """The outputs of a linear layer without its bias: (1, positions, m)."""
     bias: Any = getattr(module, "bias", None)
     out = out.detach()
     return out_rows(site, out if bias is None else out - bias, given)
@@ -180,13 +183,13 @@ def given_rows(site: Site, module: nn.Module, out: Tensor, given: Mapping[str, T
 
 @dataclass(frozen=True)
 class _Notes:
-    """What is noted in a pass.
+    """What one pass over the data records.
 
     Attributes:
-        gradients: sums of gradients.
-        spectra: of maps that give less than they read, sums of what they give in place of what they read.
-        dense: is filled, where there is one.
-        calls: of each map in a batch, by path.
+        gradients: True where sums over gradients are recorded.
+        spectra: True where layers narrower at the output have sums over outputs in place of inputs.
+        dense: Store of rows for sequential solvers, if there is one.
+        calls: Number of calls of each layer in a batch, by path.
     """
 
     gradients: bool
@@ -218,7 +221,7 @@ def _portions(groups: list[list[Site]], memory: float, gradients: bool, spectra:
 
 
 def _bytes(groups: int, width: int) -> int:
-    """Of a sum in float64, and of the positions in float32 that are gathered for it."""
+    """Bytes of a sum in float64, and of the positions in float32 that are gathered for it."""
     return groups * (8 * width**2 + 4 * CHUNK * width)
 
 
@@ -229,9 +232,9 @@ class Sums:
         self._sums: dict[Hashable, Tensor] = {}
         self._gathered: dict[Hashable, tuple[list[Tensor], int]] = {}
 
-    def add(self, key: Hashable, more: Tensor) -> None:
-        """Add to a sum."""
-        self._sums[key] = self._sums[key].add_(more) if key in self._sums else more.double()
+    def add(self, key: Hashable, term: Tensor) -> None:
+        """Add a term to a sum."""
+        self._sums[key] = self._sums[key].add_(term) if key in self._sums else term.double()
 
     def products(self, key: Hashable, *rows: Tensor) -> None:
         """Add the sum over positions of a b^T, or of a a^T. Rows are (g, positions, n), and copied if they are held."""
@@ -257,7 +260,7 @@ class Sums:
         self._gathered[key] = buffers, 0
 
     def done(self) -> dict[Hashable, Tensor]:
-        """All sums."""
+        """All sums, by key."""
         for key in self._gathered:
             self._multiply(key)
         self._gathered.clear()
@@ -287,7 +290,7 @@ def _collect(
                 running.add((site.path, "count", expert), x.new_tensor(len(part)))
             return
         if site.kind == "embedding":
-            running.add((site.path, "C"), torch.bincount(kept(x, x.shape, given), minlength=site.m))
+            running.add((site.path, "C"), torch.bincount(unpadded(x, x.shape, given), minlength=site.m))
             return
         x = rows(site, x, given)
         running.add((site.path, "count"), x.new_tensor(x.shape[1]))
@@ -351,13 +354,13 @@ def _collect(
                 value = loss(model, batch)
                 if not value.isfinite():
                     raise ValueError(f"the loss on batch {number} of the calibration data is {value.item()}")
-                if value.requires_grad:  # it does not if no map of the portion has a part in it
+                if value.requires_grad:  # it does not where it depends on no weight of the portion
                     value.backward()
             progress((number + 1) / len(batches))
     sums = running.done()
     for site in (site for group in portion for site in group):
         if loss is not None and site.kind not in APART and (site.path, "G") not in sums:
-            # The loss does not depend on this map: any error in it costs next to nothing.
+            # The loss does not depend on this weight: any error in it costs next to nothing.
             eye = torch.eye(site.m, dtype=torch.float64, device=site.matrices().device)
             sums[site.path, "G"] = (UNFELT * eye).expand(site.groups, -1, -1)
     return sums

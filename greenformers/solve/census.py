@@ -1,4 +1,4 @@
-"""The parameters of a network by kind, each counted once: what a change is about is a share of these."""
+"""The parameters of a network by kind, each counted once: the share that a change covers is a share of these."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ class Held:
     """Parameters of one kind in one module.
 
     Attributes:
-        kind: In words: "linear layers", or for what no change is for "weights of" and its class.
-        path: Of the module, experts and attentions unpacked.
-        count: How many numbers.
+        kind: Name of the kind: "linear layers", or for modules that no change covers "weights of" and the class.
+        path: Path of the module, where experts and attentions are unpacked.
+        count: Number of parameters.
     """
 
     kind: str
@@ -28,11 +28,11 @@ class Held:
 
 
 def census(model: nn.Module) -> list[Held]:
-    """All parameters of a network, each once; the network is as it was afterwards."""
+    """All parameters of a network, each once; the network is left as it was."""
     unpacked = unpack(model)
     seen: set[int] = set()
     low_rank: set[int] = set()
-    found = []
+    entries = []
     for path, module in model.named_modules():
         if isinstance(module, Unit):
             low_rank |= {id(part) for part in module.modules()}
@@ -40,9 +40,9 @@ def census(model: nn.Module) -> list[Held]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 kind = _kind(module, name, parameter.dim(), id(module) in low_rank)
-                found.append(Held(kind, path, parameter.numel()))
+                entries.append(Held(kind, path, parameter.numel()))
     pack(model, unpacked)
-    return found
+    return entries
 
 
 def _kind(module: nn.Module, name: str, dimensions: int, low_rank: bool) -> str:

@@ -1,7 +1,7 @@
 """What each expert of a mixture sees: the rows that were routed to it, and the covariances of those.
 
-Few tokens may reach an expert, fewer than its weight has inputs. Their covariance C would have a factorisation keep
-nothing of all other directions; so it is shrunk towards one that has no direction, with the same trace:
+Few tokens may reach an expert, fewer than its weight has inputs. A factorisation by their covariance C would keep
+nothing of all other directions; so C is shrunk towards a multiple of the identity with the same trace:
 
     a C + (1 - a) tr(C) / n I,  a = min(1, tokens / n)
 
@@ -23,9 +23,9 @@ def rows_of(rows: Tensor, routed: Routed, given: Mapping[str, Tensor]) -> Iterat
     """The rows (positions, n) of each expert that has any, float32 or wider, without those of padding.
 
     Args:
-        rows: (S, n), sorted by expert.
-        routed: Which are whose.
-        given: Masks (B, N) that may be of the layer's input.
+        rows: Rows (S, n), sorted by expert.
+        routed: Which rows go to which expert.
+        given: Masks (B, N) of the batch, one of which may fit the layer's input.
     """
     rows = rows.detach()
     rows = rows if rows.dtype == torch.float64 else rows.float()
@@ -39,36 +39,37 @@ def rows_of(rows: Tensor, routed: Routed, given: Mapping[str, Tensor]) -> Iterat
 
 
 def statistics(site: Site, sums: Mapping[Hashable, Tensor], centred: bool) -> list[Statistics]:
-    """The statistics of each expert, of sums by (path, what, expert); those of experts without a row are zero.
+    """The statistics of each expert; those of experts without a row are zero.
 
     Args:
-        site: Weights of experts.
-        sums: "C" of products of inputs, "x" of inputs, "count" of rows, and "G" of products of gradients, if any.
-        centred: Take inputs from their means, for which biases make up.
+        site: The weight of all experts.
+        sums: Sums by (path, quantity, expert): "C" of products of inputs, "x" of inputs, "count" of rows, and "G" of
+            products of gradients, if any.
+        centred: Subtract from inputs their means, for which biases make up.
 
     Raises:
-        ValueError: sums that are not finite.
+        ValueError: The sums are not finite.
     """
 
-    def held(what: str, expert: int, *shape: int) -> Tensor:
-        found = sums.get((site.path, what, expert))
-        return zero.new_zeros(shape) if found is None else found.view(shape)
+    def held(quantity: str, expert: int, *shape: int) -> Tensor:
+        total = sums.get((site.path, quantity, expert))
+        return zero.new_zeros(shape) if total is None else total.view(shape)
 
     zero = torch.zeros((), dtype=torch.float64, device=site.matrices().device)
     felt = any((site.path, "G", expert) in sums for expert in range(site.groups))
-    found = []
+    by_expert = []
     for expert in range(site.groups):
         C, count = held("C", expert, site.n, site.n), held("count", expert)
         mean = held("x", expert, site.n) / count.clamp_min(1)
         G = held("G", expert, site.m, site.m) if felt else None
-        for what, seen in (("inputs of", C), ("gradients in", G)):
+        for label, seen in (("inputs of", C), ("gradients in", G)):
             if seen is not None and not seen.isfinite().all():
-                raise ValueError(f"the {what} expert {expert} of {site.path!r} are not finite on the calibration data")
+                raise ValueError(f"the {label} expert {expert} of {site.path!r} are not finite on the calibration data")
         if centred:
             C = C - count * mean[:, None] * mean
         G = None if G is None else _shrunk(G, count)
-        found.append(Statistics(_shrunk(C, count), gradients=G, mean=mean if centred else None))
-    return found
+        by_expert.append(Statistics(_shrunk(C, count), gradients=G, mean=mean if centred else None))
+    return by_expert
 
 
 def _shrunk(C: Tensor, count: Tensor) -> Tensor:

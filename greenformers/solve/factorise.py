@@ -23,10 +23,10 @@ from greenformers.solve.walk import Select, Site, sites
 from greenformers.solve.watch import Batch, Loss, Trace, trace
 
 NEAREST = {"sequential": "activation", "sequential_loss": "loss"}
-"""The solver that looks at what a sequential one does, but in the dense network: for spectra, and for experts."""
+"""The solver with the same objective as a sequential one, but for the dense network: for spectra, and for experts."""
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is."""
+"""Function that is called with the name of a step and the share of it that is done."""
 
 
 def factorise(
@@ -47,22 +47,24 @@ def factorise(
     """Put low-rank units in the place of a trained network's weights. Nothing is changed if this raises.
 
     Args:
-        model: any network.
-        budget: a share of the weights of the selected maps, or a `Budget`.
-        solver: "svd" and "randomized" look at weights alone; "activation" and "sequential" at what the maps see on the
-            calibration data; "loss" and "sequential_loss" at gradients there too; "nmf", "semi_nmf" and "random".
-        select: which maps, see `greenformers.solve.walk.sites`; by default the linear ones.
-        calibration: batches: mappings of keyword arguments, sequences of positional ones, or tensors.
-        loss: for solvers with a loss: of model and batch; by default the model's own, or how far its outputs move.
-        example: a batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
-        multiple: ranks are multiples of this; by default 8 on a CPU, 64 on a GPU, 1 where the budget names the rank.
-        only_if_faster: leave dense what is not faster on the example, as measured.
-        memory: bytes of calibration statistics held at once, see `greenformers.solve.calibrate.covariances`.
-        seed: of solvers that draw, and of the probes of losses.
-        progress: called as work goes on.
+        model: Any network.
+        budget: A share of the parameters of the selected weights, or a `Budget`.
+        solver: "svd" and "randomized" use the weights alone; "activation" and "sequential" also the inputs of the
+            layers on the calibration data; "loss" and "sequential_loss" gradients too. "nmf", "semi_nmf" and "random"
+            have no spectrum.
+        select: Which weights, see `greenformers.solve.walk.sites`; by default those of linear layers and experts.
+        calibration: Batches: mappings of keyword arguments, sequences of positional ones, or tensors.
+        loss: Loss of a model on a batch, for solvers with a loss; by default the model's own, or how far its outputs
+            move.
+        example: A batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
+        multiple: Number of which ranks are multiples; by default 8 on a CPU, 64 on a GPU, 1 where the budget is a rank.
+        only_if_faster: Leave a weight dense where its factors are not faster on the example, as measured.
+        memory: Bytes of calibration statistics held at once, see `greenformers.solve.calibrate.covariances`.
+        seed: Seed of solvers that draw, and of the probes of losses.
+        progress: Function that is called as work goes on.
 
     Raises:
-        ValueError: a value out of range; a selection, weights or data that do not serve.
+        ValueError: A value is out of range, or the selection, weights or data cannot be used.
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
@@ -78,41 +80,41 @@ def factorise(
     before = parameters(model)
     unpacked = unpack(model)
     try:
-        found = sites(model, select)
+        selected = sites(model, select)
         unreached: list[Site] = []
         traced = None
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
                 raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
-            traced = trace(model, found, example)
+            traced = trace(model, selected, example)
             unreached = traced.unreached
             if unreached and select is not None:
                 raise ValueError(
                     f"the data does not reach {unreached[0].path!r}, one of {len(unreached)} such layers that are "
                     "selected: leave them out, or do without a selection, and they stay dense"
                 )
-            found = [site for site in found if site not in unreached]
-        itemsizes = [site.matrices().element_size() for site in found]
+            selected = [site for site in selected if site not in unreached]
+        itemsizes = [site.matrices().element_size() for site in selected]
         if multiple is None:
-            multiple = 1 if budget.how == "rank" else MULTIPLE.get(found[0].matrices().device.type, 8)
+            multiple = 1 if budget.how == "rank" else MULTIPLE.get(selected[0].matrices().device.type, 8)
         cost = _cost(budget, traced, multiple)
         if budget.needs_spectrum:
-            highest = {site.path: limit for site in found if (limit := largest(site.m, site.n))}
+            highest = {site.path: limit for site in selected if (limit := largest(site.m, site.n))}
         else:
-            highest = _ranks(found, {}, budget, cost, multiple)
+            highest = _ranks(selected, {}, budget, cost, multiple)
         with ExitStack() as stack:
             gradients = None
             dense = DenseRows(memory / 2) if "cross" in NEEDS.get(solver, ()) else None
             if solver == "sequential_loss":
                 gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
             solved, energies = _solve(
-                model, found, traced, highest, solver, batches, loss, memory, seed, gradients, dense, progress
+                model, selected, traced, highest, solver, batches, loss, memory, seed, gradients, dense, progress
             )
-            chosen = _ranks(found, energies, budget, cost, multiple)
+            chosen = _ranks(selected, energies, budget, cost, multiple)
             if only_if_faster and traced is not None:
-                chosen = {path: rank for path, rank in chosen.items() if _faster(_site(found, path), rank, traced)}
+                chosen = {path: rank for path, rank in chosen.items() if _faster(_site(selected, path), rank, traced)}
             solved = _final(
-                model, found, traced, solved, chosen, solver, batches, gradients, dense, memory, seed, progress
+                model, selected, traced, solved, chosen, solver, batches, gradients, dense, memory, seed, progress
             )
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
@@ -125,9 +127,9 @@ def factorise(
     pack(model, unpacked)
     layers = [
         LayerReport.of(site, solved.get(site.path), chosen.get(site.path), size)
-        for site, size in zip(found, itemsizes, strict=True)
+        for site, size in zip(selected, itemsizes, strict=True)
     ]
-    nearest = NEAREST.get(solver) if any(site.kind == "experts" for site in found) else None
+    nearest = NEAREST.get(solver) if any(site.kind == "experts" for site in selected) else None
     left = [site.path for site in unreached]
     return Factorisation(solver, asdict(budget), layers, before, parameters(model), left, nearest)
 
@@ -159,7 +161,7 @@ def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:
 
 def _solve(
     model: nn.Module,
-    found: Sequence[Site],
+    selected: Sequence[Site],
     traced: Trace | None,
     highest: Mapping[str, int],
     solver: str,
@@ -171,24 +173,24 @@ def _solve(
     dense: DenseRows | None,
     progress: Progress,
 ) -> tuple[dict[str, Solved], dict[str, Tensor]]:
-    """Factors of each site at the highest rank it may get, and spectra; sites without one are left out.
+    """Factors of each site at the highest rank that it may get, and spectra; sites without such a rank are left out.
 
-    Of solvers without a spectrum neither yet, as the rank matters; of sequential ones factors of experts alone. What
-    `gradients` is for is kept in it.
+    Solvers without a spectrum have neither yet, as their factors depend on the rank; sequential ones have factors of
+    experts alone, and their gradients are stored in `gradients`.
     """
     if solver not in SPECTRAL:
         return {}, {}
     if solver not in CALIBRATED:
         solved = {}
-        for index, site in enumerate(found):
+        for index, site in enumerate(selected):
             if site.path in highest:
                 solved[site.path] = solve(site, highest[site.path], solver, seed=seed)
-            progress("factorising", (index + 1) / len(found))
+            progress("factorising", (index + 1) / len(selected))
         return solved, _energies(solved)
     assert batches
     assert traced is not None
-    for site in found:
-        # Before it spreads, and the data is blamed.
+    for site in selected:
+        # Checked here, before it spreads and the data is blamed.
         if not site.matrices().isfinite().all():
             raise ValueError(f"{site.path}: the weight holds values that are not finite")
     felt = "gradients" in NEEDS[solver]
@@ -207,7 +209,7 @@ def _solve(
         if site.path in highest and site.kind == "experts":
             solved[site.path] = solve(site, highest[site.path], NEAREST[solver], seen)
         elif site.path in highest:
-            # Ranks are chosen by the dense inputs; factors come later, map by map.
+            # Ranks are chosen by the dense inputs; factors come later, group by group.
             energies[site.path] = spectrum_of(site, NEAREST[solver], seen)
             if gradients is not None:
                 gradients.keep(site, seen)
@@ -219,16 +221,16 @@ def _energies(solved: Mapping[str, Solved]) -> dict[str, Tensor]:
 
 
 def _ranks(
-    found: Sequence[Site], energies: Mapping[str, Tensor], budget: Budget, cost: Cost, multiple: int
+    selected: Sequence[Site], energies: Mapping[str, Tensor], budget: Budget, cost: Cost, multiple: int
 ) -> dict[str, int]:
-    layers = [Layer(site, energies.get(site.path, torch.zeros(1))) for site in found]
-    chosen = zip(found, ranks(layers, budget, cost, multiple), strict=True)
+    layers = [Layer(site, energies.get(site.path, torch.zeros(1))) for site in selected]
+    chosen = zip(selected, ranks(layers, budget, cost, multiple), strict=True)
     return {site.path: rank for site, rank in chosen if rank is not None}
 
 
 def _final(
     model: nn.Module,
-    found: Sequence[Site],
+    selected: Sequence[Site],
     traced: Trace | None,
     solved: dict[str, Solved],
     chosen: Mapping[str, int],
@@ -251,13 +253,13 @@ def _final(
     if solver not in SPECTRAL:
         solved = {}
         for index, (path, rank) in enumerate(chosen.items()):
-            solved[path] = solve(_site(found, path), rank, solver, seed=seed + index)
+            solved[path] = solve(_site(selected, path), rank, solver, seed=seed + index)
             progress("factorising", (index + 1) / len(chosen))
     return solved
 
 
-def _site(found: Iterable[Site], path: str) -> Site:
-    return next(site for site in found if site.path == path)
+def _site(selected: Iterable[Site], path: str) -> Site:
+    return next(site for site in selected if site.path == path)
 
 
 def _faster(site: Site, rank: int, traced: Trace) -> bool:

@@ -17,7 +17,7 @@ def own(model: nn.Module, batch: Batch) -> Tensor:
     """The loss that the model computes for the labels of the batch, or for its own next tokens.
 
     Raises:
-        ValueError: the model gives no loss on this batch.
+        ValueError: The model gives no loss on this batch.
     """
     if isinstance(batch, Mapping) and "labels" not in batch and generates(model):
         labels = batch["input_ids"]
@@ -46,11 +46,12 @@ def generates(model: nn.Module) -> bool:
 class Movement:
     """<v, output> for a probe v drawn anew for each batch, v ~ N(0, I).
 
-    The output is, of a sequence classifier, the logits; of an encoder, the sentence embedding, brought to unit length:
-    the mean over the positions that are no padding, or by the model's own pooling; else the first tensor.
+    The output of a classifier or language model is its logits; that of an encoder is the sentence embedding at unit
+    length: the mean over the positions that are no padding, or the model's own pooling. Any other network's is the
+    first tensor that it returns.
 
     Args:
-        seed: of the probes.
+        seed: Seed of the probes.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -68,22 +69,22 @@ class Movement:
         return (v * out).sum()
 
 
-def output(found: object, batch: Batch, pool: SentencePooling = MEAN) -> Tensor:
-    """What the network is used for, of all that it returns; the states of an encoder pooled by `pool`."""
-    if isinstance(found, Tensor):
-        return found
-    logits = getattr(found, "logits", None)
+def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tensor:
+    """The tensor that the network is used for, of all that it returns; states of an encoder are pooled by `pool`."""
+    if isinstance(returned, Tensor):
+        return returned
+    logits = getattr(returned, "logits", None)
     if logits is not None:
         return logits
-    hidden = getattr(found, "last_hidden_state", None)
+    hidden = getattr(returned, "last_hidden_state", None)
     if hidden is not None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
         return torch.nn.functional.normalize(pool(hidden, mask), dim=-1) if hidden.dim() == 3 else hidden
-    parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, Sequence) else ()
+    parts = returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, Sequence) else ()
     for part in parts:
         if isinstance(part, Tensor):
             return part
-    raise ValueError(f"a {type(found).__name__} holds no tensor: pass a loss")
+    raise ValueError(f"a {type(returned).__name__} holds no tensor: pass a loss")
 
 
 def default(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:

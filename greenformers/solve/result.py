@@ -1,4 +1,4 @@
-"""What a compression did: per map and in total."""
+"""What a factorisation did: per weight and in total."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,17 +10,17 @@ from greenformers.solve.walk import Site
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One map.
+    """One weight.
 
     Attributes:
-        path: where it stands; `tied` are further places of the same weight.
-        shape: (groups, m, n) of its matrices.
-        rank: None where it stayed dense.
-        parameters_before, parameters_after: of its weight, without the bias.
-        predicted: relative error, from the spectrum: of the weight for data-free solvers, of its outputs on the
-            calibration data for the others (of its share of the loss for `loss`). None for solvers without a spectrum.
-        achieved: the same error of the factors as stored, in the network's dtype.
-        itemsize: bytes of one entry.
+        path: Path of its layer; `tied` are the paths of further layers with the same weight.
+        shape: Number and size (groups, m, n) of its matrices.
+        rank: Its rank, None where it stayed dense.
+        parameters_before, parameters_after: Number of its parameters, without the bias.
+        predicted: Relative error by the spectrum: of the weight for data-free solvers, of the outputs on the
+            calibration data for the others (of the share of the loss for `loss`). None for solvers without a spectrum.
+        achieved: The same relative error, of the factors as stored in the network's dtype.
+        itemsize: Bytes of one entry.
     """
 
     path: str
@@ -35,7 +35,7 @@ class LayerReport:
 
     @classmethod
     def of(cls, site: Site, part: Solved | None, rank: int | None, itemsize: int) -> Self:
-        """Of a site: its factors at a rank, or None for both where it stays dense."""
+        """The report of a site with its factors at a rank; `part` and `rank` are None where it stays dense."""
         predicted, achieved = (
             (0.0, 0.0) if part is None or rank is None else (part.predicted(rank), part.achieved(rank))
         )
@@ -49,12 +49,12 @@ class Factorisation:
     """What `factorise` did.
 
     Attributes:
-        solver: that made the factors.
-        budget: as given.
-        layers: every selected map.
-        model_before, model_after: parameters of the whole network.
-        unreached: paths of what stayed dense because the calibration data does not reach it.
-        nearest: the solver that factorised experts, where `solver` has no form for them.
+        solver: The solver that made the factors.
+        budget: The budget as it was given.
+        layers: Every selected weight.
+        model_before, model_after: Number of parameters of the whole network.
+        unreached: Paths of layers that stayed dense because the calibration data does not reach them.
+        nearest: The solver that factorised experts, where `solver` has no form for them.
     """
 
     solver: str
@@ -67,30 +67,30 @@ class Factorisation:
 
     @property
     def before(self) -> int:
-        """Weights of the selected maps, dense."""
+        """Number of parameters of the selected weights before, dense."""
         return sum(layer.parameters_before for layer in self.layers)
 
     @property
     def after(self) -> int:
-        """Weights of the selected maps as they are now."""
+        """Number of parameters of the selected weights as they are now."""
         return sum(layer.parameters_after for layer in self.layers)
 
     @property
     def kept(self) -> float:
-        """Share of the weights of the selected maps."""
+        """Share of the parameters of the selected weights that is left."""
         return self.after / self.before
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The report as JSON takes it."""
         return asdict(self) | {"kept": self.kept}
 
     def markdown(self) -> str:
-        """A table, one row a map."""
+        """A table with one row for each weight."""
         lines = [
-            f"{self.before:,} weights in {len(self.layers)} maps, {self.after:,} kept ({100 * self.kept:.1f} %); "
+            f"{self.before:,} weights in {len(self.layers)} layers, {self.after:,} kept ({100 * self.kept:.1f} %); "
             f"whole network {self.model_before:,} -> {self.model_after:,}. Solver `{self.solver}`.",
             "",
-            "| map | m x n | rank | weights | kept | predicted error | achieved |",
+            "| layer | m x n | rank | weights | kept | predicted error | achieved |",
             "|---|---|---:|---:|---:|---:|---:|",
         ]
         for layer in self.layers:
@@ -99,9 +99,9 @@ class Factorisation:
             predicted = "-" if layer.predicted is None else f"{layer.predicted:.4f}"
             name = f"`{layer.path}`" + "".join(f" = `{path}`" for path in layer.tied)
             rank = "dense" if layer.rank is None else layer.rank
-            kept = 100 * layer.parameters_after / layer.parameters_before
+            percent = 100 * layer.parameters_after / layer.parameters_before
             lines.append(
-                f"| {name} | {size} | {rank} | {layer.parameters_after:,} | {kept:.1f} % | {predicted} "
+                f"| {name} | {size} | {rank} | {layer.parameters_after:,} | {percent:.1f} % | {predicted} "
                 f"| {layer.achieved:.4f} |"
             )
         return "\n".join(lines)

@@ -1,9 +1,10 @@
-"""AA-SVD: each map is factorised for the inputs it will get, changed by what has been factorised before it.
+"""AA-SVD: each weight is factorised for the inputs X^ it will get, changed by the weights factorised before it.
 
-Maps are taken in the order of execution, in groups that read the same tensor. For each group every batch runs through
-the network as it is by now, from the last finished layer up to that group. What the groups see in the network as it was
-is kept for as many as fit the memory, so that one pass of that serves them all; of a map with fewer outputs than inputs
-its outputs are kept, as they say all that is needed: the loss |Y - D E X^|^2 depends on X^ X^^T, Y X^^T and |Y|^2.
+Weights are taken in the order of execution, in groups that read the same tensor. For each group every batch runs
+through the network as it is by now, from the last finished layer up to that group. The rows that groups see in the
+dense network are kept for as many groups as fit `memory`, so that one pass of that network serves them all. For a layer
+with fewer outputs than inputs its outputs Y are kept, which suffice: the loss |Y - D E X^|^2 depends on X^ X^^T, Y X^^T
+and |Y|^2.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,17 +23,17 @@ from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.units import filled, put
 from greenformers.solve.walk import Site
-from greenformers.solve.watch import Batch, Hook, Trace, call, hooked, kept, padding, rows
+from greenformers.solve.watch import Batch, Hook, Trace, call, hooked, padding, rows, unpadded
 
 FAST = ("activation_relu_or_gelu", "use_nested_tensor")
-"""What `refuse_fast_path` changes."""
+"""Attributes of modules that `refuse_fast_path` changes."""
 
 
 class Gradients:
-    """G of all maps, for `sequential_loss`: on disk, as only one map's is looked at at a time.
+    """G of all weights, for `sequential_loss`: on disk, as only one weight's is used at a time.
 
     Args:
-        folder: an empty one.
+        folder: An empty folder.
     """
 
     def __init__(self, folder: str) -> None:
@@ -40,23 +41,23 @@ class Gradients:
         self._places: dict[str, Path] = {}
 
     def keep(self, site: Site, seen: Sequence[Statistics]) -> None:
-        """Store those of a site; an embedding has none."""
-        found = {str(g): at.gradients.contiguous() for g, at in enumerate(seen) if at.gradients is not None}
-        if found:
+        """Store G of a site; an embedding has none."""
+        matrices = {str(g): at.gradients.contiguous() for g, at in enumerate(seen) if at.gradients is not None}
+        if matrices:
             place = self._places[site.path] = self._folder / f"{len(self._places)}.safetensors"
-            save_file(found, place)
+            save_file(matrices, place)
 
     def given(self, site: Site, seen: list[Statistics]) -> list[Statistics]:
         """The statistics of a site with its G."""
         if site.path not in self._places:
             return seen
-        found = load_file(self._places[site.path], device=str(site.matrices().device))
-        return [replace(at, gradients=found[str(g)]) for g, at in enumerate(seen)]
+        matrices = load_file(self._places[site.path], device=str(site.matrices().device))
+        return [replace(at, gradients=matrices[str(g)]) for g, at in enumerate(seen)]
 
 
 def sequential(
     model: nn.Module,
-    found: Trace,
+    traced: Trace,
     ranks: Mapping[str, int],
     batches: Sequence[Batch],
     *,
@@ -66,23 +67,23 @@ def sequential(
     memory: float = 2**30,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Solved]:
-    """Factorise the maps with a rank, one group after the other. The network is as it was when this returns or raises.
+    """Factorise the weights with a rank, one group after the other. The network is left as it was, also by errors.
 
     Args:
-        model: with its dense maps.
-        found: of `trace`.
-        ranks: by path; maps without one stay dense.
-        batches: of calibration.
-        gradients: for `sequential_loss`.
-        dense: what `covariances` kept of the same batches; it is emptied.
-        solved: those that are factorised already; what follows sees them so.
-        memory: bytes, one half of what the maps see in the dense network, the other of the outputs of finished layers;
-            where the latter need more, every pass begins at the beginning.
-        progress: called with the share that is done.
+        model: The network with its dense weights.
+        traced: What `trace` saw of the network.
+        ranks: Ranks by path; weights without one stay dense.
+        batches: Calibration data.
+        gradients: G of all weights, for `sequential_loss`.
+        dense: Rows that `covariances` kept of the same batches; the store is emptied.
+        solved: Weights that are factorised already; the layers behind them get the outputs of their factors.
+        memory: Bytes that may be held: one half for rows of the dense network, the other for outputs of finished
+            layers; where the latter need more, every pass runs in full.
+        progress: Function that is called with the share that is done.
     """
-    groups = [group for group in (_Group.of(group, ranks) for group in found.groups) if group.sites]
+    groups = [group for group in (_Group.of(group, ranks) for group in traced.groups) if group.sites]
     solved = dict(solved or {})
-    calls = {path: len(shapes) for path, shapes in found.shapes.items()}
+    calls = {path: len(shapes) for path, shapes in traced.shapes.items()}
     passes = _Passes(model, groups, calls, batches, DenseRows(memory / 2) if dense is None else dense, memory / 4)
     solver = "sequential" if gradients is None else "sequential_loss"
     with evaluating(model), torch.no_grad():
@@ -102,11 +103,11 @@ def sequential(
 
 @dataclass(frozen=True)
 class _Group:
-    """Maps that read the same tensor and are to be factorised, and what is to be known of the dense network for that.
+    """Weights of layers that read the same tensor and are to be factorised, and the rows of the dense network needed.
 
     Attributes:
-        sites: the maps.
-        keys: see `greenformers.solve.calibrate.keys_of`.
+        sites: The weights.
+        keys: Keys of the rows, see `greenformers.solve.calibrate.keys_of`.
     """
 
     sites: list[Site]
@@ -114,12 +115,12 @@ class _Group:
 
     @classmethod
     def of(cls, group: Sequence[Site], ranks: Mapping[str, int]) -> "_Group":
-        """Those of a group that have a rank."""
+        """The weights of a group that have a rank."""
         keys = {key: site for key, site in keys_of(group).items() if not key[1] or key[0] in ranks}
         return cls([site for site in group if site.path in ranks], {} if group[0].kind in APART else keys)
 
     def key(self, site: Site) -> Key:
-        """The one of a map."""
+        """The key of the rows of a site."""
         return next((key for key in self.keys if key == (site.path, True)), next(iter(self.keys), (site.path, False)))
 
 
@@ -127,15 +128,15 @@ class _Passes:
     """The network as it was and as it is by now, run side by side.
 
     Args:
-        model: the network.
-        groups: in the order of execution.
-        calls: of each map in a batch, by path.
-        batches: of calibration.
-        dense: holds what groups see in the network as it was.
-        memory: bytes of the outputs of finished layers, of each of the two.
+        model: The network.
+        groups: Groups of weights, in the order of execution.
+        calls: Number of calls of each layer in a batch, by path.
+        batches: Calibration data.
+        dense: Store of the rows that groups see in the network as it was.
+        memory: Bytes of the outputs of finished layers, for each of the two networks.
 
     Attributes:
-        units: what has been factorised, by path.
+        units: Low-rank units of the weights that have been factorised, by path.
     """
 
     def __init__(
@@ -154,40 +155,40 @@ class _Passes:
         self.before, self.now = (Replay(model, order, len(batches), memory) for _ in range(2))
 
     def put(self, site: Site, part: Solved, rank: int) -> None:
-        """Have the maps that follow see this one as factorised."""
+        """Have the layers that follow get the outputs of these factors."""
         decoder, encoder = part.decoder[..., :rank], part.encoder[:, :rank]
         self.units.update(filled(self.model, site, decoder, encoder, part.shift(rank)))
 
     def sums(self, index: int) -> dict[Hashable, Tensor]:
-        """Of a group the sums over positions that its statistics are made of, by what they are of."""
+        """The sums over positions that the statistics of a group are made of, by quantity."""
         path = self.groups[index].sites[0].path
         if not self.dense.holds(self.groups[index].keys):
             self.before.advance(path, lambda number: call(self.model, self.batches[number]))
             self._look_ahead(index)
         with placed(self.model, self.units):
             self.now.advance(path, lambda number: call(self.model, self.batches[number]))
-        found = self._summed(index)
-        if not (self.before.off and self.now.off) and not all(part.isfinite().all() for part in found.values()):
+        sums = self._summed(index)
+        if not (self.before.off and self.now.off) and not all(part.isfinite().all() for part in sums.values()):
             self.before.stop()  # the network reads layers that are not kept
             self.now.stop()
             self._look_ahead(index)
-            found = self._summed(index)
-        return found
+            sums = self._summed(index)
+        return sums
 
     def _look_ahead(self, index: int) -> None:
-        """Hold what this group sees and as many after it as fit the memory; nothing, if that of this one does not."""
-        wanted = {key: site for group in self.groups[index:] for key, site in group.keys.items()}
+        """Hold the rows of this group and of as many after it as fit `memory`; none if those of this one do not fit."""
+        pending = {key: site for group in self.groups[index:] for key, site in group.keys.items()}
         self.dense.clear()
-        self.dense.begin(wanted)
+        self.dense.begin(pending)
         for number in range(len(self.batches)):
-            wanted = {key: site for key, site in wanted.items() if self.dense.holds([key])}
-            if not wanted:
+            pending = {key: site for key, site in pending.items() if self.dense.holds([key])}
+            if not pending:
                 return
-            self._note(number, wanted, self.dense)
+            self._note(number, pending, self.dense)
 
-    def _note(self, number: int, wanted: Mapping[Key, Site], dense: DenseRows) -> None:
-        """Run the network as it was on the batch with this number, up to the last of what is wanted."""
-        left = {key: self.calls[site.path] for key, site in wanted.items()}
+    def _note(self, number: int, pending: Mapping[Key, Site], dense: DenseRows) -> None:
+        """Run the network as it was on the batch with this number, until all pending rows have been seen."""
+        left = {key: self.calls[site.path] for key, site in pending.items()}
 
         def note(key: Key, site: Site) -> Hook:
             def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
@@ -200,19 +201,19 @@ class _Passes:
 
             return hook
 
-        hooks = [(site, note(key, site)) for key, site in wanted.items()]
+        hooks = [(site, note(key, site)) for key, site in pending.items()]
         with self.before.resumed(number), padding(self.model) as masks, hooked(self.model, hooks), suppress(Reached):
             masks.begin(self.batches[number])
             call(self.model, self.batches[number])
 
     def _now(self, site: Site, numbers: Iterable[int]) -> Iterator[Tensor]:
-        """The rows of a site in the network as it is by now, of each batch; of an embedding the entries looked up."""
-        found: list[Tensor] = []
+        """The rows of a site in the network as it is by now, of each batch; for an embedding the entries looked up."""
+        parts: list[Tensor] = []
 
         def hook(_: nn.Module, args: tuple[Tensor, ...], __: object) -> None:
             x, given = args[0], masks.at(args[0])
-            found.append(kept(x, x.shape, given) if site.kind == "embedding" else rows(site, x, given))
-            if len(found) == self.calls[site.path]:
+            parts.append(unpadded(x, x.shape, given) if site.kind == "embedding" else rows(site, x, given))
+            if len(parts) == self.calls[site.path]:
                 raise Reached
 
         units = {path: unit for path, unit in self.units.items() if path not in site.paths}
@@ -222,14 +223,14 @@ class _Passes:
             hooked(self.model, [(site, hook)], before=True),
         ):
             for number in numbers:
-                found.clear()
+                parts.clear()
                 masks.begin(self.batches[number])
                 with self.now.resumed(number), suppress(Reached):
                     call(self.model, self.batches[number])
-                yield torch.cat(found, -1 if site.kind == "embedding" else -2)
+                yield torch.cat(parts, -1 if site.kind == "embedding" else -2)
 
     def _beside(self, index: int) -> "Iterator[tuple[Tensor, dict[Key, list[Tensor]]]]":
-        """Of each batch the rows of a group in the network as it is by now, and as it was."""
+        """For each batch the rows of a group in the network as it is by now, and as it was."""
         group, numbers = self.groups[index], range(len(self.batches))
         site = group.sites[0]
         if self.dense.holds(group.keys):
@@ -266,7 +267,7 @@ def _statistics(site: Site, key: Key, sums: Mapping[Hashable, Tensor], gradients
         return [Statistics(sums["counts"])]
     C, x, count = sums["C"], sums["x"], sums["count"]
     cross, own, before = (sums[key, name] for name in ("cross", "own", "mean"))
-    if has_bias(site):  # which makes up for the means
+    if has_bias(site):  # the bias makes up for the means
         x, before = x / count, before / count
         C = C - count * torch.einsum("gi,gj->gij", x, x)
         cross = cross - count * torch.einsum("gi,gj->gij", before, x)
@@ -274,22 +275,22 @@ def _statistics(site: Site, key: Key, sums: Mapping[Hashable, Tensor], gradients
     seen = [Statistics(part) for part in C]
     seen = seen if gradients is None else gradients.given(site, seen)
     W = site.matrices().double()
-    found = []
+    by_group = []
     for g, at in enumerate(seen):
         G = at.gradients
-        if key[1]:  # what the map gives
+        if key[1]:  # the outputs of the layer
             target, total, mean = cross[g], own[g].trace() if G is None else (own[g] * G).sum(), before[g]
         else:
             WC, GW = W[g] @ own[g], W[g] if G is None else G @ W[g]
             target, total, mean = W[g] @ cross[g], (WC * GW).sum(), W[g] @ before[g]
         means = {"mean": x[g], "output_mean": mean} if has_bias(site) else {}
-        found.append(replace(at, cross=target, total=total.item(), **means))
-    return found
+        by_group.append(replace(at, cross=target, total=total.item(), **means))
+    return by_group
 
 
 @contextmanager
 def placed(model: nn.Module, units: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Modules at their paths in a `with` block; afterwards those that were there."""
+    """A `with` block in which modules stand at these paths; afterwards those that were there are put back."""
     before = {path: model.get_submodule(path) for path in units}
     # An LED keeps torch's encoders around it from their fast path.
     fast = [(part, name, vars(part)[name]) for part in model.modules() for name in FAST if name in vars(part)]

@@ -1,4 +1,4 @@
-"""One map, factorised: its factors at the highest rank that could be chosen, and the errors at all ranks below."""
+"""One weight, factorised: its factors at the highest rank that could be chosen, and the errors at all ranks below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from greenformers.solve.walk import Site
 
 @dataclass(frozen=True)
 class Solved:
-    """A factorised map.
+    """A factorised weight.
 
     Attributes:
-        site: the map.
-        decoder: (g, m, r), in order of importance.
-        encoder: (g, r, n).
-        energies: squared singular values, of all groups together; None without a spectrum.
-        total: what the squared error is relative to.
-        errors: squared error at the ranks 1..r of the factors as stored.
-        seen: what the factors were made for.
+        site: The weight.
+        decoder: Factor D (g, m, r), its columns in order of importance.
+        encoder: Factor E (g, r, n).
+        energies: Squared singular values, summed over the groups; None without a spectrum.
+        total: Squared norm that the squared errors are relative to.
+        errors: Squared errors at the ranks 1..r, of the factors as stored.
+        seen: Statistics that the factors were made for, of which only the means are kept.
     """
 
     site: Site
@@ -33,19 +33,19 @@ class Solved:
     seen: Sequence[Statistics]
 
     def shift(self, rank: int) -> Tensor | None:
-        """What the bias is to be raised by, (g m,): the difference of the mean output. None without a bias."""
+        """The difference of the mean outputs, (g m,), by which the bias is to be raised; None without a bias."""
         if self.seen[0].mean is None:
             return None
         weights, parts = self.site.matrices().double(), zip(self.decoder, self.encoder, self.seen, strict=True)
-        found = []
+        shifts = []
         for W, (D, E, at) in zip(weights, parts, strict=True):
             assert at.mean is not None
             before = W @ at.mean if at.output_mean is None else at.output_mean
-            found.append(before - D[:, :rank].double() @ (E[:rank].double() @ at.mean))
-        return torch.cat(found)
+            shifts.append(before - D[:, :rank].double() @ (E[:rank].double() @ at.mean))
+        return torch.cat(shifts)
 
     def predicted(self, rank: int) -> float | None:
-        """Relative error at a rank, from the spectrum."""
+        """Relative error at a rank, by the spectrum; None without one."""
         if self.energies is None:
             return None
         return _relative(self.total - self.energies[:rank].sum().item(), self.total)
@@ -60,17 +60,17 @@ def _relative(squared: float, total: float) -> float:
 
 
 def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None = None, seed: int = 0) -> Solved:
-    """Factorise a map.
+    """Factorise a weight.
 
     Args:
-        site: the map.
-        rank: the highest that is wanted.
-        solver: one of `greenformers.lowrank.factorize.SOLVERS`.
-        seen: statistics of each group, for calibrated solvers; of an embedding `inputs` is the diagonal (V,).
-        seed: of solvers that draw.
+        site: The weight.
+        rank: Highest rank that is needed.
+        solver: One of `greenformers.lowrank.factorize.SOLVERS`.
+        seen: Statistics of each group, for calibrated solvers; for an embedding `inputs` is the diagonal (V,).
+        seed: Seed of solvers that draw.
 
     Raises:
-        ValueError: the weight or the statistics are not finite, or missing; the message names the map.
+        ValueError: The weight or the statistics are not finite, or missing; the message names the layer.
     """
     weights = site.matrices()
     seen = [Statistics()] * site.groups if seen is None else seen
@@ -81,18 +81,18 @@ def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None 
             return _by_frequency(site, weights[0], rank, counts)
         # Each group draws other numbers.
         parts = enumerate(zip(weights, seen, strict=True))
-        found = [factorize(W, rank, solver, at, seed + group) for group, (W, at) in parts]
+        factored = [factorize(W, rank, solver, at, seed + group) for group, (W, at) in parts]
     except ValueError as error:
         raise ValueError(f"{site.path}: {error}") from error
     if solver not in CALIBRATED:
         seen = [Statistics()] * site.groups
-    curves = [errors(W.double(), part, at) for W, part, at in zip(weights, found, seen, strict=True)]
-    spectra = [part.energies for part in found if part.energies is not None]
+    curves = [errors(W.double(), part, at) for W, part, at in zip(weights, factored, seen, strict=True)]
+    spectra = [part.energies for part in factored if part.energies is not None]
     energies = torch.stack([_padded(part, max(map(len, spectra))) for part in spectra]).sum(0) if spectra else None
     return Solved(
         site,
-        torch.stack([part.decoder for part in found]),
-        torch.stack([part.encoder for part in found]),
+        torch.stack([part.decoder for part in factored]),
+        torch.stack([part.encoder for part in factored]),
         energies,
         sum(total for total, _ in curves),
         torch.stack([curve for _, curve in curves]).sum(0),
@@ -106,24 +106,24 @@ def _padded(energies: Tensor, length: int) -> Tensor:
 
 
 def _by_frequency(site: Site, W: Tensor, rank: int, counts: Tensor) -> Solved:
-    """An embedding: its rows matter as often as they are looked up. Rows never seen count as seen once."""
+    """The factors of an embedding: a row weighs as often as it is looked up; rows never seen count as seen once."""
     weight = (counts.double() + 1).sqrt()[:, None]
-    found = factorize(weight * W.double(), rank, "svd")
-    decoder, encoder = (found.decoder / weight).to(W.dtype), found.encoder.to(W.dtype)
+    factors = factorize(weight * W.double(), rank, "svd")
+    decoder, encoder = (factors.decoder / weight).to(W.dtype), factors.encoder.to(W.dtype)
     total, curve = errors(weight * W.double(), Factors(weight * decoder.double(), encoder, None), Statistics())
-    return Solved(site, decoder[None], encoder[None], found.energies, total, curve, [Statistics()])
+    return Solved(site, decoder[None], encoder[None], factors.energies, total, curve, [Statistics()])
 
 
 def spectrum_of(site: Site, solver: str, seen: Sequence[Statistics]) -> Tensor:
-    """Squared singular values of a map, of all its groups together, falling: the energies of `solve`, without factors.
+    """Squared singular values of a weight, summed over its groups, falling: the energies of `solve`, without factors.
 
     Args:
-        site: the map.
+        site: The weight.
         solver: "activation" or "loss".
-        seen: statistics of each group; of an embedding `inputs` is the diagonal (V,).
+        seen: Statistics of each group; for an embedding `inputs` is the diagonal (V,).
 
     Raises:
-        ValueError: the weight or the statistics are not finite, or missing; the message names the map.
+        ValueError: The weight or the statistics are not finite, or missing; the message names the layer.
     """
     weights = site.matrices()
     try:
@@ -137,10 +137,10 @@ def spectrum_of(site: Site, solver: str, seen: Sequence[Statistics]) -> Tensor:
 
 
 def errors(W: Tensor, factors: Factors, seen: Statistics) -> tuple[float, Tensor]:
-    """The squared norm of what a map gives, and the squared error of its first 1, 2, ... r components.
+    """The squared norm of a layer's outputs, and the squared error of the first 1, 2, ... r components of its factors.
 
-    In the norm of the statistics at hand: tr(G (W X - D E X^) (W X - D E X^)^T), without them |W - D E|^2. From traces
-    of small products: |W X|^2 - 2 <W X, D E X^> + |D E X^|^2, the last two summed over leading components.
+    The norm is that of the statistics: tr(G (W X - D E X^) (W X - D E X^)^T), without them |W - D E|^2. It is computed
+    from traces of small products: |W X|^2 - 2 <W X, D E X^> + |D E X^|^2, the last two summed over leading components.
     """
     D, E = factors.decoder.double(), factors.encoder.double()
     C = None if seen.inputs is None else seen.inputs.double()
@@ -150,7 +150,7 @@ def errors(W: Tensor, factors: Factors, seen: Statistics) -> tuple[float, Tensor
     target = seen.cross.double() if seen.cross is not None else W if C is None else W @ C
     total = seen.total
     if total is None:
-        assert seen.cross is None  # what changed inputs give says nothing of the norm of what the dense ones gave
+        assert seen.cross is None  # changed inputs do not tell the norm of the dense outputs
         total = (target * (W if seen.gradients is None else seen.gradients.double() @ W)).sum().item()
     mixed = (GD.mT @ target * E).sum(1).cumsum(0)
     own = (D.mT @ GD) * (EC @ E.mT)  # (r, r): the norm of the first components is the sum of a leading block

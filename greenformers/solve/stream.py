@@ -1,6 +1,6 @@
-"""Factorise a checkpoint weight by weight, for models of which memory does not hold two, or even one.
+"""Factorise a checkpoint weight by weight, for models too large to be held in RAM twice, or even once.
 
-Memory holds one weight with its factors.
+Only one weight and its factors are held at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,20 +33,20 @@ class Stream:
 
     Args:
         model: The network on the meta device.
-        budget: Of parameters; "hull", "energy" and "stable" go through the weights twice.
-        solver: One that needs no calibration.
-        select: As for `greenformers.solve.factorise.factorise`.
-        multiple: Ranks are multiples of this.
+        budget: Budget of parameters; "hull", "energy" and "stable" read the weights twice.
+        solver: A solver that needs no calibration.
+        select: Which weights, as for `greenformers.solve.factorise.factorise`.
+        multiple: Number of which all ranks are multiples; by default 8, or 1 where the budget is a rank.
         seed: Seed of solvers that draw.
-        progress: Called as work goes on.
+        progress: Function that is called as work goes on.
 
     Attributes:
-        solver: As given.
+        solver: The solver as it was given.
         held: The parameters of the network before, by kind.
-        layers: What became of each weight that `tensors` has come by.
+        layers: Reports of the weights that `tensors` has read so far.
 
     Raises:
-        ValueError: a value out of range, or a solver or budget that cannot be had from disk.
+        ValueError: A value is out of range, or the solver or budget needs more than weights from disk.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Stream:
         """Every tensor of the compressed checkpoint by name, one after the other.
 
         Raises:
-            ValueError: the checkpoint lacks a weight, or holds one of another shape.
+            ValueError: The checkpoint lacks a weight, or holds one of another shape.
         """
         by_key = {_key(site, stored): site for site in self._sites}
         self._ranks = self._chosen(by_key, stored)
@@ -93,7 +93,7 @@ class Stream:
             else:
                 part = self._solved(site, path, key, rank)
                 stem = key.removesuffix(".weight")
-                weight = ".weight" if site.kind == "linear" else ""  # of an LED each factor is a linear layer
+                weight = ".weight" if site.kind == "linear" else ""  # each factor of an LED is a linear layer
                 yield f"{stem}.decoder{weight}", part.decoder[..., :rank].flatten(0, 1).contiguous()
                 encoder = part.encoder[:, :rank].flatten(0, 1)
                 if site.kind == "conv":
@@ -106,7 +106,7 @@ class Stream:
             self._progress("factorising", (number + 1) / len(stored))
 
     def description(self) -> dict[str, Any]:
-        """Ranks by path and shared factors, once all tensors have been read."""
+        """Ranks by path and groups of paths that share factors, once all tensors have been read."""
         low = [site for site in self._sites if self._ranks[site.path] is not None]
         return {
             "ranks": {path: self._ranks[site.path] for site in low for path in site.paths},

@@ -1,4 +1,4 @@
-"""The low-rank units of a network: made, filled with factors, put in the place of dense weights, and made dense again.
+"""The low-rank units of a network: built, filled with factors, put in place of dense weights, and made dense again.
 
 The packed projections of an nn.MultiheadAttention and the fused weights of experts are unpacked first (`unpack`).
 """
@@ -26,7 +26,7 @@ BIASED = (LED, ExpertsLED, LowRankConv)
 
 
 class TransposedLED(LED):
-    """LED in place of a Conv1D of `transformers`: who reads its weight finds it as TransposedLinear holds it."""
+    """LED in place of a Conv1D of `transformers`, whose `weight` is transposed as that of the Conv1D is."""
 
     @property
     def weight(self) -> Tensor:
@@ -36,20 +36,20 @@ class TransposedLED(LED):
 
 
 def unpack(model: nn.Module) -> dict[str, nn.Module]:
-    """Unpack every nn.MultiheadAttention, so that its projections are linear layers, and experts. What was there."""
-    found = {
+    """Unpack experts and every nn.MultiheadAttention, whose projections become linear layers. The modules replaced."""
+    attentions = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)
         if path and type(module) is nn.MultiheadAttention
     }
-    made = {id(attention): LowRankMultihead.like(attention) for attention in found.values()}
-    for path, attention in found.items():
-        put(model, path, made[id(attention)])
-    return {**found, **unpack_experts(model)}
+    unpacked = {id(attention): LowRankMultihead.like(attention) for attention in attentions.values()}
+    for path, attention in attentions.items():
+        put(model, path, unpacked[id(attention)])
+    return {**attentions, **unpack_experts(model)}
 
 
 def pack(model: nn.Module, unpacked: Mapping[str, nn.Module]) -> None:
-    """Put those attentions and experts back of which no map became low rank."""
+    """Put back the attentions and experts of which no weight became low rank."""
     for path, module in unpacked.items():
         attention = isinstance(module, nn.MultiheadAttention)
         if attention and not any(isinstance(part, LED) for part in model.get_submodule(path).modules()):
@@ -58,11 +58,11 @@ def pack(model: nn.Module, unpacked: Mapping[str, nn.Module]) -> None:
 
 
 def unit(module: nn.Module, rank: int) -> Unit:
-    """An empty low-rank unit for a dense map, on its device and of its dtype.
+    """An empty low-rank unit in place of a dense layer, on its device and of its dtype.
 
     Raises:
-        TypeError: the map has no low-rank form.
-        ValueError: rank out of range.
+        TypeError: The layer has no low-rank form.
+        ValueError: The rank is out of range.
     """
     kind = kind_of(module)
     if isinstance(module, get_args(Convolution)):
@@ -79,36 +79,36 @@ def unit(module: nn.Module, rank: int) -> Unit:
     assert isinstance(weight, Tensor)
     m, n = weight.shape[::-1] if isinstance(module, TransposedLinear) else weight.shape
     with torch.device("meta"):  # where nothing is drawn
-        made = (TransposedLED if isinstance(module, TransposedLinear) else LED)(
+        layer = (TransposedLED if isinstance(module, TransposedLinear) else LED)(
             n, m, rank, bias=module.bias is not None
         )
-    return made.to(weight.dtype).to_empty(device=weight.device)
+    return layer.to(weight.dtype).to_empty(device=weight.device)
 
 
 def filled(
     model: nn.Module, site: Site, decoder: Tensor, encoder: Tensor, shift: Tensor | None = None
 ) -> dict[str, Unit]:
-    """The units that stand for a site, by path, from the factors of its matrices: (g, m, r) and (g, r, n).
+    """The units in place of a site, by path, with the factors (g, m, r) and (g, r, n) of its matrices.
 
-    Maps that share the weight share the factors. Weights that were frozen stay so. Biases are the dense ones, or new
-    ones raised by `shift`, until `commit`.
+    Layers that share the weight share the factors. Factors of frozen weights are frozen. Biases are those of the dense
+    layers, or until `commit` new ones that are raised by `shift`.
     """
-    made: dict[int, Unit] = {}
-    found: dict[str, Unit] = {}
+    by_module: dict[int, Unit] = {}
+    by_path: dict[str, Unit] = {}
     for path in site.paths:
         module = model.get_submodule(path)
-        if id(module) not in made:
-            made[id(module)] = _filled(module, decoder, encoder, shift, next(iter(made.values()), None))
-        found[path] = made[id(module)]
-    return found
+        if id(module) not in by_module:
+            by_module[id(module)] = _filled(module, decoder, encoder, shift, next(iter(by_module.values()), None))
+        by_path[path] = by_module[id(module)]
+    return by_path
 
 
 def _filled(module: nn.Module, decoder: Tensor, encoder: Tensor, shift: Tensor | None, first: Unit | None) -> Unit:
-    made = unit(module, decoder.shape[-1])
+    low_rank = unit(module, decoder.shape[-1])
     if first is not None:
-        share(made, first)
+        share(low_rank, first)
     else:
-        D, E = factors(made)
+        D, E = factors(low_rank)
         with torch.no_grad():
             D.copy_(decoder.reshape(D.shape))
             E.copy_(encoder.reshape(E.shape))
@@ -119,84 +119,84 @@ def _filled(module: nn.Module, decoder: Tensor, encoder: Tensor, shift: Tensor |
         D.requires_grad_(weight.requires_grad)
         E.requires_grad_(weight.requires_grad)
     bias = getattr(module, "bias", None)
-    if isinstance(made, BIASED) and isinstance(bias, nn.Parameter):
+    if isinstance(low_rank, BIASED) and isinstance(bias, nn.Parameter):
         raised = None if shift is None else (bias + shift.view_as(bias)).to(bias.dtype)
-        made.bias = bias if raised is None else nn.Parameter(raised, bias.requires_grad)
-    made.train(module.training)
-    return made
+        low_rank.bias = bias if raised is None else nn.Parameter(raised, bias.requires_grad)
+    low_rank.train(module.training)
+    return low_rank
 
 
-def commit(model: nn.Module, found: Mapping[str, Unit]) -> None:
-    """Put units in the place of dense maps, for good: raised biases go into the parameters that were there.
+def commit(model: nn.Module, by_path: Mapping[str, Unit]) -> None:
+    """Put units in the place of dense layers for good, and raised biases into the parameters that were there.
 
-    So a bias that something else holds too stays shared.
+    So a bias that another module holds too stays shared.
     """
-    for path, made in found.items():
+    for path, low_rank in by_path.items():
         before = getattr(model.get_submodule(path), "bias", None)
-        if isinstance(made, BIASED) and isinstance(before, nn.Parameter) and made.bias is not before:
-            assert made.bias is not None
+        if isinstance(low_rank, BIASED) and isinstance(before, nn.Parameter) and low_rank.bias is not before:
+            assert low_rank.bias is not None
             with torch.no_grad():
-                before.copy_(made.bias)
-            made.bias = before
-        put(model, path, made)
+                before.copy_(low_rank.bias)
+            low_rank.bias = before
+        put(model, path, low_rank)
 
 
-def factor_names(made: Unit) -> tuple[str, str]:
-    """The names of the two factors as parameters: of an LED each is the weight of a linear layer."""
-    if isinstance(made, ExpertsLED):
+def factor_names(low_rank: Unit) -> tuple[str, str]:
+    """The names of the two factors as parameters; in an LED each is the weight of a linear layer."""
+    if isinstance(low_rank, ExpertsLED):
         return "decoders.weight", "encoders.weight"
-    return ("decoder.weight", "encoder.weight") if isinstance(made, LED) else ("decoder", "encoder")
+    return ("decoder.weight", "encoder.weight") if isinstance(low_rank, LED) else ("decoder", "encoder")
 
 
-def factors(made: Unit) -> tuple[Any, Any]:
-    """The two factors: parameters, of whatever stands in their place by now."""
-    decoder, encoder = map(operator.attrgetter, factor_names(made))
-    return decoder(made), encoder(made)
+def factors(low_rank: Unit) -> tuple[Any, Any]:
+    """The two factors, decoder and encoder: parameters, or what has taken their place."""
+    decoder, encoder = map(operator.attrgetter, factor_names(low_rank))
+    return decoder(low_rank), encoder(low_rank)
 
 
-def share(made: Unit, first: Unit) -> None:
-    """Give a unit the factors of another; a bias stays its own."""
-    for name, parameter in zip(factor_names(made), factors(first), strict=True):
+def share(low_rank: Unit, first: Unit) -> None:
+    """Give a unit the factors of `first`; it keeps its own bias."""
+    for name, parameter in zip(factor_names(low_rank), factors(first), strict=True):
         where, _, last = name.rpartition(".")
-        setattr(made.get_submodule(where), last, parameter)
+        setattr(low_rank.get_submodule(where), last, parameter)
 
 
-def dense(made: Unit) -> nn.Module:
-    """The dense map that a unit stands for."""
-    if not isinstance(made, LED):
-        return made.to_dense()
+def dense(low_rank: Unit) -> nn.Module:
+    """The dense layer that a unit stands for."""
+    if not isinstance(low_rank, LED):
+        return low_rank.to_dense()
     full: nn.Linear | TransposedLinear
     with torch.device("meta"):
-        if isinstance(made, TransposedLED):
-            full = TransposedLinear(made.out_features, made.in_features)
+        if isinstance(low_rank, TransposedLED):
+            full = TransposedLinear(low_rank.out_features, low_rank.in_features)
         else:
-            full = nn.Linear(made.in_features, made.out_features, made.bias is not None)
-    D, E = factors(made)
+            full = nn.Linear(low_rank.in_features, low_rank.out_features, low_rank.bias is not None)
+    D, E = factors(low_rank)
     full.to(D.dtype).to_empty(device=D.device)
     with torch.no_grad():
-        full.weight.copy_(made.weight)
+        full.weight.copy_(low_rank.weight)
     full.weight.requires_grad_(D.requires_grad or E.requires_grad)
-    if made.bias is not None:
-        full.bias = made.bias
-    return full.train(made.training)
+    if low_rank.bias is not None:
+        full.bias = low_rank.bias
+    return full.train(low_rank.training)
 
 
-def expand(model: nn.Module, found: Iterable[tuple[str, Unit]]) -> None:
-    """Put dense maps in the place of units. Those that shared their factors share the weight."""
-    made: dict[int, nn.Module] = {}
+def expand(model: nn.Module, low_rank: Iterable[tuple[str, Unit]]) -> None:
+    """Put dense layers in the place of units. Those that shared their factors share the weight."""
+    by_module: dict[int, nn.Module] = {}
     weights: dict[int, nn.Parameter] = {}
-    for path, module in found:
-        if id(module) not in made:
+    for path, module in low_rank:
+        if id(module) not in by_module:
             full: Any = dense(module)
             full.weight = weights.setdefault(id(factors(module)[0]), full.weight)
-            made[id(module)] = full
-        put(model, path, made[id(module)])
+            by_module[id(module)] = full
+        put(model, path, by_module[id(module)])
 
 
 def merged(model: nn.Module) -> int:
-    """Make every low-rank unit dense again, in place, and pack attentions and experts. How many units there were."""
-    found = list(units(model))
-    expand(model, found)
+    """Make every low-rank unit dense again, in place, and pack attentions and experts. The number of units."""
+    low_rank = list(units(model))
+    expand(model, low_rank)
     packed: dict[int, nn.Module] = {}
     for path, attention in list(model.named_modules(remove_duplicate=False)):
         if path and isinstance(attention, LowRankMultihead):
@@ -204,22 +204,22 @@ def merged(model: nn.Module) -> int:
                 packed[id(attention)] = attention.to_dense()
             put(model, path, packed[id(attention)])
     pack_experts(model)
-    return len(found)
+    return len(low_rank)
 
 
 def units(model: nn.Module) -> Iterator[tuple[str, Unit]]:
-    """The low-rank units of a network, by path; one that stands at several paths, at each."""
+    """The low-rank units of a network by path; a unit with several paths comes once for each."""
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, get_args(Unit)):
             yield path, module
 
 
 DENSE = (nn.Linear, *get_args(Convolution), nn.Embedding, TransposedLinear, nn.MultiheadAttention, LowRankMultihead)
-"""What torch's own fast paths can read the weights of, or what keeps itself from them."""
+"""Modules whose weights torch's own fast paths can read, or that keep themselves from these paths."""
 
 
 def put(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Place a module at a path, and keep encoders of torch around it from reading its weight instead of calling it."""
+    """Put a module at a path, and keep encoders of torch around it from reading its weight instead of calling it."""
     parent = model.get_submodule(path.rpartition(".")[0])
     setattr(parent, path.rpartition(".")[2], module)
     if not isinstance(module, DENSE):

@@ -37,9 +37,9 @@ USUAL = ("linear", "experts")
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The kind of a dense map that has a low-rank form, by its exact class: subclasses may compute something else.
+    """The kind of a dense layer that has a low-rank form, by its exact class: subclasses may compute something else.
 
-    Those of nn.Linear that compute the same, as Falcon's, are linear maps.
+    Subclasses of nn.Linear that compute the same, as Falcon's, are linear layers. None for any other module.
     """
     if type(module) in (nn.Linear, TransposedLinear) or computes_linear(type(module)):  # type: ignore[arg-type]
         return "linear"
@@ -54,7 +54,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 @cache
 def computes_linear(kind: Hashable) -> bool:
-    """Whether a subclass of nn.Linear computes x W^T + b from its weight and bias alone, as a small one of it shows."""
+    """Whether a subclass of nn.Linear computes x W^T + b from its weight and bias alone; a small instance is tried."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Linear)):
         return False
     x, weight, b = (torch.arange(0.3, 0.3 + n, 1.0, device="cpu").sin() for n in (10, 6, 3))
@@ -75,14 +75,14 @@ def computes_linear(kind: Hashable) -> bool:
 
 @dataclass(frozen=True)
 class Site:
-    """A dense map, or several that share one weight.
+    """A dense weight, and the layers that share it.
 
     Attributes:
-        paths: where it stands in the network; the first gives it its name.
-        module: at the first path.
-        kind: one of `KINDS`.
-        groups: of a convolution; experts of a mixture; else 1.
-        m, n: of the matrix, of each group.
+        paths: Paths of these layers in the network; the first is the name of the site.
+        module: The layer at the first path.
+        kind: One of `KINDS`.
+        groups: Number of groups of a convolution or of experts of a mixture, else 1.
+        m, n: Number of outputs and inputs: the size of the matrix of each group.
     """
 
     paths: tuple[str, ...]
@@ -99,11 +99,11 @@ class Site:
 
     @property
     def dense(self) -> int:
-        """Weights of the dense map."""
+        """Number of parameters of the dense weight."""
         return self.groups * self.m * self.n
 
     def parameters(self, rank: int | None) -> int:
-        """Weights at a rank, without the bias; of the dense map for None."""
+        """Number of parameters at a rank, without the bias; None stands for the dense weight."""
         return self.dense if rank is None else self.groups * rank * (self.m + self.n)
 
     def matrices(self) -> Tensor:
@@ -118,19 +118,19 @@ class Site:
 
 
 def sites(model: nn.Module, select: Select = None) -> list[Site]:
-    """The maps that are to be factorised.
+    """The weights that are to be factorised.
 
     Args:
-        model: any network.
-        select: None for all experts and all linear maps but those whose weight an embedding shares; a kind; a pattern
-            such as "*.layer.[0-3].*.query", or several, of kinds or patterns; or a function of path and module. A map
-            that shares its weight with one selected comes with it.
+        model: Any network.
+        select: None for all experts and all linear layers but those that share their weight with an embedding; a kind;
+            a pattern of paths such as "*.layer.[0-3].*.query"; several kinds or patterns; or a function of path and
+            module. Layers that share a selected weight come with it.
 
     Raises:
-        ValueError: nothing is selected, or a pattern selects nothing.
+        ValueError: Nothing is selected, or a pattern selects nothing.
     """
-    found: dict[int, list[tuple[str, nn.Module]]] = {}
-    # An attention that could not be unpacked reads the weights of its maps, and never calls them.
+    by_weight: dict[int, list[tuple[str, nn.Module]]] = {}
+    # An attention that could not be unpacked reads the weights of its projections, and never calls them.
     # And the factors of a low-rank layer are no layers to be factorised.
     whole = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention | LED | HeadLED | ExpertsLED)]
     read = {id(part) for around in whole for part in around.modules()}
@@ -138,20 +138,20 @@ def sites(model: nn.Module, select: Select = None) -> list[Site]:
         if path and kind_of(module) and id(module) not in read:
             weight = module.weight
             if isinstance(weight, Tensor) and weight.is_floating_point():
-                found.setdefault(id(weight), []).append((path, module))
+                by_weight.setdefault(id(weight), []).append((path, module))
     holders = Counter(
         id(parameter)
         for module in {id(module): module for module in model.modules()}.values()
         for parameter in module.parameters(recurse=False)
     )
-    groups = [group for weight, group in found.items() if _choosable(group, holders[weight])]
+    groups = [group for weight, group in by_weight.items() if _choosable(group, holders[weight])]
     chosen = _chosen(groups, select)
     return [_site(group) for group in chosen]
 
 
 def _choosable(group: list[tuple[str, nn.Module]], holders: int) -> bool:
     # Not if something of another class holds the weight too: it would be left with a copy. And an embedding and the
-    # linear map tied to it share both factors, but a tied TransposedLinear would need them transposed.
+    # linear layer tied to it share both factors, but a tied TransposedLinear would need them transposed.
     modules = {id(module): module for _, module in group}.values()
     return len(modules) == holders and len({type(module) is TransposedLinear for module in modules}) == 1
 
@@ -166,12 +166,12 @@ def _chosen(groups: list[list[tuple[str, nn.Module]]], select: Select) -> list[l
         for pattern in patterns:
             if not any(_fits(pattern, *member) for group in groups for member in group):
                 raise ValueError(
-                    f"the selection {pattern!r} matches none of the {len(groups)} maps; "
+                    f"the selection {pattern!r} matches none of the {len(groups)} weights; "
                     f"kinds are {', '.join(KINDS)}, paths are such as {_examples(groups)}"
                 )
         chosen = [group for group in groups if any(_fits(p, *member) for member in group for p in patterns)]
     if not chosen:
-        raise ValueError(f"nothing is selected: of the network's {len(groups)} maps none fits")
+        raise ValueError(f"nothing is selected: of the network's {len(groups)} weights none fits")
     return chosen
 
 
@@ -184,7 +184,7 @@ def _examples(groups: list[list[tuple[str, nn.Module]]]) -> str:
 
 
 def _site(group: list[tuple[str, nn.Module]]) -> Site:
-    # Of an embedding and the map tied to it the embedding gives the name and the kind, whichever comes first.
+    # Of an embedding and the linear layer tied to it the embedding gives name and kind, whichever comes first.
     group = sorted(group, key=lambda member: kind_of(member[1]) != "embedding")
     module = group[0][1]
     kind = kind_of(module)

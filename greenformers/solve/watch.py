@@ -1,4 +1,4 @@
-"""Watching a network run: in which order its weights are used, and the rows that each of them maps, without padding."""
+"""Watching a network run: the order in which its weights are used, and the rows that each reads, without padding."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ Batch = Any
 """A mapping of keyword arguments, a sequence of positional ones, or one tensor."""
 
 Loss = Callable[[nn.Module, Batch], Tensor]
-"""The loss of a model on a batch, as a scalar tensor. If it has a method `restart`, that is called before each pass."""
+"""The loss of a model on a batch, a scalar. A method `restart` that it may have is called before each pass."""
 
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
@@ -37,13 +37,13 @@ def call(model: nn.Module, batch: Batch) -> Any:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one batch showed.
+    """What a run on one batch showed.
 
     Attributes:
-        groups: sites that read the same input, in the order of execution.
-        shapes: of the inputs of each site, one a call, by path.
-        positions: how many inputs each site mapped, by path; of experts, as many as give the work of all of them.
-        unreached: sites that the batch does not reach.
+        groups: Groups of sites that read the same input, in the order of execution.
+        shapes: Shapes of the inputs of each site, one for each call, by path.
+        positions: Number of inputs that each site read, by path; for experts, scaled so that it gives their work.
+        unreached: Sites that the batch does not reach.
     """
 
     groups: list[list[Site]]
@@ -53,10 +53,10 @@ class Trace:
 
 
 def trace(model: nn.Module, sites: Sequence[Site], batch: Batch) -> Trace:
-    """Run one batch and see in which order the sites are called, and which read the same tensor.
+    """Run one batch and record the order in which the sites are called, and which read the same tensor.
 
     Raises:
-        ValueError: no site is reached.
+        ValueError: No site is reached.
     """
     inputs: dict[str, list[Tensor]] = {}  # the tensors themselves: an id is only unique while its object lives
     positions: dict[str, float] = {}
@@ -93,8 +93,8 @@ def _outputs(site: Site) -> int:
 class Padding:
     """Which positions of a batch are padding: masks (B, N), by name.
 
-    An encoder-decoder has two, perhaps of one shape. That of the encoder is for what the encoder maps, and for what the
-    decoder maps of the encoder's output.
+    An encoder-decoder has two masks, perhaps of one shape. That of the encoder is for layers of the encoder, and for
+    layers of the decoder that read the encoder output.
     """
 
     def __init__(self, encoder: nn.Module | None) -> None:
@@ -102,18 +102,18 @@ class Padding:
         self.begin({})
 
     def begin(self, batch: Batch) -> None:
-        """Take the masks of the batch that is next."""
-        found = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
-        given = {name: mask.bool() for name, mask in found.items() if isinstance(mask, Tensor) and mask.dim() == 2}
+        """Take the masks of the next batch."""
+        by_name = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
+        given = {name: mask.bool() for name, mask in by_name.items() if isinstance(mask, Tensor) and mask.dim() == 2}
         self.masks = {name: mask for name, mask in given.items() if not mask.all()}
         self.encoded: Tensor | None = None
 
     def note(self, _: nn.Module, __: object, out: Any) -> None:
-        """Hook on the encoder."""
+        """Forward hook of the encoder, which records its output."""
         self.encoded = out if isinstance(out, Tensor) else out[0]
 
     def at(self, x: Tensor) -> dict[str, Tensor]:
-        """The masks that may be of an input."""
+        """The masks that may belong to an input."""
         if self.encoder is None:
             return self.masks
         name = MASKS[self.encoded is not None and x is not self.encoded]
@@ -122,20 +122,20 @@ class Padding:
 
 @contextmanager
 def padding(model: nn.Module) -> Iterator[Padding]:
-    """What tells padding in the batches that are called in a `with` block."""
+    """A `with` block whose `Padding` tells which positions of its batches are padding."""
     both = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
     encoder = model.get_encoder() if both else None  # type: ignore[operator]
-    found = Padding(None if encoder is model else encoder)
-    hook = None if found.encoder is None else found.encoder.register_forward_hook(found.note)
+    masks = Padding(None if encoder is model else encoder)
+    hook = None if masks.encoder is None else masks.encoder.register_forward_hook(masks.note)
     try:
-        yield found
+        yield masks
     finally:
         if hook is not None:
             hook.remove()
 
 
-def kept(x: Tensor, shape: Sequence[int], given: Mapping[str, Tensor]) -> Tensor:
-    """Rows of x (B, N, ...) at positions that are no padding; all of them where no mask has this shape."""
+def unpadded(x: Tensor, shape: Sequence[int], given: Mapping[str, Tensor]) -> Tensor:
+    """Rows of x (B, N, ...) at positions that are no padding; all of them where no mask is (B, N)."""
     for mask in given.values():
         if tuple(shape[:2]) == tuple(mask.shape) and len(shape) >= 2:
             return x[mask]
@@ -143,12 +143,12 @@ def kept(x: Tensor, shape: Sequence[int], given: Mapping[str, Tensor]) -> Tensor
 
 
 def rows(site: Site, x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-    """Inputs as the matrices of a site see them: (g, positions, n), float32 or wider."""
+    """Inputs as the matrices of a site multiply them: (g, positions, n), float32 or wider."""
     x = x.detach()
     x = x if x.dtype == torch.float64 else x.float()
     if site.kind == "linear":
-        return kept(x, x.shape[:-1], given)[None]
-    # Patches, by a convolution with the unit matrix for kernel: any stride, padding and dilation.
+        return unpadded(x, x.shape[:-1], given)[None]
+    # Patches by a convolution whose kernel is the unit matrix: of any stride, padding and dilation.
     convolution: Any = site.module
     eye = torch.eye(site.n, dtype=x.dtype, device=x.device).view(site.n, *convolution.weight.shape[1:])
     eye = eye.repeat(site.groups, *[1] * (eye.dim() - 1))
@@ -164,27 +164,27 @@ def rows(site: Site, x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
 
 
 def out_rows(site: Site, d: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-    """Gradients in the outputs of a site: (g, positions, m)."""
+    """Outputs of a site, or gradients in them, as rows: (g, positions, m)."""
     d = d if d.dtype == torch.float64 else d.float()
     if site.kind == "linear":
-        return kept(d, d.shape[:-1], given)[None]
+        return unpadded(d, d.shape[:-1], given)[None]
     d = d if d.dim() == len(site.module.weight.shape) else d[None]  # type: ignore[arg-type]
     return d.flatten(2).unflatten(1, (site.groups, site.m)).permute(1, 0, 3, 2).flatten(1, 2)
 
 
 @contextmanager
 def hooked(model: nn.Module, hooks: Iterable[tuple[Site, Hook]], *, before: bool = False) -> Iterator[None]:
-    """Forward hooks on sites in a `with` block: on each module that shares the weight, once where it stands twice.
+    """Forward hooks on sites in a `with` block: one on each module that shares the weight, whatever its paths.
 
     Args:
-        model: which holds the sites.
-        hooks: of each site.
-        before: call them before the module runs, with None for what it gives.
+        model: The network that holds the sites.
+        hooks: Sites, each with its hook.
+        before: Call the hooks before the module runs, with None for its output.
     """
     with ExitStack() as stack:
         for site, hook in hooks:
-            for module in {id(found): found for found in map(model.get_submodule, site.paths)}.values():
-                # Of an embedding and the map tied to it, what the embedding sees.
+            for module in {id(module): module for module in map(model.get_submodule, site.paths)}.values():
+                # Of an embedding and the linear layer tied to it, the inputs of the embedding.
                 if (kind_of(module) or "linear") == site.kind:
                     if before:
                         handle = module.register_forward_pre_hook(_positional(hook), with_kwargs=True)
@@ -201,7 +201,7 @@ def _positional(hook: Hook) -> Callable[..., Any]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """A network whose weights want no gradient in a `with` block."""
+    """A `with` block in which the weights of a network need no gradient."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

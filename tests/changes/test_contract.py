@@ -274,7 +274,7 @@ def test_what_needs_a_model_of_transformers_says_so(row: Row) -> None:
     torch.manual_seed(0)
     model = Recurrent()
     before = snapshot(model)
-    with pytest.raises(ValueError, match="Recurrent is no model of transformers"):
+    with pytest.raises(ValueError, match="Recurrent is not a model of transformers"):
         greenformers.compress(model, [row.change], texts=sentences(9), tokenizer=tokenizer("bert"))
     check_same(before, snapshot(model))
 

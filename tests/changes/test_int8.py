@@ -258,7 +258,7 @@ def test_healing_that_is_aware_brings_it_nearer() -> None:
     with pytest.raises(ValueError, match=r"heal cannot follow int8, .*: put heal before it"):
         greenformers.compress(model, Heal(12, batch_size=8), **given)
     for recipe in ([aware_of_it], [aware_of_it, LowRank(keep=0.5)]):
-        with pytest.raises(ValueError, match="no later change of the recipe rounds anything"):
+        with pytest.raises(ValueError, match="aware healing needs a later change of the recipe that rounds weights"):
             greenformers.compress(network("bert", "BertModel"), recipe, **given)
 
 

@@ -179,7 +179,7 @@ def test_layers_of_several_sizes_are_refused() -> None:
     sizes = {"image_size": 32, "patch_size": 4, "hidden_sizes": [8, 8, 12, 16], "depths": [1, 1, 2, 1]}
     model = transformers.ConvNextModel(transformers.ConvNextConfig(**sizes))
     before = {key: x.shape for key, x in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"ConvNextModel cannot do with fewer layers: .* would have another form"):
+    with pytest.raises(ValueError, match=r"ConvNextModel cannot do with fewer layers: .* would have another shape"):
         greenformers.compress(model, Layers(2))
     assert {key: x.shape for key, x in model.state_dict().items()} == before
     assert model.config.depths == [1, 1, 2, 1]

@@ -234,7 +234,9 @@ def test_what_is_int8_cannot_be_merged_and_stays(recipe: list[Change]) -> None:
     model = network("bert")
     greenformers.compress(model, recipe)
     expected, described = outputs(model, inputs("bert")), structure(model).as_dict()
-    with pytest.raises(ValueError, match="int8 weights do not become dense again: merge before they are quantised"):
+    with pytest.raises(
+        ValueError, match="int8 weights cannot become dense again: merge the network before it is quantised"
+    ):
         greenformers.merge(model)
     assert structure(model).as_dict() == described
     assert difference(outputs(model, inputs("bert")), expected) == 0.0

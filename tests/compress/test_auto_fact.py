@@ -249,7 +249,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
             read_greenformer(model, wrong)
         assert [type(part) for part in model] == [nn.Linear, nn.Conv1d]
         assert all(value.equal(dense.state_dict()[key]) for key, value in model.state_dict().items())
-    with pytest.raises(ValueError, match="the network is one map"):
+    with pytest.raises(ValueError, match="the network is a single layer"):
         read_greenformer(nn.Linear(20, 30), {key[2:]: value for key, value in state.items() if key.startswith("0.")})
     # One matrix over all groups is no grouped convolution: the peer's are wrong in any case.
     grouped = nn.Sequential(nn.Conv1d(20, 30, 3, groups=2))

@@ -129,11 +129,11 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
         ([LowRank(solver="activation")], "from disk, solver must be one of svd, randomized, nmf, semi_nmf, random"),
         ([LowRank(keep=0.5, of="flops")], "cannot spend a budget 'hull' of flops"),
         ([LowRank(energy=0.5, solver="nmf")], "from disk, solver 'nmf' cannot spend a budget 'energy' of parameters"),
-        ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster cannot be had"),
+        ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster is not available"),
         ([HALF.but(select=("*.nothing",))], "matches none of"),
-        ([Int8()], "from disk, a recipe is one change that can be made weight by weight; got int8"),
-        ([HALF, HALF], "from disk, a recipe is one change that can be made weight by weight; got low_rank, low_rank"),
-        ([], "from disk, a recipe is one change"),
+        ([Int8()], "from disk, a recipe must be one change that .*; got int8"),
+        ([HALF, HALF], "from disk, a recipe must be one change .*; got low_rank, low_rank"),
+        ([], "from disk, a recipe must be one change"),
     ],
 )
 def test_what_cannot_be_done_is_refused(models, tmp_path, changes, message):
@@ -192,6 +192,6 @@ def test_what_was_written_is_held_against_the_network_that_reads_it(models, tmp_
                 yield f"{key}_" if last else key, tensor
 
     monkeypatch.setattr(stream.Stream, "tensors", wrong)
-    with pytest.raises(ValueError, match=r"the network was not saved: what was written (has|does not fit)"):
+    with pytest.raises(ValueError, match=r"the network was not saved: the written tensors (have|do not fit)"):
         compress_from_disk(models["bert"], tmp_path / "out", [HALF])
     assert not (tmp_path / "out").exists()

@@ -105,7 +105,7 @@ def test_low_rank_and_int8_and_nothing_after_it(
     assert "low rank 0.5 + int8" in (out / "report" / "index.html").read_text()
     for words, message in [
         (["--int8"], "int8 cannot follow int8"),
-        ([], "low_rank cannot follow int8, after which weights are no floating-point numbers: put low_rank before it"),
+        ([], "low_rank cannot follow int8, which leaves no floating-point weights: put low_rank before it"),
         ([*HEAL, "--texts", str(home / "texts.txt")], "heal cannot follow int8"),
     ]:
         assert message in refused(monkeypatch, capsys, *compress(tmp_path, tmp_path / "again", *words, model="out"))
@@ -121,7 +121,7 @@ def test_healed_for_int8(home: Path, tmp_path: Path, monkeypatch: Patch, capsys:
     assert not any("parametrizations" in name for name in model.state_dict())
     assert read_recipe(tmp_path / "out" / RECIPE) == [Heal(3, batch_size=8, aware=True), Int8()]
     words = compress(home, tmp_path / "none", "--heal-aware", *HEAL, "--texts", str(home / "texts.txt"))
-    assert "no later change of the recipe rounds anything" in refused(monkeypatch, capsys, *words)
+    assert "aware healing needs a later change" in refused(monkeypatch, capsys, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -201,7 +201,7 @@ WINDOW = "BertModel --attention sliding_window"
         ("BertModel --attention routing", "has a loss of its own"),
         ("GPT2LMHeadModel --attention linformer", "linformer has no causal form"),
         ("t5 --attention full --attention-length 40", "position bias|its mask is a bias|of its own"),
-        ("vit --keep-layers 1 --attention full", "the model names no longest input: say it by length"),
+        ("vit --keep-layers 1 --attention full", "names no longest input: give a length"),
         ("t5 --keep-layers 1", "has no stack of layers of which some could be kept"),
         ("BertModel --change int8:3", "a change must be one of .*; got 'int8:3'"),
         ("BertModel --heal 3", "healed 3 needs examples to learn from (--texts or --heal-texts)"),

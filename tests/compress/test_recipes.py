@@ -59,7 +59,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (
             0.5,
             {"texts": TEXTS, "tokenizer": object()},
-            "Sequential is no model of transformers, which examples could cal",
+            "Sequential is not a model of transformers: give batches as calibration",
         ),
         (
             0.5,
@@ -71,8 +71,8 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (LowRank(solver="loss"), {}, "low rank 0.5 needs examples to calibrate with"),
         (LowRank(of="flops"), {}, "low rank 0.5 needs an example batch"),
         (LowRank(only_if_faster=True), {}, "low rank 0.5 needs an example batch"),
-        (1.0, {}, "no weight became low rank: the budget, or what is faster, leaves all of them dense"),
-        (LowRank(select=("*.nothing",)), {}, r"'\*\.nothing' matches none of the 2 maps"),
+        (1.0, {}, "no weight became low rank: within the budget, or to be faster, all of them stay dense"),
+        (LowRank(select=("*.nothing",)), {}, r"'\*\.nothing' matches none of the 2 weights"),
         (LowRank(keep=0.01), {}, r"the budget must be at least 0\.\d+ of the dense layers'"),
     ]
     for recipe, given, message in cases:
@@ -93,7 +93,7 @@ def test_a_recipe_is_checked_as_a_whole_before_any_work() -> None:
         ([LowRank(keep=0.5), Int8(), Heal(2, batch_size=2)], "heal cannot follow int8"),
         ([LowRank(keep=0.5), Heal(2, batch_size=500)], "batch must be at most"),
         ([LowRank(keep=0.5), Layers(2)], r"layers to keep must be in 1\.\.1, of 2; got 2"),
-        ([LowRank(keep=0.5), Heal(2, batch_size=2, aware=True)], "no later change of the recipe rounds anything"),
+        ([LowRank(keep=0.5), Heal(2, batch_size=2, aware=True)], "aware healing needs a later change"),
     ]:
         model = network("bert", "BertModel")
         before = state(model)
@@ -216,7 +216,7 @@ def test_changes_as_words(words: str, change: Change, tmp_path: Path) -> None:
         ("'int8", 'a change is a name and options, name=value; got "\'int8"'),
         ("quantise", "a change must be one of .*int8, .*; got 'quantise'"),
         ("_contract", "a change must be one of .*; got '_contract'"),
-        ("int8 4", "int8: '4' is no option; options are name=value"),
+        ("int8 4", "int8: '4' is not an option; options are name=value"),
         ("low_rank kep=0.5", "low_rank has no option 'kep', it has keep, of, .*; did you mean keep?"),
         ("low_rank keep=half", "low_rank: keep must be a number, got 'half'"),
         ("low_rank rank=2.5", "low_rank: rank must be a whole number, got 2.5"),

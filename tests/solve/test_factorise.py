@@ -165,7 +165,7 @@ def test_ranks_by_one_layer_at_a_time() -> None:
         (-1, "stable", "parameters", "multiple of the stable rank must be positive"),
         (0.5, "hulls", "parameters", "a budget is one of hull, uniform"),
         (0.5, "hull", "memory", "a budget is spent of parameters, flops, latency"),
-        (8, "rank", "flops", "a budget of flops is a share of all maps together, not 'rank'"),
+        (8, "rank", "flops", "a budget of flops is a share of all weights together, not 'rank'"),
     ],
 )
 def test_a_budget_that_means_nothing(amount: float, how: str, of: str, message: str) -> None:
@@ -187,10 +187,10 @@ def test_selections() -> None:
     for select, message in [
         (
             "*.quary",
-            r"'\*.quary' matches none of the 10 maps; kinds are linear, conv, embedding, experts, paths are",
+            r"'\*.quary' matches none of the 10 weights; kinds are linear, conv, embedding, experts, paths are",
         ),
         (["linear", "nothing"], "'nothing' matches none"),
-        (lambda *_: False, "nothing is selected: of the network's 10 maps none fits"),
+        (lambda *_: False, "nothing is selected: of the network's 10 weights none fits"),
         ([], "nothing is selected"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -234,7 +234,7 @@ def test_what_has_no_low_rank_form_is_left_alone() -> None:
     model["normed"] = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
     report = all_of(model, 0.5)
     assert [(layer.path, layer.rank is None) for layer in report.layers] == [("map", False), ("tall", True)]
-    with pytest.raises(ValueError, match="nothing is selected: of the network's 1 maps none fits"):
+    with pytest.raises(ValueError, match="nothing is selected: of the network's 1 weights none fits"):
         all_of(model, 0.5, select=lambda path, _: path == "normed")
     with pytest.raises(ValueError, match="nothing is selected"):
         factorise(nn.Linear(16, 16))
@@ -294,7 +294,7 @@ def test_it_can_be_called_again() -> None:
     factorise(model, 0.5, select="0", multiple=1)
     factorise(model, 0.5, select="2", multiple=1)
     assert all(isinstance(model[i], LED) for i in (0, 2))
-    with pytest.raises(ValueError, match="of the network's 0 maps none fits"):
+    with pytest.raises(ValueError, match="of the network's 0 weights none fits"):
         factorise(model, 0.5)
 
 

@@ -149,7 +149,7 @@ def test_nothing_is_kept_beyond_the_memory() -> None:
     assert not replay.off
     replay.advance("layers.1.map", lambda _: model(x))
     assert replay.off
-    assert replay.kept == [{}]
+    assert replay.outputs == [{}]
 
 
 def test_a_layer_before_the_last_one_answers_with_nan() -> None:
