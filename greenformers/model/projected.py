@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from greenformers._registry import options_of
 from greenformers.attention import Attention, Role, Shape, attention_class, build
-from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
+from greenformers.lowrank.linear import LinearLayer, decode, encode, linear_layer
 from greenformers.model.config import GreenformerConfig
 
 
@@ -44,18 +44,18 @@ class Projected(nn.Module):
             )
         ranks = {name: config.rank_of(layer, prefix + name) for name in mechanism.projections}
         self.maps = nn.ModuleDict({name: self._map(config, rank, name, bias=bias) for name, rank in ranks.items()})
-        self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
+        self.output = linear_layer(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
         self.normalised = (
             nn.ModuleDict({name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.maps if name[0] in "qk"})
             if config.qk_norm
             else None
         )
 
-    def _map(self, config: GreenformerConfig, rank: int | None, name: str, *, bias: bool) -> LinearMap:
+    def _map(self, config: GreenformerConfig, rank: int | None, name: str, *, bias: bool) -> LinearLayer:
         """The projection of this name."""
         heads, D = self.key_heads if name[0] in "kv" else config.num_attention_heads, self.mechanism.shape.head_dim
         own = heads if config.rank_per_head else None
-        return linear_map(config.hidden_size, heads * D, rank, bias=bias, heads=own)
+        return linear_layer(config.hidden_size, heads * D, rank, bias=bias, heads=own)
 
     @property
     def can_reduce(self) -> bool:
@@ -64,12 +64,12 @@ class Projected(nn.Module):
 
     def codes(self, x: Float[Tensor, "B N d"], *names: str) -> dict[str, Tensor]:
         """Codes of the named projections, those of all low-rank ones by one product."""
-        projections = [cast(LinearMap, self.maps[name]) for name in names]
+        projections = [cast(LinearLayer, self.maps[name]) for name in names]
         return dict(zip(names, encode(projections, x), strict=True))
 
     def project(self, name: str, code: Float[Tensor, "B N r"]) -> Float[Tensor, "B h N D"]:
         """Queries, keys or values from their code; h heads, H or fewer for keys and values."""
-        x = self.split_heads(decode(cast(LinearMap, self.maps[name]), code))
+        x = self.split_heads(decode(cast(LinearLayer, self.maps[name]), code))
         normalised = self.normalised
         return normalised[name](x) if normalised is not None and name in normalised else x
 
@@ -85,7 +85,7 @@ class Projected(nn.Module):
         ones = code.new_ones(code.shape[0], code.shape[1], 1)
         short = self.mechanism.reduce(code, key_mask, role=role)
         weights = self.mechanism.reduce(ones, key_mask, role=role)
-        return self.split_heads(decode(cast(LinearMap, self.maps[role]), short, kept=weights))
+        return self.split_heads(decode(cast(LinearLayer, self.maps[role]), short, weight_sum=weights))
 
     def split_heads(self, x: Float[Tensor, "B N hD"]) -> Float[Tensor, "B h N D"]:
         """One vector of a position as those of its heads, of D numbers each."""
