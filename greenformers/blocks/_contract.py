@@ -14,7 +14,7 @@ from greenformers.lowrank.linear import LinearLayer, linear_layer
 
 @dataclass(frozen=True)
 class Size:
-    """What a block needs to know of the network around it.
+    """Sizes of the network around a block, which it is built with.
 
     Attributes:
         width: Width d of its input and output.

@@ -1,4 +1,4 @@
-"""BP-Transformer. Ye 2019, arXiv:1911.04070: a token sees near tokens, and of what is farther ever longer spans.
+"""BP-Transformer. Ye 2019, arXiv:1911.04070: a token sees near tokens, and longer and longer spans of farther ones.
 
 Binary partition: level 0 are the n tokens, node j of level l covers tokens j 2^l to (j + 1) 2^l - 1, up to one root.
 Time O(N k log N d + N d^2), memory O(N k log N) scores a head, and spans as many as tokens beside them.
@@ -34,7 +34,7 @@ class Bp(Block):
 
     In the first layer a span is the mean of the kept tokens it covers; the paper starts from zeros. `memory` is the
     spans, level 1 first. The partition counts from the first kept position of a text, to where it is moved for the time
-    of a layer; spans of padding alone are seen by nobody.
+    of a layer; spans of padding alone are never seen.
 
     Args:
         size: Sizes of the network around it.

@@ -12,7 +12,7 @@ from greenformers.lowrank.linear import LinearLayer, linear_layer
 
 @dataclass(frozen=True)
 class Size:
-    """What a feed-forward block needs to know of the network around it.
+    """Sizes of the network around a feed-forward block, which it is built with.
 
     Attributes:
         width: Width d of its input and output.

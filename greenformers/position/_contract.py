@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Place:
-    """What a kind of position needs to know of the network around it.
+    """Sizes of the network around a kind of position, which it is built with.
 
     Attributes:
         width: Width e of the embedding that positions are added to.
