@@ -93,7 +93,7 @@ class SpeechEncoder(Scaled, GreenformerModel):
         Raises:
             ValueError: input and mask do not fit each other or the network, or it has not what is asked for.
         """
-        attentions = self.wanted(output_attentions)
+        attentions = self.attention_list(output_attentions)
         if attention_mask is not None and attention_mask.shape != input_features.shape[:2]:
             wanted = tuple(input_features.shape[:2])
             raise ValueError(f"attention_mask must be {wanted}, got {tuple(attention_mask.shape)}")
