@@ -43,7 +43,7 @@ class Network(Size):
         """
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
-        slot = slots(variant, rank=self.rank, kept=self.k)
+        slot = slots(variant, rank=self.rank, attention_size=self.k)
         return ImageClassification(data).config(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
@@ -187,7 +187,7 @@ def _at_full_size(
 
     subjects = {}
     for name in variants:
-        slot = slots(name, rank=FULL_SIZE_RANK, kept=FULL_SIZE_K)
+        slot = slots(name, rank=FULL_SIZE_RANK, attention_size=FULL_SIZE_K)
         config = GreenformerConfig(num_hidden_layers=1, max_position_embeddings=length, **FULL_SIZE, **slot)
         layer = layer_of(config, 0).to(device)
         subjects[name] = Subject(layer, forward(layer))

@@ -21,13 +21,13 @@ def build(name: str, shape: Shape, **options: Any) -> Attention:
     """Make the mechanism of file `name`, which alone is imported.
 
     Args:
-        name: one of `names()`.
-        shape: heads, width and length around it.
-        **options: keyword arguments of the mechanism's class; each has a default that works.
+        name: One of `names()`.
+        shape: Sizes of the network around it: heads, width and length.
+        **options: Keyword arguments of the mechanism's class; each has a default that works.
 
     Raises:
-        ValueError: no such mechanism, or an option out of range.
-        TypeError: an option the mechanism does not take.
+        ValueError: There is no such mechanism, or an option is out of range.
+        TypeError: The mechanism does not take an option.
     """
     kind = attention_class(name)
     check_options(name, kind, options)
@@ -38,7 +38,7 @@ def attention_class(name: str) -> type[Attention]:
     """The class of file `name`, which alone is imported.
 
     Raises:
-        ValueError: no such mechanism.
+        ValueError: There is no such mechanism.
     """
     kind: type[Attention] = class_of(__name__, names(), name, "attention")
     return kind

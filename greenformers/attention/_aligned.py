@@ -1,6 +1,6 @@
-"""Texts among padding: where each begins and how long it is, and moving it so that positions count from its first one.
+"""Texts among padding: where each begins, how long it is, and moving it so that positions count from its first one.
 
-A text is what stands from the first kept position to the last; what is masked between them is a position all the same.
+A text goes from the first kept position to the last; masked positions between them count as positions too.
 No output of a text may depend on how much padding there is before and behind it.
 """
 
@@ -12,33 +12,33 @@ from greenformers._torch import in_transform, is_fake
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether nobody can look at what a tensor holds: it is compiled, exported, counted or transformed."""
+    """Whether the values of a tensor cannot be read: it is compiled, exported, counted or transformed."""
     return torch.compiler.is_compiling() or in_transform() or is_fake(x) or x.is_meta
 
 
 def text_of(key_mask: Tensor | None, query_mask: Tensor | None, *, cross: bool = False) -> Bool[Tensor, "B M"] | None:
-    """What is kept of the keys; where queries are the same positions, also what is kept of these. None: all."""
+    """Mask of the positions kept as keys or, where queries are the same positions, as queries. None: all are kept."""
     if cross or key_mask is None or query_mask is None or key_mask.shape != query_mask.shape:
         return key_mask
     return key_mask | query_mask
 
 
 def first_of(text: Bool[Tensor, "B M"]) -> Int[Tensor, " B"]:
-    """The first kept position of each example; 0 where none is kept."""
+    """Index of the first kept position of each example; 0 where none is kept."""
     return text.int().argmax(1)
 
 
 def length_of(text: Bool[Tensor, "B M"]) -> Int[Tensor, " B"]:
-    """How many positions there are from the first kept one to the last; M where none is kept."""
+    """Number of positions from the first kept one to the last; M where none is kept."""
     return text.shape[1] - first_of(text) - first_of(text.flip(1))
 
 
 def left_padding(text: Bool[Tensor, "B M"] | None, period: int = 0) -> Int[Tensor, " B"] | None:
-    """How far each example is to be moved to the front; None where no example is, so far as can be known.
+    """Number of positions by which each example is to be moved to the front; None where all are known to be 0.
 
     Args:
-        text: True = kept.
-        period: a move by so many positions changes nothing, and is left out. 0: there is no such number.
+        text: True = keep (B, M).
+        period: Period of the pattern in positions: moves are taken modulo it. 0: the pattern has no period.
     """
     if text is None or (not is_traced(text) and bool(text[:, 0].all())):
         return None
@@ -46,24 +46,24 @@ def left_padding(text: Bool[Tensor, "B M"] | None, period: int = 0) -> Int[Tenso
 
 
 def taken(x: Tensor, at: Int[Tensor, "B n"]) -> Tensor:
-    """Of each example of (B, H, N, D), or of a mask (B, N), the positions `at`."""
+    """Gather the positions `at` of each example of (B, H, N, D), or of a mask (B, N)."""
     if x.dim() == 2:
         return x.gather(1, at)
     batch, heads, length, dim = x.shape
     rows = at + length * torch.arange(batch, device=x.device)[:, None]
-    # Rows in one dimension: other look-ups take several times as long, one way or the other.
-    found = x.transpose(1, 2).reshape(batch * length, heads * dim).index_select(0, rows.flatten())
-    return found.view(batch, -1, heads, dim).transpose(1, 2)
+    # Rows indexed in one dimension: other look-ups take several times as long, forward or backward.
+    gathered = x.transpose(1, 2).reshape(batch * length, heads * dim).index_select(0, rows.flatten())
+    return gathered.view(batch, -1, heads, dim).transpose(1, 2)
 
 
 def moved(x: Tensor, shift: Int[Tensor, " B"]) -> Tensor:
-    """Each example of (B, H, N, D), or of a mask (B, N), so many places to the front, what was there behind the end."""
+    """Roll each example of (B, H, N, D), or of a mask (B, N), to the front by its shift."""
     length = x.shape[-2] if x.dim() > 2 else x.shape[1]
     return taken(x, (torch.arange(length, device=x.device) + shift[:, None]) % length)
 
 
 def moved_back(out: Float[Tensor, "B H N D"], shift: Int[Tensor, " B"]) -> Float[Tensor, "B H N D"]:
-    """Outputs of texts that were `moved`, at their places; 0 for the padding, whose queries stood behind the end."""
+    """Outputs of texts that were `moved`, back at their positions; 0 for the padding that was rolled behind the end."""
     before = torch.arange(out.shape[2], device=out.device) < shift[:, None]
     return moved(out, -shift).masked_fill(before[:, None, :, None], 0.0)
 
@@ -77,10 +77,10 @@ def finite(
     *,
     cross: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with 0 in place of what is masked, where that may be no number: a weight of 0 times NaN would be NaN.
+    """Inputs with 0 at masked positions, which may hold NaN: a weight of 0 times NaN would be NaN.
 
-    Fewer queries than keys are on top of a cache or of another network's output, which hold numbers, and which nobody
-    wants to read twice.
+    With fewer queries than keys, the keys come from a cache or another network's output: they are finite, and are not
+    read a second time.
     """
     if q.shape[2] < k.shape[2]:
         return q, k, v
@@ -94,18 +94,18 @@ def finite_queries(
     *,
     cross: bool = False,
 ) -> Float[Tensor, "B H N D"]:
-    """Queries as `finite` gives them, for who takes care of the keys."""
+    """Queries as `finite` returns them, for callers that handle keys and values themselves."""
     if query_mask is None and not cross and key_mask is not None and key_mask.shape[1] == q.shape[2]:
         query_mask = key_mask
     return zeroed(q, query_mask)
 
 
 def zeroed(x: Float[Tensor, "B H N D"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
-    """`x` with 0 in place of what is masked; on a CPU only where some number of it is not finite.
+    """`x` with 0 at masked positions; on a CPU only where some entry of it is not finite.
 
-    Not where it is traced: a network whose inputs are numbers makes numbers of padding too.
+    A traced `x` is returned as it is: with finite inputs, a network computes finite values at padding too.
     """
-    # Reading is a tenth of the time that copying takes. On a GPU it is the other way round: all would wait.
+    # Reading takes a tenth of the time of copying. On a GPU reading the result would make the host wait.
     if mask is None or is_traced(x) or (x.device.type == "cpu" and bool(x.detach().sum().isfinite())):
         return x
     return torch.where(mask[:, None, :, None], x, 0.0)

@@ -1,14 +1,14 @@
-"""Base of the mechanisms that are a pattern: who sees whom is data, and attention over it exact.
+"""Base of the mechanisms with a fixed pattern: which keys a query sees is data, and attention over them is exact.
 
-A pattern declares `visible`, from which come its picture, the dense attention of its tests and the masks within tiles,
-and how it is laid out in tiles. Above it stands its `formula`, in plain numbers from its paper, which `visible` and the
-attention itself are compared with. On the CPU the tiles of `greenformers.attention._tiled` compute it, forward and
+A pattern declares `visible`, from which its picture, the dense attention of its tests and the masks within tiles are
+made, and its layout in tiles. Its file begins with `formula`, in plain numbers from its paper, which tests compare
+`visible` and the attention itself with. On the CPU the tiles of `greenformers.attention._tiled` compute it, forward and
 backward; on an accelerator FlexAttention does. Time and memory O(visible pairs), no matrix of N x N.
 
 Global positions, which see all and are seen by all, are keys beside every tile and queries of a dense attention.
 
-Positions are counted from the first kept one of each text: where that matters, texts with padding in front of them are
-moved to where the pattern begins anew, and their outputs moved back.
+Positions are counted from the first kept one of each text: where the pattern depends on that, texts with padding in
+front of them are moved to a start of the pattern, and their outputs are moved back.
 """
 
 from typing import Any
@@ -28,22 +28,23 @@ from greenformers.attention._tiled_op import Columns, tiled_attention
 from greenformers.attention._tiles import Tiling, bias_of, groups
 
 _FEW = 16
-"""Queries on top of a cache, up to which a mask over all keys in reach costs less than tiles do."""
+"""Largest number of queries on top of a cache for which a mask over all keys in reach costs less than tiles."""
 
 
 class BlockSparse(Attention):
     """Softmax attention of each query over the keys that `visible` shows it.
 
     Args:
-        shape: heads, width and length.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, whose queries have no place among the keys; `dropout` is not in [0, 1).
+        ValueError: The attention is cross-attention, whose queries have no place among the keys; or `dropout` is not in
+            [0, 1).
     """
 
     period: int = 1
-    """A move by so many positions leaves the pattern as it is: 1 where it goes by distance alone, 0 where none does."""
+    """Period of the pattern in positions: 1 where it depends on distance alone, 0 where it has none."""
 
     takes_rotation = True
 
@@ -61,7 +62,7 @@ class BlockSparse(Attention):
 
     @property
     def name(self) -> str:
-        """The file's."""
+        """Name of the mechanism, that of its file."""
         return type(self).__module__.rpartition(".")[2]
 
     def refuse_causal(self, reason: str) -> None:
@@ -70,34 +71,34 @@ class BlockSparse(Attention):
             raise ValueError(f"{self.name} has no causal form: {reason}")
 
     def visible(self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int) -> Tensor:
-        """Whether query i sees key j, the future apart.
+        """Whether query i sees key j, before the causal mask.
 
         Args:
-            i: positions of queries.
-            j: positions of keys; both broadcast.
-            head: of both.
-            is_global: bool (length,), of each position.
-            length: number of keys M.
+            i: Positions of queries.
+            j: Positions of keys, broadcast with `i`.
+            head: Index of the head, or heads broadcast with `i` and `j`.
+            is_global: Whether each position is global (length,).
+            length: Number of keys M.
         """
         raise NotImplementedError
 
     def ends(self, length: int) -> tuple[int, int]:
-        """How many positions at the beginning and at the end are global in every example."""
+        """Numbers of positions at the beginning and at the end that are global in every example."""
         del length
         return 0, 0
 
     def tilings(self, length: int) -> tuple[Tiling, ...]:
-        """How the positions that are not global are laid out in tiles; nothing where a pattern needs none."""
+        """Tilings of the positions that are not global; empty where a pattern has none."""
         del length
         return ()
 
-    def table(self, tiles: int, device: torch.device) -> Tensor | None:
-        """Blocks of keys that each tile meets beside its own (H, T, r), blocks being the queries' tiles."""
+    def extra_blocks(self, tiles: int, device: torch.device) -> Tensor | None:
+        """Indices of the blocks of keys that each tile meets besides its own (H, T, r); blocks are as long as tiles."""
         del tiles, device
         return None
 
     def columns(self, length: int, device: torch.device) -> tuple[Tensor, int] | None:
-        """Positions (H, C) in order of keys that all queries of a head see, and how many are in each tile."""
+        """Ascending positions (H, C) of the keys that all queries of a head see, and their number in each tile."""
         del length, device
         return None
 
@@ -106,7 +107,7 @@ class BlockSparse(Attention):
         return None
 
     def seen_by_last(self, keys: int) -> int | None:
-        """How many keys the last of so many positions sees, where these are the last of them; None: other ones."""
+        """Number of keys that the last position sees, where these are the last keys; None: they are others."""
         del keys
         return None
 
@@ -117,12 +118,12 @@ class BlockSparse(Attention):
         return (at < front) | (at >= length - back)
 
     def sees(self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int) -> Tensor:
-        """`visible`, and not the future where the shape is causal."""
+        """`visible` with the causal mask, where the shape is causal."""
         seen = self.visible(i, j, head, is_global, length)
         return seen & (j <= i) if self.shape.causal else seen
 
     def near(self, i: Tensor, j: Tensor, head: int, length: int) -> Tensor:
-        """What tiles show: all of `visible` that is neither global nor in `columns`."""
+        """The pairs computed in tiles: those of `visible` that are neither global nor in `columns`."""
         return self.visible(i, j, head, torch.zeros(length, dtype=torch.bool, device=i.device), length)
 
     def forward(
@@ -161,7 +162,7 @@ class BlockSparse(Attention):
         return F.scaled_dot_product_attention(q, k[:, :, -seen:], v[:, :, -seen:])
 
     def from_the_front(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Attention of texts whose first position is that of the pattern."""
+        """Attention of texts that begin where the pattern begins."""
         if self.ends(k.shape[2]) == (0, 0):
             return self.local(q, k, v, key_mask)
         return self.with_ends(q, k, v, key_mask, rows=(q, k, v))
@@ -169,12 +170,15 @@ class BlockSparse(Attention):
     def behind_a_cache(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shift: Tensor | None = None
     ) -> Tensor:
-        """The last positions of texts, which may begin at different ones: few queries, dense attention under a mask."""
+        """Dense attention under a mask, for few queries: the last positions of texts, each shifted by its padding."""
         keys = k.shape[2]
-        reaches = [None if each.left is None else each.stride * (each.rows + each.left) for each in self.tilings(keys)]
-        reach = max((each for each in reaches if each is not None), default=keys)
+        reaches = [
+            None if tiling.left is None else tiling.stride * (tiling.rows + tiling.left)
+            for tiling in self.tilings(keys)
+        ]
+        reach = max((reach for reach in reaches if reach is not None), default=keys)
         if None not in reaches and self.columns(keys, q.device) is None:
-            # Of the keys those that a tile can meet.
+            # Only the keys that a tile can meet.
             last = min(keys, q.shape[2] + reach)
             k, v = k[:, :, -last:], v[:, :, -last:]
             key_mask = None if key_mask is None else key_mask[:, -last:]
@@ -194,14 +198,14 @@ class BlockSparse(Attention):
     def with_ends(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: tuple[Tensor, Tensor, Tensor]
     ) -> Tensor:
-        """Global positions at both ends: their keys beside every tile, their queries, of `rows`, dense."""
+        """Attention with global positions at both ends: keys beside every tile, dense attention of their queries."""
         length = k.shape[2]
         front, back = self.ends(length)
         inner = max(0, length - front - back)
         back = length - front - inner
 
         def cut(x: Tensor, dim: int = 2) -> tuple[Tensor, Tensor]:
-            """What is between the ends, and the ends together."""
+            """Split x into the part between the ends and the ends, concatenated."""
             first, between, last = x.split([front, inner, back], dim)
             return between, torch.cat([first, last], dim) if back else first
 
@@ -220,11 +224,11 @@ class BlockSparse(Attention):
         return torch.cat([first, between, last], 2)
 
     def column_keys(self, k: Tensor) -> Tensor:
-        """Keys of the global positions as the others see them."""
+        """Keys of the global positions for queries that are not global."""
         return k
 
     def row_bias(self, q: Tensor, length: int) -> Tensor | None:
-        """What is added to the scores of global queries."""
+        """Bias of the scores of global queries."""
         del q, length
         return None
 
@@ -239,7 +243,7 @@ class BlockSparse(Attention):
         offset: int = 0,
         length: int | None = None,
     ) -> Tensor:
-        """Attention of the positions from `offset` on of a sequence to each other, and to columns that all see."""
+        """Attention of the positions from `offset` on to each other, and to columns that all of them see."""
         length = length or k.shape[2]
         if in_transform():
             return self._by_pairs(q, k, v, key_mask, columns, offset, length)
@@ -253,17 +257,18 @@ class BlockSparse(Attention):
 
         tilings = self.tilings(keys)
         key_bias = None if key_mask is None else bias_of(key_mask[:, None], q)
-        if (found := self.columns(keys, device)) is not None:
-            columns, key_bias = _own_columns(k, v, key_bias, *found, causal=self.shape.causal)
+        if (placed := self.columns(keys, device)) is not None:
+            columns, key_bias = _own_columns(k, v, key_bias, *placed, causal=self.shape.causal)
         return tiled_attention(
             q, k, v, groups(tilings, q.shape[2], keys, visible, q), key_bias=key_bias, columns=columns,
-            table=self.table(-(-keys // tilings[0].rows), device), labels=self.labels(), dropout=self.drop(),
+            extra_blocks=self.extra_blocks(-(-keys // tilings[0].rows), device), labels=self.labels(),
+            dropout=self.drop(),
         )  # fmt: skip
 
     def by_kernel(self, q: Tensor) -> bool:
-        """True where FlexAttention can do it: on a GPU, whole sequences, without dropout and labels.
+        """Whether FlexAttention computes it: on a GPU, for whole sequences, without dropout and labels.
 
-        Decoding would make it a kernel for every length.
+        In decoding it would compile a kernel for every length.
         """
         return q.is_cuda and q.shape[2] > 1 and not self.drop() and self.labels() is None
 
@@ -277,7 +282,7 @@ class BlockSparse(Attention):
         offset: int,
         length: int,
     ) -> Tensor:
-        """The same in plain operations, over all pairs; columns stand before the other keys."""
+        """`local` in plain operations, over all pairs; columns stand before the other keys."""
         if self.labels() is not None:
             raise RuntimeError(f"{self.name} is not for torch.func: its relative positions are read in tiles")
         heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
@@ -304,13 +309,13 @@ class BlockSparse(Attention):
         offset: int,
         length: int,
     ) -> Tensor:
-        """The same by one kernel, columns standing before the other keys; its block mask is made once per length."""
+        """`local` by FlexAttention, columns before the other keys; the block mask is cached by length."""
         count, past = 0, k.shape[2] - q.shape[2]
         if columns is not None and columns.k is not None and columns.v is not None:
             count = columns.k.shape[2]
             if key_mask is not None or columns.bias is not None:
-                kept = q.new_ones(q.shape[0], count, dtype=torch.bool)
-                seen = kept if columns.bias is None else kept & (columns.bias[:, 0] == 0)
+                counted = q.new_ones(q.shape[0], count, dtype=torch.bool)
+                seen = counted if columns.bias is None else counted & (columns.bias[:, 0] == 0)
                 rest = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
                 key_mask = torch.cat([seen, rest], 1)
             k, v = torch.cat([columns.k, k], 2), torch.cat([columns.v, v], 2)
@@ -327,24 +332,24 @@ class BlockSparse(Attention):
         return flex(q, k, v, key_mask, self._masks[sizes])
 
     def prepare(self, keys: int, device: torch.device) -> None:
-        """Keep what `visible` looks up for so many keys: a kernel's mask may index a tensor, not make one."""
+        """Cache the tensors that `visible` indexes for this number of keys: a kernel's mask may not create a tensor."""
 
     def drop(self) -> float:
-        """Probability of dropping a weight now."""
+        """Probability of dropping a weight: 0 outside training."""
         return self.dropout if self.training else 0.0
 
 
 def _own_columns(
     k: Tensor, v: Tensor, key_bias: Tensor | None, positions: Tensor, per_tile: int, *, causal: bool
 ) -> tuple[Columns, Tensor]:
-    """Columns at positions (H, C) of the keys, and the bias of the other keys; those past the end do not count."""
+    """Columns at positions (H, C), hidden past the end, and the bias that hides their keys in tiles."""
     batch, heads, keys, dim = k.shape
     inside = positions.clamp(max=keys - 1)
     at = inside[None, :, :, None].expand(batch, -1, -1, dim)
     bias = bias_of((positions < keys)[None], k)
-    others = bias_of(~(torch.arange(keys, device=k.device) == positions[..., None]).any(1)[None], k)
+    other_bias = bias_of(~(torch.arange(keys, device=k.device) == positions[..., None]).any(1)[None], k)
     if key_bias is not None:
         bias = bias + key_bias.expand(-1, heads, -1).gather(2, inside.expand(batch, -1, -1))
-        others = others + key_bias
+        other_bias = other_bias + key_bias
     columns = Columns(k.gather(2, at), v.gather(2, at), bias, positions if causal else None, per_tile * causal)
-    return columns, others
+    return columns, other_bias

@@ -15,27 +15,27 @@ from greenformers._torch import is_fake
 Role = Literal["k", "v"]
 
 Project = Callable[[Tensor, Sequence[str]], list[Tensor]]
-"""The block's projections of inputs of its layer: (B, N, d), and names of projections, to (B, H, N, D) for each.
+"""Function from inputs (B, N, d) of a layer and names of its projections to the projected heads (B, H, N, D) of each.
 
-They have a gradient for these inputs, and none for the parameters of the block.
+Its gradient reaches these inputs, and not the parameters of the layer.
 """
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a mechanism needs to know of the network around it.
+    """Sizes of the network around a mechanism, which it is built with.
 
     Attributes:
-        heads: number of heads H.
-        head_dim: width of one head D.
-        max_len: the longest sequence of keys that it is made for.
-        causal: position i sees only positions up to i.
-        cross: queries and keys come from different sequences.
-        layer: index of the layer the mechanism stands in, from 0.
-        layers: number of layers of the network.
+        heads: Number H of heads.
+        head_dim: Width D of a head.
+        max_len: Length of the longest sequence of keys.
+        causal: Whether position i sees only positions up to i.
+        cross: Whether queries and keys come from different sequences.
+        layer: Index of the layer of the mechanism, from 0.
+        layers: Number of layers of the network.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
 
     heads: int
@@ -57,62 +57,62 @@ class Shape:
 class Attention(nn.Module):
     """Base of every mechanism: `forward` is the one signature of the slot; the rest are capabilities.
 
-    A capability is asked for by the block, never looked up by the mechanism's name. Those a mechanism
-    lacks keep the answers given here.
+    A capability is asked for by the block, never looked up by the mechanism's name. A mechanism keeps the
+    answers given here for those it lacks.
     """
 
     projections: tuple[str, ...] = ("q", "k", "v")
-    """Which projections of its input the block owns for this mechanism; of one that shares q and k, q and v."""
+    """Names of the projections that the block owns for this mechanism; q and v where queries are the keys too."""
 
     shares_qk: bool = False
-    """Whether queries are the keys too: the block then gives them as both, and a bare call reads q alone."""
+    """Whether queries are the keys too: the block then passes them as both, and a bare call reads q alone."""
 
     takes_global_mask: ClassVar[bool] = False
-    """Whether `forward` takes `global_mask` (B, N), the positions that see all and are seen by all."""
+    """Whether `forward` takes `global_mask` (B, N): True at positions that see all and are seen by all."""
 
     takes_pairs: ClassVar[bool] = False
-    """Whether `forward` takes `pairs` (B, 1 or H, N, M): which keys each query sees, True = sees, in place of all that
-    the shape says; or, of floats, what is added to their scores."""
+    """Whether `forward` takes `pairs` (B, 1 or H, N, M): which keys each query sees, True = sees, in place of the
+    causal mask of the shape; or, as floats, a bias of the scores."""
 
     queries_apart: bool = False
-    """Whether in cross-attention what a query gets depends on no other query: beams can share a memory then."""
+    """Whether in cross-attention the output of a query depends on no other query: beams may share encoder output."""
 
     only_masks: ClassVar[bool] = False
-    """Whether it is softmax attention to visible keys and nothing else: a beam search can say by a mask which are."""
+    """Whether it is plain softmax attention to visible keys: a beam search can select keys by a mask."""
 
     rank_option: ClassVar[str | None] = None
-    """The option that says how much of full attention is kept, a number of its own kind: a study's ranks go there."""
+    """Name of the option that sets how much of full attention is kept; studies put their rank there."""
 
     has_loss: ClassVar[bool] = False
-    """Whether `forward_with_loss` gives a loss that belongs to the training."""
+    """Whether `forward_with_loss` gives a loss to train with."""
 
     chooses: ClassVar[bool] = False
-    """Whether it chooses keys by a step that rounding can change: `choose` does, and `forward` takes `choice`."""
+    """Whether it chooses keys by a step that rounding can change: `choose` returns the choice, `forward` takes it."""
 
     positions: ClassVar[Literal["model", "own"]] = "model"
-    """Who says where tokens stand: the model, by its embedding; or the mechanism itself, for any number of keys."""
+    """What encodes positions: the model, in its embedding, or the mechanism itself, for any number of keys."""
 
     takes_rotation: ClassVar[bool] = False
-    """Whether rotary positions may turn queries and keys before they are given: it reads their products alone."""
+    """Whether rotary positions may rotate queries and keys before the call: it reads only their products."""
 
     adds_to_scores: Literal["nothing", "distances", "all"] = "nothing"
-    """What of relative positions `forward` takes as `relative`: none; those that add a number for a head and a distance
-    (`distances`); or also those that ask the query and mix vectors (`all`)."""
+    """Which relative positions `forward` takes as `relative`: none, those with a bias by head and distance
+    (`distances`), or also those whose bias depends on the query or that add to values (`all`)."""
 
     bounded: ClassVar[bool] = False
-    """Whether it has parameters of `max_len` positions, and attends no more keys; else it sets defaults by it."""
+    """Whether it has parameters of `max_len` positions, and takes no more keys; else `max_len` only sets defaults."""
 
     compresses: ClassVar[bool] = False
-    """Whether it has a memory that is shortened before it is forgotten: `compress` shortens it."""
+    """Whether the segment memory is compressed before it is dropped: `compress` does it."""
 
     compressed: int = 0
-    """How many positions are kept of what `compress` gave."""
+    """Number of compressed positions that are kept."""
 
     compress_multiple: int = 1
-    """Of how many positions `compress` takes a multiple."""
+    """Factor of the number of positions that `compress` takes."""
 
     shared_parameters: tuple[str, ...] = ()
-    """Parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
+    """Names of the parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -130,18 +130,18 @@ class Attention(nn.Module):
         """Mix the values `v` for every query.
 
         Args:
-            q: queries (B, H, N, D).
-            k: keys (B, H, M, D).
-            v: values (B, H, M, D).
+            q: Queries (B, H, N, D).
+            k: Keys (B, H, M, D).
+            v: Values (B, H, M, D).
             key_mask: True = keep (B, M). A query that may see no key gets 0. A text goes from its first kept position
-                to its last: what it gets does not depend on how much is masked before and behind it, and positions
-                are counted from its first. What is masked between them is a position without content.
+                to its last: its outputs do not depend on the number of masked positions before and behind it, and
+                positions are counted from its first. Masked positions within it count as positions without content.
             query_mask: True = keep (B, N); defaults to `key_mask` where N = M, except in cross-attention. Outputs
-                of masked queries are finite and mean nothing, where what is masked is finite; where it is not (NaN
-                say), N >= M and nothing is traced, outputs of kept queries are as if it were.
+                of masked queries mean nothing, and are finite where masked inputs are. Outputs of kept queries do
+                not depend on masked inputs, even on NaN where N >= M and nothing is traced.
 
         Returns:
-            One mixture of values a query (B, H, N, D).
+            Output of each query (B, H, N, D), a mixture of values.
         """
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class Attention(nn.Module):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
-        """`forward`, and a loss to be added to that of the task, already weighted; nothing is kept on the module."""
+        """`forward`, and a weighted loss to be added to that of the task; nothing is stored on the module."""
         raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
 
     def weights(
@@ -164,22 +164,22 @@ class Attention(nn.Module):
         key_mask: Bool[Tensor, "B M"] | None = None,
         **further: Any,
     ) -> tuple[dict[str, Float[Tensor, "B H N M"]], Float[Tensor, "B H N D"]]:
-        """How much of each value a query gets: W and c of out = W v + c, by `forward` of unit vectors, D at a time.
+        """The attention weights W and the offset c of out = W v + c, by `forward` of unit vectors, D at a time.
 
-        Slow, and quadratic in memory whatever the mechanism is. All is as in evaluation: nothing is dropped or drawn.
+        Slow, and quadratic in memory for every mechanism. Computed as in evaluation, without dropout and random draws.
 
         Args:
-            q: queries (B, H, N, D).
-            k: keys (B, H, M, D).
+            q: Queries (B, H, N, D).
+            k: Keys (B, H, M, D).
             key_mask: True = keep (B, M).
-            **further: what else `forward` takes; values of a kind of their own (`v_global`) are not read.
+            **further: Other arguments of `forward`; further kinds of values (`v_global`) are not read.
 
         Returns:
-            W (B, H, N, M) of each kind of values, `v` first, by name; and c (B, H, N, D), what is added without
-            reading any: 0 but for vectors of positions.
+            Weights W (B, H, N, M) by name of the kind of values, `v` first; and c (B, H, N, D), which depends on no
+            values: it is 0 except for vectors of positions.
 
         Raises:
-            ValueError: the output is no weighted sum of values.
+            ValueError: The output is no weighted sum of values.
         """
         training, (B, H, M, D) = self.training, k.shape
         units = torch.eye(M, M + -M % D, dtype=k.dtype, device=k.device)
@@ -193,12 +193,12 @@ class Attention(nn.Module):
         try:
             added = mixed()
             parts = {
-                name: [mixed(**{name: part.expand(B, H, M, D).contiguous()}) - added for part in units.split(D, 1)]
+                name: [mixed(**{name: unit.expand(B, H, M, D).contiguous()}) - added for unit in units.split(D, 1)]
                 for name in none
             }
         finally:
             self.train(training)
-        return {name: torch.cat(each, -1)[..., :M] for name, each in parts.items()}, added
+        return {name: torch.cat(columns, -1)[..., :M] for name, columns in parts.items()}, added
 
     def choose(
         self,
@@ -209,12 +209,12 @@ class Attention(nn.Module):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Tensor:
-        """What `forward` would choose: to be given to it as `choice`, for inputs that are the same but for rounding."""
+        """The choice that `forward` would make, to be passed as `choice` with inputs that differ only by rounding."""
         raise NotImplementedError(f"{type(self).__name__} chooses nothing")
 
     @property
     def can_reduce(self) -> bool:
-        """True if `reduce` and `attend` are exact for this instance."""
+        """Whether `reduce` and `attend` are exact for this instance."""
         return False
 
     def reduce(
@@ -224,7 +224,7 @@ class Attention(nn.Module):
         *,
         role: Role,
     ) -> Float[Tensor, "B L C"]:
-        """Shorten a sequence of keys or values by a map that is linear over positions.
+        """Shorten a sequence of keys or values by a linear projection over positions.
 
         The block may apply it before the (second factor of the) key or value projection, where it is
         cheaper: reduce(x) W = reduce(x W).
@@ -234,7 +234,7 @@ class Attention(nn.Module):
     def attend(
         self, q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H L D"], v: Float[Tensor, "B H L D"]
     ) -> Float[Tensor, "B H N D"]:
-        """Mix values whose keys and values were already reduced."""
+        """Attention to keys and values that were already reduced."""
         raise NotImplementedError(f"{type(self).__name__} has no linear reduction over positions")
 
     def last(
@@ -244,12 +244,12 @@ class Attention(nn.Module):
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B H 1 D"]:
-        """`forward` of the last position alone, of inputs that are known to fit, outside training."""
+        """`forward` of the last position alone, without checks and outside training."""
         return self.forward(q, k, v, key_mask)
 
     @property
     def can_step(self) -> bool:
-        """True if `step` is exact for this instance."""
+        """Whether `step` is exact for this instance."""
         return False
 
     def step(
@@ -263,14 +263,14 @@ class Attention(nn.Module):
         """Causal attention of the next N positions, given a state of fixed size in place of all earlier keys.
 
         Args:
-            q: queries (B, H, N, D); fewer are those of the last positions.
-            k: keys (B, H, N, D).
-            v: values (B, H, N, D).
-            state: what the positions before left, tensors (B, ...); None at the start.
-            key_mask: True = keep (B, N), of these positions.
+            q: Queries (B, H, N, D); with fewer queries than keys, those of the last positions.
+            k: Keys (B, H, N, D).
+            v: Values (B, H, N, D).
+            state: State after the positions before, tensors (B, ...); None at the start.
+            key_mask: True = keep (B, N), for these positions.
 
         Returns:
-            Mixtures of values (B, H, N, D), and the state with these positions.
+            Outputs (B, H, N, D), and the state after these positions.
         """
         raise NotImplementedError(f"{type(self).__name__} has no state to decode with")
 
@@ -283,18 +283,18 @@ class Attention(nn.Module):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
-        """Shorten what leaves the memory.
+        """Compress the positions that leave the segment memory.
 
         Args:
-            x: the inputs of the layer that attend it.
-            old: inputs of the layer, a multiple of `compress_multiple` positions.
-            mask: True = keep, of `old`.
-            project: see `Project`.
-            query_mask: True = keep, of `x`.
+            x: Inputs (B, N, d) of the layer, which attend the memory.
+            old: Earlier inputs (B, n, d) of the layer, n a multiple of `compress_multiple`.
+            mask: True = keep (B, n), for `old`.
+            project: Projections of the layer, see `Project`.
+            query_mask: True = keep (B, N), for `x`.
 
         Returns:
-            What stands for `old`, without a gradient; True where that is of any position that is kept; and in
-            training the loss of what compresses, where it learns.
+            The compressed positions (B, m, d), without a gradient; their mask (B, m), True where any of the positions
+            was kept; and in training the loss of the compression, where it has parameters.
         """
         raise NotImplementedError(f"{type(self).__name__} has no memory to compress")
 
@@ -309,7 +309,7 @@ class Attention(nn.Module):
 
 
 def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
-    """As `check_fit`, of mechanisms that are `bounded`."""
+    """Raise ValueError as `check_fit`, and where there are more keys than `max_len`: for `bounded` mechanisms."""
     check_fit(q, k, v, key_mask, shape)
     if k.shape[2] > shape.max_len:
         raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {k.shape[2]}")
@@ -334,10 +334,10 @@ def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: S
 
 
 def set_(tensor: Tensor, values: Tensor) -> None:
-    """Start a parameter or buffer with these values, unless a checkpoint has brought it.
+    """Initialise a parameter or buffer with these values, unless it was loaded from a checkpoint.
 
-    transformers initialises a module of which a checkpoint lacks something, and meanwhile has the functions of
-    `torch.nn.init` leave alone what was loaded: whether they do is asked here, by writing what no tensor starts with.
+    transformers initialises modules with parameters missing in a checkpoint, and meanwhile makes the functions of
+    `torch.nn.init` skip loaded tensors: whether they skip this one is tested by filling it with NaN.
     """
     if tensor.is_meta or is_fake(tensor):
         return
@@ -348,13 +348,13 @@ def set_(tensor: Tensor, values: Tensor) -> None:
 
 
 def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:
-    """The source of a layer's random numbers: the same for the same seed, layer and training step."""
-    # torch's generator reads 32 bits of a seed; Python's random takes in all of a text.
+    """A generator of the random numbers of a layer: the same for the same seed, layer and training step."""
+    # torch's generator reads 32 bits of a seed; Python's random reads a whole string.
     return torch.Generator().manual_seed(Random(f"{seed} {shape.layer} {step}").getrandbits(32))
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """A `with` block in which autocast leaves the types of products alone."""
+    """A `with` block in which autocast does not change the dtypes of products."""
     # There is no autocast for the meta device, on which operations are counted; and a program of torch.export with a
     # block that has no effect cannot be read again.
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
@@ -363,10 +363,10 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 
 def accurate(x: Tensor) -> torch.dtype:
-    """The type to sum in for inputs of the type of `x`: at least float32."""
+    """The dtype in which sums over inputs of the dtype of `x` are computed: at least float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def exact(x: Tensor) -> Tensor:
-    """`x` as the type `accurate` gives."""
+    """`x` in the dtype that `accurate` gives."""
     return x.to(accurate(x))

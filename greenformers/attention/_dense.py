@@ -1,4 +1,4 @@
-"""Engine of softmax attention under masks: torch's scaled_dot_product_attention, and what it leaves to its caller."""
+"""Engine of softmax attention under masks: torch's scaled_dot_product_attention, and the cases it does not handle."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,20 +23,20 @@ def dense_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(scale q k^T + bias) v over the keys a query may see, 0 for one that sees none.
+    """softmax(scale q k^T + bias) v over the keys a query may see, 0 for a query that sees none.
 
     Memory O(N), but O(N M) for a mask where `causal` meets a key mask or M > N, for `visible` and for a bias.
 
     Args:
-        q: queries (B, H, N, E).
-        k: keys (B, H, M, E).
-        v: values (B, H, M, D).
+        q: Queries (B, H, N, E).
+        k: Keys (B, H, M, E).
+        v: Values (B, H, M, D).
         key_mask: True = keep (B, M).
-        causal: the queries are the last N of M positions, and see no later one.
-        visible: which keys each query sees, of these.
-        bias: added to the scores; of all examples alike where b = 1.
-        scale: of the products; by default E^-1/2.
-        dropout: probability of dropping a weight.
+        causal: Whether queries, at the last N of M positions, see no later position.
+        visible: Which of these keys each query sees (b, h, N, M).
+        bias: Bias of the scores (b, H, N, M); the same for all examples where b = 1.
+        scale: Factor of the products; by default E^-1/2.
+        dropout: Probability of dropping an attention weight.
     """
     queries, keys, dim = q.shape[2], k.shape[2], v.shape[3]
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -62,9 +62,9 @@ def dense_attention(
 
 
 def kernels(mask: Tensor | None) -> AbstractContextManager[object]:
-    """A `with` block in which torch's attention has a gradient for its mask, in transforms of functions too.
+    """A `with` block in which torch's attention has a gradient for its mask, in function transforms too.
 
-    Of themselves these choose a kernel that has none.
+    By default function transforms choose a kernel that has none.
     """
     if mask is None or not mask.is_floating_point() or not in_transform():
         return nullcontext()

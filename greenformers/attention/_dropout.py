@@ -5,12 +5,12 @@ from torch import Tensor
 
 
 def new_seed(dropout: float) -> int:
-    """Drawn from the default generator, where there is something to drop."""
+    """A seed drawn from the default generator; 0 without dropout, which draws nothing."""
     return int(torch.randint(2**31, ())) if dropout else 0
 
 
 def drop_(weights: Tensor, dropout: float, seed: int) -> int:
-    """Drop some weights in place, the same ones for the same seed; the seed of the next ones."""
+    """Drop weights in place, the same ones for the same seed, and return the seed of the next call."""
     if not dropout:
         return seed
     generator = torch.Generator(weights.device).manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What the engine of kernel attention asks of phi, and the exponential maps that more than one mechanism uses."""
+"""The interface of feature maps phi for kernel attention, and the exponential ones that several mechanisms use."""
 
 from typing import Protocol
 
@@ -10,16 +10,16 @@ class FeatureMap(Protocol):
     """phi, with derivatives. Each method takes a chunk (B, H, C, D) and gives features (B, H, C, F)."""
 
     width: int
-    """F."""
+    """Number F of features."""
 
     has_shifts: bool
     """Whether `keys` gives shifts."""
 
     def queries(self, x: Tensor) -> Tensor:
-        """phi(x), but for a factor of each position, which cancels."""
+        """phi(x), up to a factor of each position, which cancels."""
 
     def keys(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """phi(x) without a factor exp(shift), and the shift (B, H, C, 1), None where there is none."""
+        """phi(x) divided by exp(shift), and the shift (B, H, C, 1); None without shifts."""
 
     def of_queries(self, x: Tensor, phi: Tensor, grad: Tensor) -> Tensor:
         """The gradient of queries from that of their features."""
@@ -32,9 +32,9 @@ class Exponential:
     """phi(x) = exp(w y - |y|^2 / 2) for the rows w of a matrix and y = scale x, or exp(x) without rows.
 
     Args:
-        width: F.
-        rows: w (F, D); None: F = D features exp(x).
-        scale: of x.
+        width: Number F of features.
+        rows: Matrix w (F, D); None: F = D features exp(x).
+        scale: Factor of x.
     """
 
     has_shifts = True

@@ -1,4 +1,4 @@
-"""FlexAttention of torch, for patterns on an accelerator: one kernel that skips the blocks nobody sees."""
+"""FlexAttention of torch, for patterns on an accelerator: one kernel that skips blocks no query sees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +12,15 @@ Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMask) -> Tensor:
-    """softmax(D^-1/2 q k^T) v over what the block mask shows and the key mask (B, M) keeps; 0 where that is nothing.
+    """softmax(D^-1/2 q k^T) v over the keys of the block mask that the key mask (B, M) keeps; 0 without any.
 
     Compiled on a GPU; elsewhere plain torch, for tests.
     """
 
-    def kept(score: Tensor, example: Tensor, _head: Tensor, _i: Tensor, j: Tensor) -> Tensor:
+    def masked(score: Tensor, example: Tensor, _head: Tensor, _i: Tensor, j: Tensor) -> Tensor:
         assert key_mask is not None
         return torch.where(key_mask[example, j], score, -torch.inf)
 
     attention: Any = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
-    out: Tensor = attention(q, k, v, score_mod=None if key_mask is None else kept, block_mask=mask)
+    out: Tensor = attention(q, k, v, score_mod=None if key_mask is None else masked, block_mask=mask)
     return out

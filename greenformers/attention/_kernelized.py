@@ -2,8 +2,8 @@
 
 Katharopoulos 2020, arXiv:2006.16236, eq. 5, 8-10, 18-20.
 
-Time O(N F D) for F features, bidirectional and causal; a state of F (D + 1) numbers is all that decoding keeps.
-Positions are taken in chunks. What the backward pass needs of a chunk it computes again, so that features and
+Time O(N F D) for F features, bidirectional and causal; decoding keeps a state of F (D + 1) numbers.
+Positions are taken in chunks. The backward pass computes the features of a chunk again, so that features and
 running sums of N positions never exist at once: memory O(N D), as of q, k and v, forward and backward.
 
 Features may come with a factor exp(shift_j) for each key. Only its ratio to exp(m_i) enters, where m_i is the largest
@@ -43,11 +43,11 @@ class State(NamedTuple):
 
 
 class Kernelized(Attention):
-    """Base of the mechanisms that are a feature map: they give `phi`, the engine does the rest.
+    """Base of the mechanisms with a feature map: they define `phi`, and attention is computed here.
 
     Args:
-        shape: heads, width and length.
-        chunk: positions taken at a time. By default 128 where causal, whose cost within a chunk is quadratic;
+        shape: Heads, width and length.
+        chunk: Number of positions taken at a time. By default 128 where causal, whose cost within a chunk is quadratic;
             otherwise as many as make 2^18 numbers of features and values.
 
     Raises:
@@ -64,12 +64,12 @@ class Kernelized(Attention):
 
     @property
     def phi(self) -> FeatureMap:
-        """The feature map."""
+        """The feature map phi."""
         raise NotImplementedError
 
     @property
     def can_step(self) -> bool:
-        """True in the causal form."""
+        """Whether the attention is causal."""
         return self.shape.causal
 
     def forward(
@@ -92,7 +92,7 @@ class Kernelized(Attention):
         return out
 
     def _positions(self, q: Tensor, phi: FeatureMap) -> int:
-        """Positions of a chunk: few enough for a cache, and enough that operations cost more than their calls."""
+        """Number of positions of a chunk: few enough for a cache, enough that work outweighs the cost of calls."""
         if self.chunk is not None:
             return self.chunk
         if self.shape.causal:
@@ -116,7 +116,7 @@ class Kernelized(Attention):
 
 
 class _Keys(NamedTuple):
-    """A chunk of keys: as they came, their features and shifts, and their values; padding is 0."""
+    """A chunk of keys x, their features phi and shifts, and their values v; padding is 0."""
 
     x: Tensor
     phi: Tensor
@@ -125,7 +125,7 @@ class _Keys(NamedTuple):
 
 
 def _keys(k: Tensor, v: Tensor, mask: Tensor | None, features: FeatureMap) -> _Keys:
-    """Of a chunk (B, H, C, D) and its mask (B, C)."""
+    """The `_Keys` of a chunk of keys and values (B, H, C, D) and its mask (B, C)."""
     x, v = exact(k), exact(v)
     if mask is None:
         return _Keys(x, *features.keys(x), v)
@@ -137,7 +137,7 @@ def _keys(k: Tensor, v: Tensor, mask: Tensor | None, features: FeatureMap) -> _K
 
 
 def _within(phi: Tensor, keys: _Keys, before: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Of a chunk: its scores (B, H, C, C), the factors exp(shift_j - m_i) in them, and m (B, H, C or 1, 1)."""
+    """The scores (B, H, C, C) of a chunk, the factors exp(shift_j - m_i) in them, and m (B, H, C or 1, 1)."""
     scores = (phi @ keys.phi.mT).tril()
     if keys.shift is None:
         return scores, None, before
@@ -165,11 +165,11 @@ def _forward(
 
 
 _SIDE, _NUMBERS = 64, 2**18
-"""Positions of a chunk where several are computed side by side, and numbers of features of all these."""
+"""Positions of a chunk where several are computed side by side, and the number of feature values of all of these."""
 
 
 def _together(q: Tensor, features: FeatureMap, chunk: int) -> int:
-    """Positions taken at a time: a chunk, or so many chunks as stay in a CPU's cache where keys have no shifts."""
+    """Number of positions taken at a time: a chunk, or, without shifts, as many chunks as stay in a CPU's cache."""
     some = _NUMBERS // (q.shape[0] * q.shape[1] * features.width)
     return chunk if features.has_shifts else max(chunk, some // chunk * chunk)
 
@@ -177,7 +177,7 @@ def _together(q: Tensor, features: FeatureMap, chunk: int) -> int:
 def _side_by_side(
     q: Tensor, keys: _Keys, features: FeatureMap, state: State, side: int
 ) -> tuple[Tensor, Tensor, Tensor, State]:
-    """What `_forward` gives, of keys without shifts, in chunks of `side` positions that are computed at once."""
+    """`_forward` for keys without shifts, in chunks of `side` positions that are computed at once."""
     batch, heads, count, _ = q.shape
     missing = -count % side
 
@@ -186,7 +186,7 @@ def _side_by_side(
 
     values = torch.cat([keys.v, keys.v.new_ones(batch, heads, count, 1)], 3)
     phi, of_keys, values = chunks(features.queries(q)), chunks(keys.phi), chunks(values)
-    # (B, H, G + 1, F, D + 1): of the keys before each chunk, and before the one that would follow.
+    # (B, H, G + 1, F, D + 1): sums over the keys before each chunk, and over all keys.
     before = torch.cat([state.both[:, :, None], of_keys.mT @ values], 2).cumsum(2)
     sums = ((phi @ of_keys.mT).tril() @ values + phi @ before[:, :, :-1]).flatten(2, 3)[:, :, :count]
     scale = _reciprocal(sums[..., -1:])
@@ -194,8 +194,8 @@ def _side_by_side(
     return sums[..., :-1] * scale, scale, state.m, after
 
 
-def _one(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, State]:
-    """The same of one position: it sees all that the state after it is of."""
+def _single(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, State]:
+    """`_forward` for a single position, whose output comes from the state after it."""
     phi, S, z, m = features.queries(q), state.S, state.z, state.m
     of_key = keys.phi.mT  # (B, H, F, 1)
     if keys.shift is not None:
@@ -207,17 +207,17 @@ def _one(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Te
 
 
 def _reciprocal(den: Tensor) -> Tensor:
-    """1 / den, where that does not overflow; 0 without a key, whose numerator is 0 too."""
+    """1 / den without overflow; 0 where den is 0, without any key."""
     return torch.where(den > 0, den.clamp(min=_least(den)), torch.inf).reciprocal()
 
 
 def _least(den: Tensor) -> float:
-    """The least denominator: its reciprocal does not overflow."""
+    """The smallest denominator whose reciprocal does not overflow."""
     return float(torch.finfo(den.dtype).tiny ** 0.75)
 
 
 def _added(state: State, keys: _Keys) -> State:
-    """The state with a chunk of keys more."""
+    """The state after another chunk of keys."""
     if keys.shift is None:
         return State(state.S + keys.phi.mT @ keys.v, state.z + keys.phi.sum(2)[..., None], state.m)
     m = torch.maximum(keys.shift.detach().amax(2, keepdim=True), state.m)
@@ -234,9 +234,9 @@ def _of_outputs(dout: Tensor, out: Tensor, scale: Tensor) -> Tensor:
     return grad
 
 
-def _write(dk: Tensor, dv: Tensor, keys: _Keys, mask: Tensor | None, features: FeatureMap, *found: Tensor) -> None:
-    """Gradients of keys and values, from those of features and values; 0 for padding."""
-    dx, dy = features.of_keys(keys.x, keys.phi, found[0]), found[1]
+def _write(dk: Tensor, dv: Tensor, keys: _Keys, mask: Tensor | None, features: FeatureMap, *grads: Tensor) -> None:
+    """Write the gradients of keys and values, from those of features and values; 0 for padding."""
+    dx, dy = features.of_keys(keys.x, keys.phi, grads[0]), grads[1]
     if mask is not None:
         padding = ~mask[:, None, :, None]
         dx, dy = dx.masked_fill(padding, 0.0), dy.masked_fill(padding, 0.0)
@@ -267,7 +267,7 @@ def _stepped(
         for k_, v_, mask in _chunks(chunk, k0, v0, mask=mask0):
             state = _added(state, _keys(k_, v_, mask, features))
     if q.shape[2] == 1:
-        out, state = _one(exact(q), _keys(k, v, key_mask, features), features, state)
+        out, state = _single(exact(q), _keys(k, v, key_mask, features), features, state)
         return out.to(q.dtype), state
     outs = [q[:, :, :0]]
     for q_, k_, v_, mask in _chunks(_together(q, features, chunk), q, k, v, mask=key_mask):
@@ -277,13 +277,13 @@ def _stepped(
 
 
 def _plain_causal(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int) -> Tensor:
-    """What `_Causal` gives, in operations that torch differentiates."""
+    """The output of `_Causal`, in operations that torch differentiates."""
     with full_precision(q):
         return _stepped(q, k, v, key_mask, features, chunk, _empty(q, features))[0]
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, chunk: int) -> Tensor:
-    """What `_Bidirectional` gives, in operations that torch differentiates."""
+    """The output of `_Bidirectional`, in operations that torch differentiates."""
     state = _empty(q, features)
     with full_precision(q):
         for k_, v_, mask in _chunks(chunk, k, v, mask=key_mask):
@@ -349,8 +349,8 @@ class _Causal(torch.autograd.Function):
             places, size = (out, scale, m), _together(q, features, chunk)
             for q_, k_, v_, *places_, mask in _chunks(size, q, *present[:2], *places, mask=present[2]):
                 keys = _keys(k_, v_, mask, features)
-                found, *rest, state = _forward(exact(q_), keys, features, state, chunk)
-                for place, value in zip(places_, (found, *rest), strict=True):
+                mixed, *rest, state = _forward(exact(q_), keys, features, state, chunk)
+                for place, value in zip(places_, (mixed, *rest), strict=True):
                     place.copy_(value)
         ctx.save_for_backward(q, k, v, key_mask, out, scale, m, *before)
         ctx.features, ctx.chunk = features, chunk
@@ -367,7 +367,7 @@ class _Causal(torch.autograd.Function):
         # The largest shift before each chunk.
         firsts = [state.m, *(m_[:, :, -1:] for m_ in m.split(chunk, 2))]
         with full_precision(dout):
-            # Queries, with what came before them.
+            # Gradients of queries, from the state before each chunk.
             for q_, dq_, dout_, out_, scale_, m_, k_, v_, mask in _chunks(
                 chunk, q, dq, dout, out, scale, m, k1, v1, mask=mask1
             ):
@@ -412,12 +412,12 @@ def _empty(like: Tensor, features: FeatureMap) -> State:
 
 
 def _floor(x: Tensor) -> float:
-    """Below every shift, and differences of two of it are finite."""
+    """A number below every shift, whose differences are finite."""
     return torch.finfo(x.dtype).min / 4
 
 
 def _product(x: Tensor, y: Tensor, place: Tensor) -> None:
-    """Write x y to a place that need not be contiguous; the compiler knows only the longer way."""
+    """Write x y to a tensor that need not be contiguous; the compiler does not take `out` there."""
     if torch.compiler.is_compiling():
         place.copy_(x * y)
     else:
@@ -425,14 +425,14 @@ def _product(x: Tensor, y: Tensor, place: Tensor) -> None:
 
 
 def _chunks(size: int, *tensors: Tensor, mask: Tensor | None = None) -> Iterator[tuple[Any, ...]]:
-    """Parts of `size` positions of tensors (B, H, N, ...), and last of a mask (B, N), None without one."""
+    """Chunks of `size` positions of tensors (B, H, N, ...), followed by that of a mask (B, N), or None."""
     parts = [x.split(size, 2) for x in tensors]
     masks = repeat(None) if mask is None else mask.split(size, 1)
-    return ((*each, mask_) for *each, mask_ in zip(*parts, masks, strict=False)) if tensors[0].shape[2] else iter(())
+    return ((*chunk, mask_) for *chunk, mask_ in zip(*parts, masks, strict=False)) if tensors[0].shape[2] else iter(())
 
 
 def _split(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Keys, values and mask before the first of the queries, which are the last N of M positions; and the rest."""
+    """Keys, values and mask before the queries, which are the last N of M positions; and those from there on."""
     past = k.shape[2] - q.shape[2]
     mask0, mask1 = (None, None) if key_mask is None else (key_mask[:, :past], key_mask[:, past:])
     return (k[:, :, :past], v[:, :, :past], mask0), (k[:, :, past:], v[:, :, past:], mask1)

@@ -1,7 +1,7 @@
-"""What the formulas of this folder are written with: dense, plain and slow. No fast form uses anything of it.
+"""Building blocks of the formulas of this folder: dense, plain and slow. No fast form uses them.
 
-Every mechanism's file begins with `reference(mechanism, q, k, v, key_mask=None)`, the formula of its paper, which the
-tests hold the fast form below it to, outputs and gradients.
+Every mechanism's file begins with `reference(mechanism, q, k, v, key_mask=None)`, the formula of its paper. Tests
+compare the fast form below it with this formula, outputs and gradients.
 """
 
 import inspect
@@ -16,10 +16,10 @@ from torch import Tensor
 from greenformers.attention._contract import Attention
 
 Formula = Callable[[Any, int, int, int, int], bool]
-"""(mechanism, i, j, head, length) -> whether position i sees position j of so many, the future apart."""
+"""(mechanism, i, j, head, length) -> whether position i sees position j, before the causal mask."""
 
 Visible = Callable[[int, int], Bool[Tensor, "... H N M"]]
-"""(N, M) -> who sees whom, the queries being the last N of M positions."""
+"""(N, M) -> which keys each query sees, the queries being the last N of M positions."""
 
 
 def dot_products(q: Float[Tensor, "... N D"], k: Float[Tensor, "... M D"]) -> Float[Tensor, "... N M"]:
@@ -56,7 +56,7 @@ def pairs(formula: Formula, mechanism: Attention, queries: int, keys: int) -> Bo
 
 
 class Reference(Protocol):
-    """What `text_by_text` gives."""
+    """Signature of the functions that `text_by_text` returns."""
 
     def __call__(
         self,
@@ -68,13 +68,13 @@ class Reference(Protocol):
         query_mask: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """The outputs (B, H, N, D). Other tensors are of the queries' positions, (B, N) or (B, H, N, D)."""
+        """The outputs (B, H, N, D). Tensors in `others` belong to the queries, (B, N) or (B, H, N, D)."""
 
 
 def text_by_text(formula: Callable[..., Tensor]) -> Reference:
-    """The reference of a formula that counts positions: of each text alone, from its first kept position to its last.
+    """A reference that applies a formula to each text alone, from its first kept position to its last.
 
-    Other positions are padding, and get 0: `formula` never sees them. It is told of the masks between the two.
+    Other positions are padding, and get 0: `formula` never sees them. It gets the masks within the text.
     """
     reads_query_mask = "query_mask" in inspect.signature(formula).parameters
 
@@ -91,7 +91,7 @@ def text_by_text(formula: Callable[..., Tensor]) -> Reference:
         for b in range(len(q)):
             own_key_mask, own_query_mask = (None if x is None else x[b] for x in (key_mask, query_mask))
             queries, keys = _text(mechanism, q.shape[2], k.shape[2], own_key_mask, own_query_mask)
-            out = 0.0 * q[b]  # where there is no text it has gradients all the same
+            out = 0.0 * q[b]  # an example without text has gradients too
             if range(q.shape[2])[queries] and range(k.shape[2])[keys]:
                 tensors = [q[b, :, queries], k[b, :, keys], v[b, :, keys]]
                 given = {
@@ -114,7 +114,7 @@ def text_by_text(formula: Callable[..., Tensor]) -> Reference:
 def _text(
     mechanism: Attention, queries: int, keys: int, key_mask: Tensor | None, query_mask: Tensor | None
 ) -> tuple[slice, slice]:
-    """Which queries and which keys are from the first kept one to the last; no key: no query either."""
+    """The ranges of queries and keys from the first kept one to the last; without keys there are no queries."""
     if not mechanism.shape.causal and (mechanism.shape.cross or queries != keys):
         return _kept(query_mask, queries), _kept(key_mask, keys)
     if key_mask is not None and query_mask is not None and queries == keys:
@@ -135,7 +135,7 @@ def _kept(mask: Tensor | None, length: int) -> slice:
 def over_pairs(formula: Formula) -> Reference:
     """The reference of a pattern: softmax(q k^T / sqrt(D)) v over the pairs for which its formula holds.
 
-    It takes another argument, `visible`, a function from N and M to (H, N, M) to stand in for the formula.
+    It takes another argument, `visible`, a function from N and M to (H, N, M) that replaces the formula.
     """
 
     def reference(

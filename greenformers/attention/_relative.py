@@ -17,7 +17,7 @@ from greenformers.attention._contract import Attention, Shape, accurate, check_f
 from greenformers.attention._reference import seen_keys, weighted_mean
 
 HIDDEN = -1e30
-"""A score of what is not seen; finite, so that a row that sees nothing has a softmax."""
+"""Score of a key that is not seen; finite, so that the softmax of a row without keys is defined."""
 
 
 def reference(
@@ -44,11 +44,11 @@ class Relative(Attention):
     """Softmax attention by content and distance; any number of keys.
 
     Args:
-        shape: heads, width and length.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or `dropout` not in [0, 1).
+        ValueError: The attention is cross-attention, or `dropout` is not in [0, 1).
     """
 
     positions = "own"
@@ -123,7 +123,7 @@ def waves(distances: Tensor, width: int) -> Float[Tensor, "t d"]:
 class _Shifted(torch.autograd.Function):
     """Row i of N, of distances in falling order, moved N - 1 - i places to the left; then the first M of it.
 
-    Behind the last place of a causal row stands what is behind in memory: keys to come, which nobody may read.
+    Behind the last place of a causal row stand the values that follow in memory, for later keys, which are hidden.
     """
 
     generate_vmap_rule = True
@@ -138,8 +138,8 @@ class _Shifted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # Rows one shorter than they are, one after the other. The last place of a row, where rows are as long as M, is
-        # the first of the next one: of a key to come, whose gradient is 0, in all rows but the last.
+        # Rows read as one shorter than they are. Where rows are as long as M, the last place of a row is the first of
+        # the next one: of a later key, whose gradient is 0, in all rows but the last.
         rows = nn.functional.pad(grad, (0, ctx.shape[3] - grad.shape[3]))
         start = grad.new_zeros(*grad.shape[:2], grad.shape[2] - 1)
         return torch.cat([start, rows[..., :-1].flatten(2), rows[:, :, -1, -1:]], 2).view(ctx.shape), None
@@ -152,7 +152,7 @@ def _moved(x: Tensor, M: int) -> Tensor:
 
 
 def _hidden(key_mask: Tensor | None, N: int, M: int, causal: bool, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores of keys that are not seen, and which queries see none."""
+    """Bias of the scores that hides keys that are not seen, and which queries see none."""
     if not causal and key_mask is None:
         return None, None
     hidden = torch.zeros(N, M, dtype=torch.bool, device=like.device)

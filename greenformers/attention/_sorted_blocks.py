@@ -1,7 +1,7 @@
 """Softmax attention of blocks to their own keys and to a mixture of all blocks, some sequences and heads at a time.
 
-Mixtures of all heads, beside the own blocks, would be the most of the memory, and writing them to fresh memory the most
-of the time: they are made for a few heads at a time, and again for the backward pass.
+Mixtures of all heads, beside the own blocks, would take most of the memory, and writing them to new memory most of the
+time: they are computed for a few heads at a time, and again in the backward pass.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from greenformers.attention._contract import exact, full_precision
 from greenformers.attention._dropout import drop_, new_seed
 
 TILES = 64
-"""Blocks at a time: enough for wide products, few enough for little memory."""
+"""Number of blocks at a time: enough for wide products, few enough to need little memory."""
 
 HIDDEN = -1e18
-"""A score of what is not seen."""
+"""Score of a key that is not seen."""
 
 
 def attend_sorted(
@@ -38,15 +38,15 @@ def attend_sorted(
     """Attention of block i of the last m to its own b keys and to the b of sum_j P_ij k_j.
 
     Args:
-        q: queries.
-        k: keys, 0 where there are none; as v.
-        v: values.
-        P: of blocks.
-        share: of each place of a mixture, how much of it is keys and no padding. It is divided by that, and its weight
-            in the softmax multiplied by it; what is 0 is not seen. None: 1.
-        keep: which own keys are seen, given together with `share`. None: all.
-        causal: of own keys, those up to the query alone.
-        dropout: probability of dropping an attention weight.
+        q: Queries (B, H, m, b, D).
+        k: Keys (B, H, n, b, D), 0 at padding, as in `v`.
+        v: Values (B, H, n, b, D).
+        P: Mixing weights of blocks (B, H, m, n).
+        share: Share of kept keys in each position of a mixture (B, H, m, b). The mixture is divided by it, and its
+            weight in the softmax multiplied by it; positions with share 0 are not seen. None: 1.
+        keep: Mask of the own keys (B, m, b), given together with `share`. None: all are seen.
+        causal: Whether of its own keys a query sees only those up to its position.
+        dropout: Probability of dropping an attention weight.
     """
     with full_precision(q):
         if in_transform():
@@ -56,7 +56,7 @@ def attend_sorted(
 
 
 def _groups(P: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Some sequences and heads; all at once where they are compiled, or no cache is to be kept."""
+    """Slices of sequences and heads; all at once where compiled or not on a CPU."""
     whole = torch.compiler.is_compiling() or P.device.type != "cpu"
     batch, heads, blocks, _ = P.shape
     several = heads if whole else min(heads, max(1, TILES // blocks))
@@ -67,26 +67,26 @@ def _groups(P: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 class _Group:
-    """Some sequences and heads.
+    """The computation for a slice of sequences and heads.
 
     Args:
-        given: q, k, v, P and share.
-        some: which sequences, and which heads.
+        given: The tensors q, k, v, P and share.
+        some: Slices of the sequences and of the heads.
     """
 
     def __init__(self, given: tuple[Any, ...], some: tuple[slice, slice]) -> None:
         q, k, v, P, share = given
         self.P = exact(P[some])
-        self.first = P.shape[3] - P.shape[2]  # of the own blocks
+        self.first = P.shape[3] - P.shape[2]  # index of the first own block
         self.scale = q.shape[4] ** -0.5
         self.share = None if share is None else exact(share[some])
-        # What a mixture is multiplied by.
+        # Factor of the mixtures.
         self.whole = None if self.share is None else 1 / torch.where(self.share > 0, self.share, 1.0)
         self.q = exact(q[some]).flatten(0, 2)
         self.k, self.v = (exact(x[some]) for x in (k, v))  # (B, H, n, b, D)
 
     def both(self, x: Tensor) -> Float[Tensor, "BHm 2b D"]:
-        """Each own block, and under it the mixture that belongs to it."""
+        """Each own block, followed by its mixture."""
         blocks, size = self.P.shape[2], x.shape[3]
         both = x.new_empty(*x.shape[:2], blocks, 2, size, x.shape[4])
         both[:, :, :, 0] = x[:, :, self.first :]
@@ -95,7 +95,7 @@ class _Group:
         return both.view(-1, 2 * size, x.shape[4])
 
     def weights(self, keep: Tensor | None, causal: bool) -> Float[Tensor, "B H m b 2b"]:
-        """Softmax over own keys, those that are kept and not to come, and the mixture."""
+        """Softmax over the own keys that are kept and not later than the query, and over the mixture."""
         scores = _scaled(self.q, self.both(self.k).mT, self.scale)
         scores = scores.view(*self.P.shape[:3], *scores.shape[1:])
         hidden = self._hide_(scores, keep, causal)
@@ -103,7 +103,7 @@ class _Group:
         return weights if hidden is None else weights.masked_fill_(hidden, 0.0)
 
     def _hide_(self, scores: Tensor, keep: Tensor | None, causal: bool) -> Tensor | None:
-        """Take from scores (B, H, m, b, 2 b) what is not seen; the queries that see nothing."""
+        """Hide scores (B, H, m, b, 2 b) of keys that are not seen, and return which queries see none."""
         size = scores.shape[3]
         own, mixed = scores[..., :size], scores[..., size:]
         if causal:
@@ -111,20 +111,20 @@ class _Group:
         if keep is not None:
             own += torch.zeros_like(keep, dtype=scores.dtype).masked_fill_(~keep, HIDDEN)[:, None, :, None]
         if self.share is not None:
-            there = self.share > 0
-            bias = torch.where(there, self.share, 1.0).log_().masked_fill_(~there, HIDDEN)
+            real = self.share > 0
+            bias = torch.where(real, self.share, 1.0).log_().masked_fill_(~real, HIDDEN)
             mixed += bias[..., None, :]
         if keep is None or self.share is None:
             return None
         seen = keep.cumsum(-1) > 0 if causal else keep.any(-1, keepdim=True)
-        return ~(seen[:, None] | there.any(-1, keepdim=True))[..., None]
+        return ~(seen[:, None] | real.any(-1, keepdim=True))[..., None]
 
-    def gradients(self, grad: Tensor, weights: Tensor, found: list[Tensor], dropout: float, seed: int) -> int:
-        """Write those of q, k, v, P and share, for that of the result (B, H, m, b, D); the next seed."""
+    def gradients(self, grad: Tensor, weights: Tensor, grads: list[Tensor], dropout: float, seed: int) -> int:
+        """Write the gradients of q, k, v, P and share from that of the output (B, H, m, b, D); return the next seed."""
         weights, size = weights.flatten(0, 2), grad.shape[3]
         grad = exact(grad).flatten(0, 2).contiguous()
-        of_q, of_k, of_v, of_P, *of_share = found
-        # Values first, then keys: half as much is there at a time.
+        of_q, of_k, of_v, of_P, *of_share = grads
+        # Values first, then keys: half as much memory at a time.
         both = self.both(self.v)
         of_scores = torch.bmm(grad, both.mT)
         after = drop_(of_scores, dropout, seed)
@@ -144,7 +144,7 @@ class _Group:
         return after
 
     def _side(self, grad: Tensor, both: Tensor, x: Tensor, of_x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """From the gradient of `both` that of `x`, written; that of `whole`, over it, and that of P."""
+        """From the gradient of `both`, write that of `x`; return those of `whole`, divided by it, and of P."""
         shape = (*self.P.shape[:3], 2, *x.shape[3:])
         own, mixed = grad.view(shape).unbind(3)
         of_whole = None
@@ -174,14 +174,14 @@ def _product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> None:
 def _plain(
     q: Tensor, k: Tensor, v: Tensor, P: Tensor, share: Tensor | None, keep: Tensor | None, causal: bool, dropout: float
 ) -> Tensor:
-    """What `_Sorted` gives, in operations that torch differentiates."""
+    """The output of `_Sorted`, in operations that torch differentiates."""
     q_, k_, v_, P_ = (exact(x) for x in (q, k, v, P))
-    first, size, there = P.shape[3] - P.shape[2], k.shape[3], None if share is None else exact(share) > 0
+    first, size, real = P.shape[3] - P.shape[2], k.shape[3], None if share is None else exact(share) > 0
 
     def both(x: Tensor) -> Tensor:
         mixed = (P_ @ x.flatten(3)).unflatten(3, x.shape[3:])
-        if share is not None and there is not None:
-            mixed = mixed / torch.where(there, exact(share), 1.0)[..., None]
+        if share is not None and real is not None:
+            mixed = mixed / torch.where(real, exact(share), 1.0)[..., None]
         return torch.cat([x[:, :, first:], mixed], 3)
 
     scores = q_ @ both(k_).mT * q.shape[4] ** -0.5  # (B, H, m, b, 2b)
@@ -189,10 +189,10 @@ def _plain(
     seen = seen.tril() if causal else seen
     seen = seen if keep is None else keep[:, None, :, None] & seen
     seen = torch.cat([seen.expand(*scores.shape[:4], size), torch.ones_like(scores[..., size:], dtype=torch.bool)], 4)
-    if share is not None and there is not None:
-        bias = torch.where(there, exact(share), 1.0).log()[..., None, :]
+    if share is not None and real is not None:
+        bias = torch.where(real, exact(share), 1.0).log()[..., None, :]
         scores = torch.cat([scores[..., :size], scores[..., size:] + bias], 4)
-        seen = torch.cat([seen[..., :size], seen[..., size:] & there[..., None, :]], 4)
+        seen = torch.cat([seen[..., :size], seen[..., size:] & real[..., None, :]], 4)
     weights = scores.masked_fill(~seen, HIDDEN).softmax(-1).masked_fill(~seen, 0.0)
     return (F.dropout(weights, dropout) @ both(v_)).to(v.dtype)
 
@@ -206,36 +206,36 @@ def _again(ctx: Any, q: Tensor, k: Tensor, v: Tensor, P: Tensor, share: Tensor |
 
 
 class _Sorted(torch.autograd.Function):
-    """Weights are kept for the backward pass, and keys and values made again."""
+    """Weights are stored for the backward pass; keys and values are computed again."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, P: Tensor, share: Tensor | None, keep: Tensor | None,
         causal: bool, dropout: float, seed: int,
     ) -> Tensor:  # fmt: skip
-        given, kept = (q, k, v, P, share), []
+        given, stored = (q, k, v, P, share), []
         ctx.options = causal, dropout, seed
         out = v.new_empty(q.shape)
         for some in _groups(P):
             group = _Group(given, some)
             weights = group.weights(None if keep is None else keep[some[0]], causal)
             if any(ctx.needs_input_grad):
-                kept.append(weights)
+                stored.append(weights)
             if dropout:
                 weights = weights.clone()
                 seed = drop_(weights, dropout, seed)
             _product(weights.flatten(0, 2), group.both(group.v), out[some])
-        ctx.save_for_backward(*given, keep, *kept)
+        ctx.save_for_backward(*given, keep, *stored)
         return out
 
     @staticmethod
     @by_hand(5, _again)
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        saved, (_, dropout, seed) = ctx.saved_tensors, ctx.options  # asked for once: checkpoints give them once
-        given, kept = saved[:5], saved[6:]
-        found = [None if x is None else x.new_empty(x.shape) for x in given]
+        saved, (_, dropout, seed) = ctx.saved_tensors, ctx.options  # read once: checkpoints give them once
+        given, stored = saved[:5], saved[6:]
+        gradients = [None if x is None else x.new_empty(x.shape) for x in given]
         with full_precision(dout):
-            for some, weights in zip(_groups(given[3]), kept, strict=True):
-                grads = [x[some] for x in found if x is not None]
+            for some, weights in zip(_groups(given[3]), stored, strict=True):
+                grads = [x[some] for x in gradients if x is not None]
                 seed = _Group(given, some).gradients(dout[some], weights, grads, dropout, seed)
-        return (*found, None, None, None, None)
+        return (*gradients, None, None, None, None)

@@ -44,15 +44,15 @@ def synthesized(
 
 
 class Synthesizer(Attention):
-    """Base: the options all have, positions, and the softmax.
+    """Base of the Synthesizers: the options they share, positions, and the softmax.
 
     Args:
-        shape: heads, width and length.
-        mixed: scores are alpha_1 s q k + alpha_2 times the synthetic ones, with alpha_1 + alpha_2 = 1 learned
+        shape: Heads, width and length.
+        mixed: Whether scores are alpha_1 s q k + alpha_2 times the synthetic ones, with alpha_1 + alpha_2 = 1 learned
             (section 3.5).
-        dropout: probability of dropping an attention weight in training.
-        uses: projections without `mixed`.
-        adds: projections that `mixed` needs besides q, k and v.
+        dropout: Probability of dropping an attention weight in training.
+        uses: Names of the projections without `mixed`.
+        adds: Names of the projections that `mixed` needs besides q, k and v.
 
     Raises:
         ValueError: `dropout` is not in [0, 1).
@@ -72,7 +72,7 @@ class Synthesizer(Attention):
             self.mix = nn.Parameter(torch.zeros(2))
 
     def reset_parameters(self) -> None:
-        """Equal shares of both kinds of scores."""
+        """Set equal shares of both kinds of scores."""
         if self.mixed:
             nn.init.zeros_(self.mix)
 
@@ -80,7 +80,7 @@ class Synthesizer(Attention):
         """Positions of queries and keys: slices, or (B or 1, N) and (B or 1, M).
 
         Raises:
-            ValueError: more queries than positions.
+            ValueError: There are more queries than positions.
         """
         if queries > self.shape.max_len:
             raise ValueError(f"the number of queries must be in 1..{self.shape.max_len}, got {queries}")
@@ -96,7 +96,7 @@ class Synthesizer(Attention):
     def by_products(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, left: Tensor, right: Tensor
     ) -> Tensor:
-        """Scores left_i right_j, of (B or 1, H, N, E) and (B or 1, H, M, E), whose matrix never exists."""
+        """Attention by scores left_i right_j, (B or 1, H, N, E) and (B or 1, H, M, E), without storing their matrix."""
         if self.mixed:
             dot, synthetic = self.mix.softmax(0)
             left = torch.cat([dot * q.shape[3] ** -0.5 * q, synthetic * left.expand(len(q), -1, -1, -1)], 3)
@@ -107,7 +107,7 @@ class Synthesizer(Attention):
     def by_scores(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scores: Float[Tensor, "b H N M"]
     ) -> Tensor:
-        """Scores of all examples, or one matrix for all where b = 1."""
+        """Attention by scores of each example, or by one matrix for all where b = 1."""
         if self.mixed:
             dot, synthetic = self.mix.softmax(0)
             q, scores = dot * q.shape[3] ** -0.5 * q, synthetic * scores
@@ -134,12 +134,12 @@ class Synthesizer(Attention):
 
 
 def _counted(length: int, padding: Tensor | None) -> Any:
-    """Positions behind so much padding (B,), which itself is at position 0: (B, N), or a slice where there is none."""
+    """Positions (B, N) counted after padding (B,), which is at position 0; or a slice without padding."""
     if padding is None:
         return slice(length)
     return (torch.arange(length, device=padding.device) - padding[:, None]).clamp(min=0)
 
 
-def rows_at(table: Float[Tensor, "H L E"], places: Any) -> Float[Tensor, "b H N E"]:
-    """Rows of a table for each position, (1, H, N, E) or (B, H, N, E)."""
-    return table[None, :, places] if isinstance(places, slice) else table[:, places].transpose(0, 1)
+def rows_at(vectors: Float[Tensor, "H L E"], places: Any) -> Float[Tensor, "b H N E"]:
+    """Vectors (1, H, N, E) or (B, H, N, E) of positions, from (H, L, E)."""
+    return vectors[None, :, places] if isinstance(places, slice) else vectors[:, places].transpose(0, 1)

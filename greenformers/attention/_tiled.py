@@ -1,9 +1,9 @@
 """Softmax attention in tiles, forward and backward.
 
-A tile is b queries beside L keys, many of them by two batched products on views of q, k and v: for a window nothing is
-gathered. Scores exist for a slice of tiles at a time, and are computed again for the backward pass (Dao 2022,
-arXiv:2205.14135, 3.1), so that memory is that of q, k, v and the output. Where a query is in two tilings, what it gets
-from the second is merged with the first by their log-sum-exp.
+A tile is b queries beside L keys; many tiles are computed by two batched products on views of q, k and v, without a
+gather for a window. Scores exist for a slice of tiles at a time, and are computed again for the backward pass (Dao
+2022, arXiv:2205.14135, 3.1), so that memory is that of q, k, v and the output. Where a query is in two tilings, the
+outputs of both are merged by their log-sum-exp.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ LN2 = log(2)
 
 
 class Plan(NamedTuple):
-    """What is no tensor of the call."""
+    """The arguments of a call that are no tensors."""
 
     groups: tuple[Group, ...]
     per_tile: int
@@ -41,25 +41,25 @@ class Inputs(NamedTuple):
     column_positions: Tensor | None
     labels: Tensor | None
     key_bias: Tensor | None
-    table: Tensor | None
+    extra_blocks: Tensor | None
 
 
 class _Workspace:
-    """Memory for scores, used again by every slice: pages that are new cost as much as a product on them."""
+    """Storage for scores, reused by every slice: new pages cost as much as a product on them."""
 
     def __init__(self, like: Tensor) -> None:
-        self.like, self.kept = like, {}  # type: tuple[Tensor, dict[str, Tensor]]
+        self.like, self.tensors = like, {}  # type: tuple[Tensor, dict[str, Tensor]]
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """An uninitialised tensor, which is overwritten when its name is asked for again."""
+        """An uninitialised tensor of a name, which shares its storage with later ones of that name."""
         count = prod(shape)
-        if name not in self.kept or self.kept[name].numel() < count:
-            self.kept[name] = self.like.new_empty(count, dtype=accurate(self.like))
-        return self.kept[name][:count].view(shape)
+        if name not in self.tensors or self.tensors[name].numel() < count:
+            self.tensors[name] = self.like.new_empty(count, dtype=accurate(self.like))
+        return self.tensors[name][:count].view(shape)
 
 
 def forward(x: Inputs, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Outputs (B, H, N, D), and the logarithms to the base 2 of the sums of weights (B, H, N)."""
+    """Outputs (B, H, N, D), and the base-2 logarithms of the sums of weights (B, H, N)."""
     merged = any(group.merge for group in plan.groups)
     out = torch.empty_like(x.q, dtype=accurate(x.q) if merged else x.q.dtype)
     lse = torch.empty_like(x.q[..., 0], dtype=accurate(x.q))
@@ -76,7 +76,7 @@ def forward(x: Inputs, plan: Plan) -> tuple[Tensor, Tensor]:
 
 
 def backward(x: Inputs, plan: Plan, out: Tensor, lse: Tensor, dout: Tensor) -> list[Tensor]:
-    """Gradients of q, k, v, and of the columns' keys and values and the labels where there are any."""
+    """Gradients of q, k, v, and of keys and values of columns and labels, if there are any."""
     given = [y for y in (x.k, x.v, x.column_k, x.column_v, x.labels) if y is not None]
     grads = [torch.zeros_like(y, dtype=accurate(y)) for y in given]
     dck, dcv = (None, None) if x.column_k is None else grads[2:4]
@@ -89,7 +89,7 @@ def backward(x: Inputs, plan: Plan, out: Tensor, lse: Tensor, dout: Tensor) -> l
 
 
 class Part(NamedTuple):
-    """n tiles of a group along an axis of B, H, classes and tiles, from a corner on, each beside `width` keys."""
+    """n tiles of a group, from a corner on along one axis of (B, H, classes, tiles), each beside `width` keys."""
 
     group: Group
     corner: tuple[int, ...]
@@ -100,13 +100,13 @@ class Part(NamedTuple):
 
 
 def parts(plan: Plan, sizes: Sequence[int], columns: int, gathered: int) -> Iterator[Part]:
-    """All tiles, along the longest of the axes, the other three one by one; as many at a time as their scores fit.
+    """All tiles in parts along the longest axis, the other three axes one by one; scores of a part fit `SLICE`.
 
     Args:
-        plan: with the groups.
-        sizes: B, H, N and D.
-        columns: keys beside every tile.
-        gathered: blocks from the table for each tile.
+        plan: The plan with the groups of tiles.
+        sizes: The sizes B, H, N and D.
+        columns: Number of keys beside every tile.
+        gathered: Number of extra blocks of each tile.
     """
     batch, heads, _, dim = sizes
     for group in plan.groups:
@@ -119,7 +119,7 @@ def parts(plan: Plan, sizes: Sequence[int], columns: int, gathered: int) -> Iter
         step = max(1, SLICE // (of_each * (beside + columns)))
         for corner in product(*(places[::step] if at == axis else places for at, places in enumerate(axes))):
             n = min(step, axes[axis].stop - corner[axis])
-            # Where they are causal, columns up to the last tile.
+            # Causal: columns up to the last tile.
             last = group.first + corner[3] + (n if axis == 3 else 1)
             seen = min(columns, last * plan.per_tile) if plan.per_tile else columns
             yield Part(group, corner, axis, n, seen, beside + seen)
@@ -128,28 +128,28 @@ def parts(plan: Plan, sizes: Sequence[int], columns: int, gathered: int) -> Iter
 def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
     workspace = _Workspace(x.q)
     columns = 0 if x.column_k is None else x.column_k.shape[2]
-    gathered = 0 if x.table is None else x.table.shape[2]
+    gathered = 0 if x.extra_blocks is None else x.extra_blocks.shape[2]
     for count, part in enumerate(parts(plan, x.q.shape, columns, gathered)):
         yield _Slice(x, plan, part, plan.seed + count, workspace)
 
 
 class _Slice:
-    """n tiles, of b queries each, and their keys: of the tile, the columns, and blocks from the table."""
+    """n tiles of b queries each, and their keys: those of the tile, the columns, and the extra blocks."""
 
     def __init__(self, x: Inputs, plan: Plan, part: Part, seed: int, workspace: _Workspace) -> None:
         self.x, self.plan, self.seed, self.workspace = x, plan, seed, workspace
         self.group, self.corner, self.axis, self.n, self.seen, _ = part
-        # Scores are to the base 2.
+        # Scores are logarithms to the base 2.
         self.q = exact(self._queries(x.q)) * (x.q.shape[3] ** -0.5 / LN2)
-        # Keys of the tile, columns, and blocks from the table, after each other.
+        # Keys of the tile, columns and extra blocks, in this order.
         last = self.group.keys + self.seen
-        self.own, self.of_columns, self.of_table = (
+        self.own, self.of_columns, self.of_extra = (
             slice(self.group.keys),
             slice(self.group.keys, last),
             slice(last, None),
         )
-        if x.table is not None:
-            self.blocks = self._table(x.table)
+        if x.extra_blocks is not None:
+            self.blocks = self._extra_blocks(x.extra_blocks)
         self.k, self.v = self._beside("keys", x.k, x.column_k), self._beside("values", x.v, x.column_v)
 
     def _beside(self, name: str, y: Tensor, columns: Tensor | None) -> Tensor:
@@ -157,15 +157,15 @@ class _Slice:
 
         A product whose result is not contiguous is computed matrix by matrix.
         """
-        found = [self._keys(y)]
+        sources = [self._keys(y)]
         if columns is not None:
-            found.append(self._columns(columns).expand(self.n, -1, -1))
-        if self.x.table is not None:
-            found.append(self._gathered(y))
-        if len(found) == 1:
-            return exact(found[0])
-        together = self.workspace(name, self.n, sum(one.shape[1] for one in found), y.shape[3])
-        return torch.cat(found, 1, out=together)
+            sources.append(self._columns(columns).expand(self.n, -1, -1))
+        if self.x.extra_blocks is not None:
+            sources.append(self._gathered(y))
+        if len(sources) == 1:
+            return exact(sources[0])
+        together = self.workspace(name, self.n, sum(source.shape[1] for source in sources), y.shape[3])
+        return torch.cat(sources, 1, out=together)
 
     def _queries(self, y: Tensor) -> Tensor:
         """Of (B, H, N, ...): (n, b, ...)."""
@@ -195,18 +195,19 @@ class _Slice:
             return y[batch : batch + self.n, head]
         return y[batch, head : head + (self.n if self.axis == 1 else 1)]
 
-    def _table(self, table: Tensor) -> Tensor:
+    def _extra_blocks(self, extra_blocks: Tensor) -> Tensor:
         """Of (H, T, r): the blocks (heads, r), those of all tiles of a head after each other."""
         head, tile = self.corner[1], self.group.first + self.corner[3]
         heads, tiles = (self.n if self.axis == at else 1 for at in (1, 3))
-        return table[head : head + heads, tile : tile + tiles].flatten(1)
+        return extra_blocks[head : head + heads, tile : tile + tiles].flatten(1)
 
     def _gathered(self, y: Tensor) -> Tensor:
-        """Of (B, H, M, ...): (n, r b, ...) of the blocks in the table."""
-        found = [
-            one.index_select(1, chosen) for one, chosen in zip(self._blocks(y).unbind(1), self.blocks, strict=True)
+        """Of (B, H, M, ...): (n, r b, ...), the extra blocks."""
+        by_head = [
+            blocks.index_select(1, chosen)
+            for blocks, chosen in zip(self._blocks(y).unbind(1), self.blocks, strict=True)
         ]
-        rows = found[0].flatten(0, 2) if len(found) == 1 else torch.stack(found, 1).flatten(0, 3)
+        rows = by_head[0].flatten(0, 2) if len(by_head) == 1 else torch.stack(by_head, 1).flatten(0, 3)
         return rows.unflatten(0, (self.n, -1))
 
     def _blocks(self, y: Tensor) -> Tensor:
@@ -223,27 +224,27 @@ class _Slice:
     def scores(self) -> Tensor:
         """All scores (n, b, L), -inf where not visible."""
         group, x = self.group, self.x
-        found = self.products("scores", self.q, self.k)
+        scores = self.products("scores", self.q, self.k)
         if x.labels is not None:
-            self._add_labels(found)
+            self._add_labels(scores)
         for start, bias in group.bias:
-            found[..., start : start + bias.shape[1]] += bias
+            scores[..., start : start + bias.shape[1]] += bias
         if x.key_bias is not None:
-            found[..., self.own] += self._keys(self._wide(x.key_bias))[:, None]
-            if x.table is not None:
-                found[..., self.of_table] += self._gathered(self._wide(x.key_bias))[:, None]
+            scores[..., self.own] += self._keys(self._wide(x.key_bias))[:, None]
+            if x.extra_blocks is not None:
+                scores[..., self.of_extra] += self._gathered(self._wide(x.key_bias))[:, None]
         if x.column_bias is not None:
-            found[..., self.of_columns] += self._columns(self._wide(x.column_bias))[:, None]
+            scores[..., self.of_columns] += self._columns(self._wide(x.column_bias))[:, None]
         if x.column_positions is not None:
-            self._hide_later(found[..., self.of_columns], x.column_positions)
-        return found
+            self._hide_later(scores[..., self.of_columns], x.column_positions)
+        return scores
 
     def _wide(self, y: Tensor) -> Tensor:
         """(B or 1, H or 1, M) to (B, H, M)."""
         return y.expand(*self.x.q.shape[:2], -1)
 
     def _hide_later(self, scores: Tensor, positions: Tensor) -> None:
-        """-inf for columns (H, C) after the query, in one class of positions."""
+        """Set the scores of columns (H, C) after the query to -inf, in one class of positions."""
         queries, keys = self.x.q.shape[2], self.x.k.shape[2]
         row = torch.arange(keys - queries, keys, device=scores.device).expand(*self.x.q.shape[:3])
         column = self._columns(positions.expand(self.x.q.shape[0], -1, -1))
@@ -252,12 +253,12 @@ class _Slice:
     def drop_(self, weights: Tensor) -> None:
         """Drop some weights, the same ones in the forward and the backward pass."""
         if self.plan.dropout:
-            kept = 1 - self.plan.dropout
+            keep_rate = 1 - self.plan.dropout
             generator = torch.Generator(weights.device).manual_seed(self.seed)
-            weights.mul_(torch.empty_like(weights).bernoulli_(kept, generator=generator)).div_(kept)
+            weights.mul_(torch.empty_like(weights).bernoulli_(keep_rate, generator=generator)).div_(keep_rate)
 
     def write(self, out: Tensor, lse: Tensor, mixed: Tensor, sums: Tensor) -> None:
-        """Outputs (n, b, D) and the logarithms of their weights' sums (n, b); to what is there already, if so."""
+        """Write outputs (n, b, D) and logarithms of the sums of weights (n, b), merged with earlier ones if any."""
         place, place_of_sums = self._queries(out), self._queries(lse)
         if self.group.merge:
             both = torch.logaddexp2(place_of_sums, sums)
@@ -270,7 +271,7 @@ class _Slice:
         self, dout: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         dck: Tensor | None, dcv: Tensor | None, dlabels: Tensor | None,
     ) -> None:  # fmt: skip
-        """Add what these queries give to the gradients. Dao 2022, algorithm 4."""
+        """Add the contributions of these queries to the gradients. Dao 2022, algorithm 4."""
         weights = _exp2_(self.scores().sub_(self._queries(lse)[..., None]))
         grad = exact(self._queries(dout))
         of_scores = self.products("of scores", grad, self.v)
@@ -282,31 +283,31 @@ class _Slice:
         self._add(dropped, grad, dv, dcv)
         of_scores.sub_((grad * self._queries(out)).sum(-1, keepdim=True)).mul_(weights)
         self._add(of_scores, self.q.mul_(LN2), dk, dck)
-        found = of_scores @ self.k
+        grad_q = of_scores @ self.k
         if dlabels is not None:
-            found += self._of_labels(of_scores, dlabels)
-        self._queries(dq).add_(found, alpha=dq.shape[3] ** -0.5)
+            grad_q += self._of_labels(of_scores, dlabels)
+        self._queries(dq).add_(grad_q, alpha=dq.shape[3] ** -0.5)
 
     def _add(self, weights: Tensor, rows: Tensor, grad: Tensor, of_columns: Tensor | None) -> None:
         """Add weights^T rows (n, L, D) to the gradients of keys or values."""
         group = self.group
-        found = torch.bmm(weights.mT, rows, out=self.workspace("rows", self.n, weights.shape[2], rows.shape[2]))
-        own = found[:, self.own]
+        sums = torch.bmm(weights.mT, rows, out=self.workspace("rows", self.n, weights.shape[2], rows.shape[2]))
+        own = sums[:, self.own]
         if self.axis != 3:
             self._keys(grad).add_(own)
         else:  # the keys of neighbouring tiles overlap, but not a block of each
             b, d = group.tiling.rows, group.tiling.stride
             for start in range(0, group.keys, b):
-                some = min(b, group.keys - start)
-                self._rows(grad, group.k_start + start * d, some).add_(own[:, start : start + some])
+                count = min(b, group.keys - start)
+                self._rows(grad, group.k_start + start * d, count).add_(own[:, start : start + count])
         if of_columns is not None:
-            those = found[:, self.of_columns]
-            self._columns(of_columns).add_(those if self.axis < 2 else those.sum(0, keepdim=True))
-        if self.x.table is not None:
+            rest = sums[:, self.of_columns]
+            self._columns(of_columns).add_(rest if self.axis < 2 else rest.sum(0, keepdim=True))
+        if self.x.extra_blocks is not None:
             place = self._blocks(grad)
-            those = found[:, self.of_table].reshape(*place.shape[:2], -1, *place.shape[3:])
+            rest = sums[:, self.of_extra].reshape(*place.shape[:2], -1, *place.shape[3:])
             for head, chosen in enumerate(self.blocks):
-                place[:, head].index_add_(1, chosen, those[:, head])
+                place[:, head].index_add_(1, chosen, rest[:, head])
 
     def _add_labels(self, scores: Tensor) -> None:
         """Add q_i a, for the label a of each key of the tile."""
@@ -315,22 +316,22 @@ class _Slice:
         place.baddbmm_(R.transpose(0, 1), self._labelled())
 
     def _of_labels(self, of_scores: Tensor, dlabels: Tensor) -> Tensor:
-        """Gradients of the queries by the labels (n, b, D); those of the labels are added."""
+        """Gradients of the queries through the labels (n, b, D); adds the gradients of the labels."""
         dR = (of_scores[..., : self.group.keys].transpose(0, 1) @ self._labelled().mT).transpose(0, 1)
-        found = dR.mT @ self.q  # (n, 2c + 1, D)
+        grad_labels = dR.mT @ self.q  # (n, 2c + 1, D)
         head = self.corner[1]
-        dlabels[head : head + found.shape[0] if self.axis == 1 else head + 1].add_(
-            found if self.axis == 1 else found.sum(0)
+        dlabels[head : head + grad_labels.shape[0] if self.axis == 1 else head + 1].add_(
+            grad_labels if self.axis == 1 else grad_labels.sum(0)
         )
         return dR @ self._labels()
 
     def _labels(self) -> Tensor:
-        """(n, 2c + 1, D)."""
+        """Labels of these tiles (n, 2c + 1, D)."""
         assert self.x.labels is not None
         return exact(self._shared(self.x.labels[None].expand(self.x.q.shape[0], -1, -1, -1)).expand(self.n, -1, -1))
 
     def _labelled(self) -> Tensor:
-        """Which label each query of a tile has for each key: 0 or 1 (b, 2c + 1, L)."""
+        """One-hot labels of the pairs of a tile (b, 2c + 1, L)."""
         assert self.x.labels is not None
         group, count = self.group, self.x.labels.shape[1]
         past = self.x.k.shape[2] - self.x.q.shape[2]
@@ -341,7 +342,7 @@ class _Slice:
 
 
 def _exp2_(x: Tensor) -> Tensor:
-    """2^x in place, for x that is at most about 0; what is too small to count in a sum is 0.
+    """2^x in place, for x of at most about 0; results too small to count in a sum are 0.
 
     exp takes several times longer where x is -inf, and a product a hundred times longer where a result is subnormal.
     """

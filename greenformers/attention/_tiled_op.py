@@ -19,11 +19,11 @@ class Columns(NamedTuple):
     """Keys that every query meets beside those of its tile.
 
     Attributes:
-        k: (B, H, C, D).
-        v: (B, H, C, D).
-        bias: 0, or -inf for those that do not count (B or 1, H or 1, C).
-        positions: where they stand (H, C): a query sees those up to its own. None: it sees all.
-        per_tile: how many stand in each tile, where there are positions.
+        k: Keys (B, H, C, D).
+        v: Values (B, H, C, D).
+        bias: Bias of the scores (B or 1, H or 1, C): 0, or -inf for hidden columns.
+        positions: Positions of the columns (H, C): a query sees those up to its own. None: it sees all.
+        per_tile: Number of columns in each tile, if there are positions.
     """
 
     k: Tensor | None = None
@@ -41,27 +41,27 @@ def tiled_attention(
     *,
     key_bias: Float[Tensor, "b h M"] | None = None,
     columns: Columns | None = None,
-    table: Int[Tensor, "H T r"] | None = None,
+    extra_blocks: Int[Tensor, "H T r"] | None = None,
     labels: Float[Tensor, "H n D"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(D^-1/2 q k^T) v of each query over the keys of its tile, 0 for one that sees none.
+    """softmax(D^-1/2 q k^T) v of each query over the keys of its tile, 0 for a query that sees none.
 
     Args:
-        q: queries (B, H, N, D).
-        k: keys (B, H, M, D).
-        v: values (B, H, M, D).
-        groups: the tiles, of `greenformers.attention._tiles.groups`.
-        key_bias: 0 for keys that are kept, else -inf (B or 1, H or 1, M); of the keys in tiles.
-        columns: keys that all queries meet.
-        table: for each tile the blocks, of as many keys as it has rows, that it meets too (H, T, r).
-        labels: vectors a of relative positions -c to c (H, 2c + 1, D): key j counts as k_j + a of j - i, clipped, for
+        q: Queries (B, H, N, D).
+        k: Keys (B, H, M, D).
+        v: Values (B, H, M, D).
+        groups: The tiles, from `greenformers.attention._tiles.groups`.
+        key_bias: Bias of the keys in tiles (B or 1, H or 1, M): 0 for kept keys, else -inf.
+        columns: Keys that all queries meet.
+        extra_blocks: Indices of the blocks that each tile meets besides its own (H, T, r); blocks are as long as tiles.
+        labels: Vectors a of relative positions -c to c (H, 2c + 1, D): key j counts as k_j + a of j - i, clipped, for
             query i. Shaw 2018, arXiv:1803.02155, eq. 5.
-        dropout: probability of dropping a weight.
+        dropout: Probability of dropping an attention weight.
     """
     c = columns or Columns()
     seed = int(torch.randint(2**31, ())) if dropout else 0
-    x = Inputs(q, k, v, c.k, c.v, c.bias, c.positions, labels, key_bias, table)
+    x = Inputs(q, k, v, c.k, c.v, c.bias, c.positions, labels, key_bias, extra_blocks)
     out: Tensor
     if torch.compiler.is_compiling() or is_fake(q) or q.is_meta:
         # Traced, a long sequence would be thousands of operators.
@@ -108,7 +108,7 @@ def _flat(groups: Sequence[Group]) -> tuple[list[Tensor], list[int]]:
 
 
 def _groups(biases: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Group, ...]:
-    found, left, tensors = [], iter(numbers), iter(biases)
+    groups, left, tensors = [], iter(numbers), iter(biases)
     for rows in left:
         stride, first, end = (next(left) for _ in range(3))
         at, tiles, classes, tall, keys, q_start, k_start = (next(left) for _ in range(7))
@@ -116,17 +116,17 @@ def _groups(biases: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Group, ..
         starts = [next(left) for _ in range(count)]
         tiling = Tiling(rows, None, None, stride, heads=(first, None if end < 0 else end))
         bias = tuple((start, next(tensors)) for start in starts)
-        found.append(Group(tiling, at, tiles, classes, tall, keys, q_start, k_start, bias, merge))
-    return tuple(found)
+        groups.append(Group(tiling, at, tiles, classes, tall, keys, q_start, k_start, bias, merge))
+    return tuple(groups)
 
 
 @torch.library.custom_op("greenformers::tiled", mutates_args=())
 def _operator(
     q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
-    column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, table: Tensor | None,
+    column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, extra_blocks: Tensor | None,
     biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, table)
+    x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, extra_blocks)
     return _tiled.forward(x, Plan(_groups(biases, numbers), per_tile, dropout, seed))
 
 
@@ -138,11 +138,11 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("greenformers::tiled_backward", mutates_args=())
 def _operator_backward(
     q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
-    column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, table: Tensor | None,
+    column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, extra_blocks: Tensor | None,
     biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: int,
     out: Tensor, lse: Tensor, dout: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, table)
+    x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, extra_blocks)
     return _tiled.backward(x, Plan(_groups(biases, numbers), per_tile, dropout, seed), out, lse, dout)
 
 
@@ -168,7 +168,7 @@ _operator.register_autograd(_differentiate, setup_context=_save)
 
 
 class Amount(NamedTuple):
-    """What the operator or its backward comes to: scores, other numbers in its products, FLOPs of these, and slices."""
+    """Cost of the operator or its backward: scores, other numbers in its products, FLOPs of these, and slices."""
 
     scores: int
     operands: int
@@ -177,13 +177,13 @@ class Amount(NamedTuple):
 
 
 def amount(arguments: Sequence[Any]) -> Amount:
-    """What the operator, or its backward, comes to, by its arguments, or their shapes in place of tensors."""
-    q, columns, labels, table = (getattr(arguments[at], "shape", arguments[at]) for at in (0, 3, 7, 9))
+    """Cost of the operator or its backward, by its arguments; shapes may stand for tensors."""
+    q, columns, labels, extra_blocks = (getattr(arguments[at], "shape", arguments[at]) for at in (0, 3, 7, 9))
     biases, numbers, per_tile = arguments[10:13]
     products = 2 if len(arguments) == 15 else 5
     plan = Plan(_groups(biases, numbers), per_tile, 0.0, 0)
     scores = operands = flops = slices = 0
-    for part in parts(plan, q, columns[2] if columns else 0, table[2] if table else 0):
+    for part in parts(plan, q, columns[2] if columns else 0, extra_blocks[2] if extra_blocks else 0):
         rows = part.n * part.group.rows
         scores += rows * part.width
         operands += products * (rows + part.n * part.width) * q[3]

@@ -11,10 +11,10 @@ from torch import Tensor
 from greenformers.attention._contract import accurate
 
 SLICE = 2**20
-"""Scores taken at a time, 4 MiB of them: few enough for caches, and enough to keep several cores at work."""
+"""Number of scores taken at a time, 4 MiB: few enough for caches, enough to keep several cores at work."""
 ROWS = 64
-"""Queries of a tile where the pattern leaves the choice, half or twice as many where its window is small or large:
-enough for fast products, few beside the window's keys."""
+"""Number of queries of a tile where the pattern leaves the choice, half or twice as many for small or large windows:
+enough for fast products, few compared with the keys of the window."""
 
 Visible = Callable[[Tensor, Tensor, int], Tensor]
 """Whether queries see keys, by their positions, for one head."""
@@ -22,18 +22,18 @@ Visible = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the queries of some heads are taken together, and which keys a tile of them meets.
+    """A division of the queries of some heads into tiles, and the keys that each tile meets.
 
-    Positions are those of every `stride`-th position from r on, for each r below the stride by itself.
+    Each residue r below the stride has tiles of its own, of every `stride`-th position from r on.
 
     Attributes:
-        rows: b, queries of a tile; tile t begins at position b t.
-        left: positions before the tile whose keys it meets; None: all.
-        right: positions after it; None: all.
-        stride: distance of neighbouring positions.
-        partial: keys that not every query of the tile sees, as ranges of positions relative to the tile's first. What
-            is visible between the queries and keys of a tile must be the same in every tile.
-        heads: the first head, and one after the last.
+        rows: Number b of queries of a tile; tile t begins at position b t.
+        left: Number of positions before the tile whose keys it meets; None: all.
+        right: Number of positions after the tile whose keys it meets; None: all.
+        stride: Distance between neighbouring positions of a tile.
+        partial: Keys that not every query of the tile sees, as ranges of positions relative to the first of the tile.
+            Visibility between the queries and keys of a tile must be the same in every tile.
+        heads: Index of the first head, and of the one after the last.
     """
 
     rows: int
@@ -61,7 +61,7 @@ def band(window: int, *, causal: bool, stride: int = 1, heads: tuple[int, int | 
 
 
 def blocks_of(block: int, *, before: int, causal: bool) -> Tiling:
-    """The own block and some before it; several small blocks are taken together."""
+    """The block of the query and some blocks before it; a tile holds several small blocks."""
     together = max(1, ROWS // 2 // block)
     rows = together * block
     partial = range(-before * block if together > 1 else 0, rows)
@@ -72,38 +72,38 @@ def check_bands(window: int, dilation: int | Sequence[int], heads: int) -> tuple
     """The dilation of each head.
 
     Raises:
-        ValueError: the window or a dilation is below 1, or there are not as many as heads.
+        ValueError: The window or a dilation is below 1, or the number of dilations is not that of heads.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
-    each = (dilation,) * heads if isinstance(dilation, int) else tuple(dilation)
-    if len(each) != heads or min(each) < 1:
+    dilations = (dilation,) * heads if isinstance(dilation, int) else tuple(dilation)
+    if len(dilations) != heads or min(dilations) < 1:
         raise ValueError(f"dilation must be at least 1, one number or {heads} of them, got {dilation}")
-    return each
+    return dilations
 
 
 def within(i: Tensor, j: Tensor, window: int, dilation: Sequence[int], head: int | Tensor) -> Tensor:
     """abs(i - j) <= w d and i - j a multiple of d, for the dilation d of a head."""
-    # Of a head in a tensor by comparisons: a kernel that is traced can make no table.
+    # A head in a tensor is looked up by comparisons: a traced kernel cannot create a tensor of dilations.
     d = dilation[head] if isinstance(head, int) else sum((head == at) * d for at, d in enumerate(dilation))
     return ((i - j).abs() <= window * d) & ((i - j) % d == 0)
 
 
 def bands(window: int, dilation: Sequence[int], *, causal: bool) -> tuple[Tiling, ...]:
     """One band for each run of heads with equal dilation."""
-    found, first = [], 0
+    tilings, first = [], 0
     for d, run in groupby(dilation):
         end = first + len(list(run))
-        found.append(band(window, causal=causal, stride=d, heads=(first, end)))
+        tilings.append(band(window, causal=causal, stride=d, heads=(first, end)))
         first = end
-    return tuple(found)
+    return tuple(tilings)
 
 
 class Group(NamedTuple):
     """Tiles of equal sizes: `tiles` of them, from tile `first` on, in each of `classes` classes of positions.
 
-    rows and keys: of a tile. q_start and k_start: the first of them, among queries and among keys. bias: for some of
-    the keys, from one on, 0 where visible, else -inf (rows, n). merge: the queries have been here before.
+    rows and keys: their numbers in a tile. q_start and k_start: indices of the first of them. bias: start and values
+    (rows, n) of the bias of some keys, 0 where visible, else -inf. merge: whether an earlier group has these queries.
     """
 
     tiling: Tiling
@@ -119,24 +119,24 @@ class Group(NamedTuple):
 
 
 def groups(tilings: Sequence[Tiling], queries: int, keys: int, visible: Visible, like: Tensor) -> list[Group]:
-    """All tiles of queries that are the last of as many positions as there are keys; those at the edges by themselves.
+    """All tiles of queries, which are the last of the keys' positions; tiles at the edges are groups of their own.
 
-    What tilings of the same heads both meet is left to the later one.
+    Keys that two tilings of the same heads both meet are left to the later tiling.
     """
-    found: list[Group] = []
+    laid_out: list[Group] = []
     for at, tiling in enumerate(tilings):
-        later = [other for other in tilings[at + 1 :] if other.heads == tiling.heads]
-        merge = any(other.heads == tiling.heads for other in tilings[:at])
+        later = [candidate for candidate in tilings[at + 1 :] if candidate.heads == tiling.heads]
+        merge = any(candidate.heads == tiling.heads for candidate in tilings[:at])
 
         def own(i: Tensor, j: Tensor, head: int, later: Sequence[Tiling] = later) -> Tensor:
             seen = visible(i, j, head)
-            for other in later:
-                seen = seen & ~other.meets(i, j)
+            for candidate in later:
+                seen = seen & ~candidate.meets(i, j)
             return seen
 
         for residue, count in _classes(tiling.stride, keys - queries, keys):
-            found += _of_classes(tiling, residue, count, queries, keys, own, like, merge=merge)
-    return found
+            laid_out += _of_classes(tiling, residue, count, queries, keys, own, like, merge=merge)
+    return laid_out
 
 
 def _classes(stride: int, past: int, keys: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from greenformers.attention._dense import kernels
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 
 BLOCK = 128
-"""Queries that share a stretch of keys."""
+"""Number of queries that share a range of keys."""
 
 
 def reference(
@@ -44,17 +44,17 @@ class AdaptiveSpan(Attention):
     """Softmax attention within a learned distance; bidirectional, to both sides.
 
     Args:
-        shape: heads, width and length.
-        span: S, the longest span; keys this far away and farther are never seen. By default `max_len`.
-        ramp: R, over how many positions a weight goes from 1 to 0.
-        init: z of all heads at the start, in 0..1. The paper's 0 looks R - 1 positions back.
-        dynamic: z = sigmoid(v q + b) of each query (3.2), b = -4 at the start; causal computation is trimmed to S alone
-            then, as the widest span of a sequence would tell of its future.
-        penalty: c of the loss c S mean(z), which `forward_with_loss` gives.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        span: Longest span S; keys at this distance and farther are never seen. By default `max_len`.
+        ramp: Number R of positions over which m(x) falls from 1 to 0.
+        init: Initial z of all heads, in 0..1. With 0, as in the paper, a head sees R - 1 positions back.
+        dynamic: Whether each query has z = sigmoid(v q + b) (3.2), with b = -4 at the start. Causal computation is then
+            trimmed to S only, as the widest span of a sequence depends on its future.
+        penalty: Factor c of the loss c S mean(z) of `forward_with_loss`.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     rank_option = "span"
@@ -95,7 +95,7 @@ class AdaptiveSpan(Attention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Spans as `init` says; dynamic: small ones, whatever the query."""
+        """Set z to `init`; dynamic: draw v and b so that spans of all queries are small."""
         if self.dynamic:
             nn.init.normal_(self.v, std=self.shape.head_dim**-0.5)
             nn.init.constant_(self.b, -4.0)
@@ -104,7 +104,7 @@ class AdaptiveSpan(Attention):
 
     @torch.no_grad()
     def update_(self) -> None:
-        """Take z back into 0..1, where the last step led out of it."""
+        """Clamp z to 0..1 after a training step."""
         if not self.dynamic:
             self.z.clamp_(0, 1)
 
@@ -128,41 +128,41 @@ class AdaptiveSpan(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
-        out, z, kept = self._mixed(q, k, v, key_mask, query_mask)
-        if self.dynamic and kept is not None:
-            z = (z * kept[:, None]).sum() / (self.shape.heads * kept.sum().clamp(min=1))
+        out, z, kept_queries = self._mixed(q, k, v, key_mask, query_mask)
+        if self.dynamic and kept_queries is not None:
+            z = (z * kept_queries[:, None]).sum() / (self.shape.heads * kept_queries.sum().clamp(min=1))
         return out, self.penalty * self.span * z.mean()
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The mixtures, z (1, H, 1) or (B, H, N), and which queries are kept."""
+        """The outputs, z (1, H, 1) or (B, H, N), and the mask of kept queries."""
         check_fit(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         if not self.shape.causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-        kept = key_mask if query_mask is None and q.shape[2] == k.shape[2] else query_mask
+        kept_queries = key_mask if query_mask is None and q.shape[2] == k.shape[2] else query_mask
         z = self._z(q)
-        back = self._reach(z, kept) - 1
+        back = self._reach(z, kept_queries) - 1
         ahead = 0 if self.shape.causal else back
         if BLOCK + back + ahead >= k.shape[2] or q.shape[2] <= BLOCK:
             out = self._at_once(q, k, v, key_mask, z, back)
         else:
             out = self._in_blocks(q, k, v, key_mask, z, back, ahead)
-        return out, z, kept
+        return out, z, kept_queries
 
     def _z(self, q: Tensor) -> Tensor:
         if not self.dynamic:
             return exact(self.z).clamp(0, 1)[None, :, None]
-        found = torch.einsum("bhnd,hd->bhn", q, self.v.to(q.dtype)) + self.b.to(q.dtype)[:, None]
-        return torch.sigmoid(exact(found))
+        logits = torch.einsum("bhnd,hd->bhn", q, self.v.to(q.dtype)) + self.b.to(q.dtype)[:, None]
+        return torch.sigmoid(exact(logits))
 
-    def _reach(self, z: Tensor, kept: Tensor | None) -> int:
-        """One more than the farthest distance that any head sees."""
+    def _reach(self, z: Tensor, kept_queries: Tensor | None) -> int:
+        """The largest distance that any head sees, plus 1."""
         if is_traced(z) or (self.dynamic and self.shape.causal):
             return self.span
-        if self.dynamic and kept is not None:
-            z = z.detach().masked_fill(~kept[:, None], 0.0)
+        if self.dynamic and kept_queries is not None:
+            z = z.detach().masked_fill(~kept_queries[:, None], 0.0)
         return min(self.span, math.ceil(float(z.detach().amax()) * self.span + self.ramp))
 
     def _log_mask(self, distance: Tensor, z: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class AdaptiveSpan(Attention):
         seen = (m > 0) & (far < self.span)
         if self.shape.causal:
             seen = seen & (distance >= 0)
-        # The logarithm is not taken of 0, whose derivative is none.
+        # Not the logarithm of 0, whose derivative is infinite.
         return torch.where(seen, m, 1.0).log().masked_fill(~seen, -torch.inf)
 
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class AdaptiveSpan(Attention):
     def _in_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, z: Tensor, back: int, ahead: int
     ) -> Tensor:
-        """Queries in blocks, each over the stretch of keys around it."""
+        """Queries in blocks, each over the range of keys around it."""
         B, H, N, D = q.shape
         past, short = k.shape[2] - N, -N % BLOCK
         first = max(0, past - back)

@@ -21,15 +21,15 @@ from greenformers.attention._tiles import Tiling
 
 
 def formula(mechanism: "Bigbird", i: int, j: int, head: int, length: int) -> bool:
-    """Whether i sees j: blocks side by side, global ones, and the random ones that the mechanism has drawn."""
+    """Whether i sees j: neighbouring blocks, global blocks, and the random blocks that the mechanism drew."""
     b = mechanism.block
     front = b if mechanism.extra_globals is None else mechanism.extra_globals
     back = 0 if mechanism.extra_globals is not None or length <= b else (length - 1) % b + 1
-    own, other = (i - front) // b, (j - front) // b
-    if min(i, j) < front or max(i, j) >= length - back or abs(own - other) <= 1:
+    query_block, key_block = (i - front) // b, (j - front) // b
+    if min(i, j) < front or max(i, j) >= length - back or abs(query_block - key_block) <= 1:
         return True
-    table = mechanism.table(math.ceil((length - front - back) / b), torch.device("cpu"))
-    return table is not None and other in table[head, own].tolist()
+    drawn = mechanism.extra_blocks(math.ceil((length - front - back) / b), torch.device("cpu"))
+    return drawn is not None and key_block in drawn[head, query_block].tolist()
 
 
 reference = over_pairs(formula)
@@ -38,28 +38,28 @@ Padding = Literal["own", "batch"]
 
 
 class Bigbird(BlockSparse):
-    """The own block of b positions, those beside it, r random ones, and i or j is global.
+    """i sees its own block of b positions, those beside it and r random ones; and any pair with i or j global.
 
-    Global are the first and the last block (ITC), or with `extra_globals` so many first positions, which a caller
-    puts in front, blocks beginning after them (ETC). Random blocks differ for heads and layers, stay the same from
-    call to call, and are none of the others; a sequence too short for r of them has fewer.
+    The first and the last block are global (ITC), or with `extra_globals` that number of first positions, which a
+    caller puts in front and blocks begin after (ETC). Random blocks differ between heads and layers, stay the same
+    from call to call, and are none of the other blocks; a sequence too short for r of them has fewer.
 
-    Blocks are counted, and drawn for so many, from the first kept position of a text to its last: texts of each length
-    are computed by themselves. The published model counts the batch with its padding, so that a text's last global
+    Blocks are counted and drawn from the first kept position of a text to its last: texts of each length are computed
+    separately. The published model counts the batch with its padding, so that a text's last global
     block and its random ones change with its neighbours: `padding="batch"` does the same.
 
     Args:
-        shape: heads, width, length and layer.
-        block: b.
-        random: r, for each block of queries.
-        extra_globals: None for ITC, a number for ETC.
-        seed: of the random blocks, with layer and head.
-        padding: "own": a text is as long as it is; "batch": as long as the batch, padding included, which alone can be
-            traced with a mask, and on a GPU is one kernel for texts of any lengths.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width, length and layer.
+        block: Number b of positions of a block.
+        random: Number r of random blocks for each block of queries.
+        extra_globals: Number of global positions of ETC; None: ITC.
+        seed: Seed of the random blocks, with layer and head.
+        padding: Length that blocks are counted by. "own": the length of each text; "batch": that of the batch, padding
+            included, which alone can be traced with a mask, and on a GPU is one kernel for texts of any lengths.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: causal, cross-attention, or an option out of range.
+        ValueError: The attention is causal or cross-attention, or an option is out of range.
     """
 
     rank_option = "block"
@@ -95,10 +95,10 @@ class Bigbird(BlockSparse):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        """As every mechanism's.
+        """Mix the values for every query, see `Attention.forward`.
 
         Raises:
-            ValueError: what does not fit; a mask where the call is traced and texts count their own positions.
+            ValueError: The inputs do not fit each other; or the call is traced with a mask and `padding` is "own".
         """
         self.check(q, k, v, key_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
@@ -106,7 +106,7 @@ class Bigbird(BlockSparse):
         traced = torch.compiler.is_compiling() or in_transform()
         if traced and key_mask is not None and self.padding == "own":
             raise ValueError("padding must be 'batch' where bigbird is traced with a mask, got 'own'")
-        # Where operations are counted, texts are taken to be as long as they can be.
+        # Where operations are counted, texts count as long as the batch.
         if key_mask is None or text is None or self.padding == "batch" or is_traced(q):
             return self.from_the_front(q, k, v, key_mask)
         texts: dict[tuple[int, int], list[int]] = {}  # the rows of each first position and length
@@ -135,14 +135,14 @@ class Bigbird(BlockSparse):
     ) -> Tensor:
         front, back = self.ends(length)
         tiles = -(-(length - front - back) // self.block)
-        own, other = (i - front) // self.block, (j - front) // self.block
-        seen = ((own - other).abs() <= 1) | is_global[i] | is_global[j]
-        table = self._prepared.get((tiles, i.device)) if tiles > 0 else None
-        if table is None and (tiles < 1 or (table := self.table(tiles, i.device)) is None):
+        query_block, key_block = (i - front) // self.block, (j - front) // self.block
+        seen = ((query_block - key_block).abs() <= 1) | is_global[i] | is_global[j]
+        drawn = self._prepared.get((tiles, i.device)) if tiles > 0 else None
+        if drawn is None and (tiles < 1 or (drawn := self.extra_blocks(tiles, i.device)) is None):
             return seen
-        inside = own.clamp(0, tiles - 1)  # what is outside is global
-        for slot in range(table.shape[2]):  # one by one: in a compiled mask, torch computes `any` wrongly
-            seen = seen | (table[head, inside, slot] == other)
+        inside = query_block.clamp(0, tiles - 1)  # positions outside are global
+        for slot in range(drawn.shape[2]):  # one by one: in a compiled mask, torch computes `any` wrongly
+            seen = seen | (drawn[head, inside, slot] == key_block)
         return seen
 
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
@@ -150,29 +150,29 @@ class Bigbird(BlockSparse):
 
     def prepare(self, keys: int, device: torch.device) -> None:  # noqa: D102
         tiles = -(-keys // self.block)
-        self._prepared[tiles, device] = self.table(tiles, device)
+        self._prepared[tiles, device] = self.extra_blocks(tiles, device)
 
-    def table(self, tiles: int, device: torch.device) -> Tensor | None:
-        """Random blocks (H, T, r) of T blocks that are not global: of those outside the window, each at most once."""
-        # The last one of ETC may be short, and is no random block.
+    def extra_blocks(self, tiles: int, device: torch.device) -> Tensor | None:
+        """Random blocks (H, T, r) for T blocks that are not global: outside the window, each at most once."""
+        # The last block of ETC may be short, and is never drawn.
         whole = tiles if self.extra_globals is None else tiles - 1
         count = min(self.random, whole - 3)
         if count < 1:
             return None
         tile = torch.arange(tiles, device=device)
         low, high = (tile - 1).clamp(min=0), (tile + 1).clamp(max=whole - 1)
-        left = whole - (high - low + 1).clamp(min=0)[None]  # outside the window, counted without it
+        left = whole - (high - low + 1).clamp(min=0)[None]  # number of blocks outside the window
         chosen: list[Tensor] = []
         for slot in range(count):
             block = self._drawn(slot, tiles, device) % (left - slot)
             for taken in torch.stack(chosen, 2).sort(2).values.unbind(2) if chosen else ():
                 block = block + (block >= taken)
             chosen.append(block)
-        table = torch.stack(chosen, 2)
-        return table + (whole - left[..., None]) * (table >= low[:, None])
+        drawn = torch.stack(chosen, 2)
+        return drawn + (whole - left[..., None]) * (drawn >= low[:, None])
 
     def _drawn(self, slot: int, tiles: int, device: torch.device) -> Tensor:
-        """Numbers below 2^32 (H, T), from seed, layer, slot, head and tile alone: nothing is to be kept or saved."""
+        """Numbers below 2^32 (H, T), from seed, layer, slot, head and tile alone, so that no state is stored."""
         head = torch.arange(self.shape.heads, device=device)[:, None]
         mixed = torch.zeros((), dtype=torch.long, device=device)
         for part in (self.seed, self.shape.layer, slot, head, torch.arange(tiles, device=device)):

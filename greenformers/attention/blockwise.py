@@ -1,6 +1,6 @@
-"""Blockwise attention, BlockBERT. Qiu 2019, arXiv:1911.02972, 3; survey (16): each head sees one block a block.
+"""Blockwise attention, BlockBERT. Qiu 2019, arXiv:1911.02972, 3; survey (16): in each head a block sees one block.
 
-Time O(N^2 D / n_b), memory O(N D). Bidirectional only. The fast form is dense attention block by block; of texts of
+Time O(N^2 D / n_b), memory O(N D). Bidirectional only. The fast form is dense attention block by block; for texts of
 several lengths, whose blocks begin at different positions, the blocks are gathered first.
 """
 
@@ -22,9 +22,9 @@ from greenformers.attention._tiled_op import Columns
 def formula(mechanism: "Blockwise", i: int, j: int, head: int, length: int) -> bool:
     """Whether i sees j. Survey (16), where positions, blocks and permutations count from 1."""
     n = mechanism.blocks
-    block, other = (math.floor((at + 1 - 1) * n / length + 1) for at in (i, j))
-    permutation = [(each + head) % n + 1 for each in range(n)]
-    return permutation[block - 1] == other
+    block, key_block = (math.floor((at + 1 - 1) * n / length + 1) for at in (i, j))
+    permutation = [(b + head) % n + 1 for b in range(n)]
+    return permutation[block - 1] == key_block
 
 
 reference = over_pairs(formula)
@@ -33,15 +33,15 @@ reference = over_pairs(formula)
 class Blockwise(BlockSparse):
     """Block b of n_b sees block (b + h) mod n_b in head h, where position i is in block floor(i n_b / N).
 
-    Both i and N are of the text, from its first kept position to the last.
+    Both i and N count within the text, from its first kept position to its last.
 
     Args:
-        shape: heads, width and length.
-        blocks: n_b.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        blocks: Number n_b of blocks.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: causal, cross-attention, or an option out of range.
+        ValueError: The attention is causal or cross-attention, or an option is out of range.
     """
 
     def __init__(self, shape: Shape, *, blocks: int = 2, dropout: float = 0.0) -> None:
@@ -73,7 +73,7 @@ class Blockwise(BlockSparse):
         return self._of_texts(q, k, v, key_mask, text)
 
     def _of_texts(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, text: Tensor) -> Tensor:
-        """Each text has blocks of its own: all are gathered into as many places as the longest can have."""
+        """Attention of texts with blocks of their own, gathered into blocks as long as the longest can be."""
         (batch, heads, keys, _), n = q.shape, self.blocks
         first, length, places = first_of(text)[:, None], length_of(text)[:, None], -(-keys // n)
         cuts = -(torch.arange(0, -n - 1, -1, device=q.device) * length // n)  # ceil(block N / n), (B, n + 1)
@@ -86,19 +86,19 @@ class Blockwise(BlockSparse):
             """(B, H, M, D) to the blocks (B n, H, L, D)."""
             return taken(x, at.flatten(1)).unflatten(2, (n, places)).transpose(1, 2).flatten(0, 1)
 
-        turns, found = min(n, heads), []
+        turns, outputs = min(n, heads), []
         for turn in range(turns):
             seen = at.roll(-turn, 1)
             mask = (taken(key_mask, seen.flatten(1)).view_as(seen) & inside.roll(-turn, 1)).flatten(0, 1)
-            some = blocks(q[:, turn::n], at), blocks(k[:, turn::n], seen), blocks(v[:, turn::n], seen)
-            found.append(dense_attention(*some, mask, dropout=self.drop()).unflatten(0, (batch, n)))
-        out = self._in_order(torch.cat(found, 2), 2).transpose(1, 2).flatten(2, 3)  # (B, H, n L, D)
+            inputs = blocks(q[:, turn::n], at), blocks(k[:, turn::n], seen), blocks(v[:, turn::n], seen)
+            outputs.append(dense_attention(*inputs, mask, dropout=self.drop()).unflatten(0, (batch, n)))
+        out = self._in_order(torch.cat(outputs, 2), 2).transpose(1, 2).flatten(2, 3)  # (B, H, n L, D)
         i = (torch.arange(keys, device=q.device) - first).clamp(min=0)
         block = (i * n // length).clamp(max=n - 1)
         return taken(out, (block * places + i - cuts.gather(1, block)).clamp(max=n * places - 1))
 
     def _in_order(self, x: Tensor, dim: int) -> Tensor:
-        """Heads as they were, of those that take turn 0, those that take turn 1, and so on."""
+        """Heads in their original order, from the order of turns: those of turn 0 first, then those of turn 1, ..."""
         heads, n = self.shape.heads, self.blocks
         if heads <= n:
             return x
@@ -116,21 +116,21 @@ class Blockwise(BlockSparse):
         offset: int = 0,
         length: int | None = None,
     ) -> Tensor:
-        # Whole blocks of any length, and few: dense attention of each.
+        # Blocks are few and of any length: dense attention of each.
         n = self.blocks
         cuts = [-(-block * k.shape[2] // n) for block in range(n + 1)]
         parts = [slice(*pair) for pair in pairwise(cuts)]
         turns = min(n, q.shape[1])
         heads = []
         for turn in range(turns):
-            found = []
+            outputs = []
             for block, part in enumerate(parts):
                 seen = parts[(block + turn) % n]
                 rows, keys, values = q[:, turn::n, part], k[:, turn::n, seen], v[:, turn::n, seen]
                 mask = None if key_mask is None else key_mask[:, seen]
                 empty = seen.start == seen.stop  # more blocks than positions
-                found.append(
+                outputs.append(
                     torch.zeros_like(rows) if empty else dense_attention(rows, keys, values, mask, dropout=self.drop())
                 )
-            heads.append(torch.cat(found, 2))
+            heads.append(torch.cat(outputs, 2))
         return self._in_order(torch.cat(heads, 1), 1)

@@ -13,7 +13,7 @@ from greenformers.attention._tiles import Tiling, band
 
 
 def formula(mechanism: "Cascade", i: int, j: int, head: int, length: int) -> bool:
-    """Whether i sees j, the future apart: abs(i - j) < b m^l."""
+    """Whether i sees j, before the causal mask: abs(i - j) < b m^l."""
     return abs(i - j) < mechanism.base * mechanism.cardinal**mechanism.shape.layer
 
 
@@ -24,13 +24,13 @@ class Cascade(BlockSparse):
     """A window of 2 b m^l - 1 positions in layer l.
 
     Args:
-        shape: heads, width, length and layer.
-        base: b, the base window size.
-        cardinal: m, the factor from layer to layer.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width, length and layer.
+        base: Base window size b.
+        cardinal: Factor m of the window from layer to layer.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     rank_option = "base"
@@ -44,7 +44,7 @@ class Cascade(BlockSparse):
 
     @property
     def window(self) -> int:
-        """Neighbours on either side."""
+        """Number of neighbours seen on either side."""
         return min(self.base * self.cardinal**self.shape.layer, self.shape.max_len) - 1
 
     def visible(  # noqa: D102

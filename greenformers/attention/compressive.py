@@ -1,9 +1,9 @@
-"""Compressive Transformer. Rae 2019, arXiv:1911.05507: as Transformer-XL; what leaves the memory is kept, but shorter.
+"""Compressive Transformer. Rae 2019, arXiv:1911.05507: as Transformer-XL; what leaves the segment memory is compressed.
 
-The c oldest positions become one of a compressed memory in front of the other: their mean, their maximum, a
-convolution of width and stride c, or one in c, those attended most (section 3.2). The convolution learns to leave
-attention as it was (algorithm 2): |a(h, old) - a(h, compressed)|^2, a without positions, nothing else taking part.
-Time O(N M (D + d)), memory O(N M), with M = N + memory + compressed memory.
+The c oldest positions become one position of a compressed memory in front of the segment memory: their mean, their
+maximum, a convolution of width and stride c, or the 1 in c attended most (section 3.2). The convolution learns to keep
+attention as it was (algorithm 2): |a(h, old) - a(h, compressed)|^2, a without positions, as the only loss it gets.
+Time O(N M (D + d)), memory O(N M), with M = N + segment memory + compressed memory.
 """
 
 from typing import Literal, get_args
@@ -24,15 +24,15 @@ class Compressive(Relative):
     """Relative attention with a compressed memory.
 
     Args:
-        shape: heads, width and length.
-        ratio: c.
-        compressed: positions of the compressed memory, each for c older ones.
-        function: what compresses.
-        weight: of the loss of a convolution.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        ratio: Compression rate c.
+        compressed: Number of positions of the compressed memory, each for c older positions.
+        function: The compression: "convolution", "mean", "max" or "most_used".
+        weight: Weight of the loss of the convolution.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     compresses = True
@@ -59,7 +59,7 @@ class Compressive(Relative):
         super().__init__(shape, dropout=dropout)
 
     def reset_parameters(self) -> None:
-        """Draw those of the positions; the convolution begins near the mean."""
+        """Draw the parameters of positions; the convolution starts near the mean."""
         super().reset_parameters()
         if self.function == "convolution":
             width = self.shape.heads * self.shape.head_dim
@@ -88,7 +88,7 @@ class Compressive(Relative):
             return new.detach(), new_mask, None
         with torch.no_grad():
             (q,), (k, v) = project(x, ["q"]), project(old, ["k", "v"])
-        # The gradient is the convolution's alone: everything else is as if it were a constant.
+        # Only the convolution gets a gradient: everything else is held constant.
         new_k, new_v = project(new, ["k", "v"])
         loss = self.reconstruction(q, (k, v, mask), (new_k, new_v, new_mask), query_mask)
         return new.detach(), new_mask, loss
@@ -99,15 +99,15 @@ class Compressive(Relative):
         mask: Bool[Tensor, "B n"] | None,
         usage: Float[Tensor, "B n"] | None,
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None]:
-        """N = m c positions as m, and which of these stand for any that are kept.
+        """Compress n = m c positions to m; the mask says which of these stand for any kept position.
 
         Args:
-            old: inputs of the layer.
+            old: Inputs (B, n, d) of the layer.
             mask: True = keep.
-            usage: of each position, how much it was attended; for "most_used".
+            usage: Sum of the weights each position was attended with (B, n), for "most_used".
 
         Raises:
-            ValueError: n is no multiple of c, or there is no usage.
+            ValueError: The number n is no multiple of c, or "most_used" gets no usage.
         """
         if old.shape[1] % self.ratio:
             raise ValueError(f"a multiple of ratio {self.ratio} positions can be compressed, got {old.shape[1]}")
@@ -116,22 +116,22 @@ class Compressive(Relative):
                 raise ValueError("most_used compresses by usage, got none")
             return _most_used(old, mask, usage, old.shape[1] // self.ratio)
         blocks = old.unflatten(1, (-1, self.ratio))  # (B, m, c, d)
-        kept = None if mask is None else mask.unflatten(1, (-1, self.ratio))
+        keep = None if mask is None else mask.unflatten(1, (-1, self.ratio))
         if self.function == "max":
-            if kept is not None:
-                blocks = blocks.masked_fill(~kept[..., None], torch.finfo(old.dtype).min)
-            found = blocks.amax(2)
-            if kept is not None:
-                found = found.masked_fill(~kept.any(2)[..., None], 0.0)
+            if keep is not None:
+                blocks = blocks.masked_fill(~keep[..., None], torch.finfo(old.dtype).min)
+            shortened = blocks.amax(2)
+            if keep is not None:
+                shortened = shortened.masked_fill(~keep.any(2)[..., None], 0.0)
         else:
-            if kept is not None:
-                blocks = blocks.masked_fill(~kept[..., None], 0.0)
+            if keep is not None:
+                blocks = blocks.masked_fill(~keep[..., None], 0.0)
             if self.function == "mean":
-                count = self.ratio if kept is None else kept.sum(2)[..., None].clamp(min=1)
-                found = blocks.sum(2) / count
+                count = self.ratio if keep is None else keep.sum(2)[..., None].clamp(min=1)
+                shortened = blocks.sum(2) / count
             else:
-                found = torch.einsum("bmcd,edc->bme", blocks, self.kernel.to(old.dtype))
-        return found, None if kept is None else kept.any(2)
+                shortened = torch.einsum("bmcd,edc->bme", blocks, self.kernel.to(old.dtype))
+        return shortened, None if keep is None else keep.any(2)
 
     def usage(
         self,
@@ -140,7 +140,7 @@ class Compressive(Relative):
         mask: Bool[Tensor, "B n"] | None,
         query_mask: Bool[Tensor, "B N"] | None,
     ) -> Float[Tensor, "B n"]:
-        """How much all kept queries of all heads attend each key, by content alone."""
+        """Sum of the weights of each key over all kept queries and heads, by content alone."""
         scores = q @ k.mT * q.shape[3] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
@@ -154,26 +154,26 @@ class Compressive(Relative):
         new: tuple[Float[Tensor, "B H m D"], Float[Tensor, "B H m D"], Bool[Tensor, "B m"] | None],
         query_mask: Bool[Tensor, "B N"] | None,
     ) -> Float[Tensor, ""]:
-        """How far attention to the compressed keys and values is from attention to the old ones, weighted."""
+        """The weighted loss: mean squared error of attention to compressed keys and values against the old ones."""
         before, after = (_attended(q, *side) for side in (old, new))
         if query_mask is None:
             return self.weight * F.mse_loss(after, before.detach())
-        far = (after - before.detach()).square().mean((1, 3))  # (B, N)
-        return self.weight * (far * query_mask).sum() / query_mask.sum().clamp(min=1)
+        error = (after - before.detach()).square().mean((1, 3))  # (B, N)
+        return self.weight * (error * query_mask).sum() / query_mask.sum().clamp(min=1)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v)
-    # Where nothing is kept any mixture will do, the same before and after.
+    # Without kept keys any mixture will do, if it is the same before and after.
     seen = mask | ~mask.any(1, keepdim=True)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
 
 
 def _most_used(old: Tensor, mask: Tensor | None, usage: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
-    """So many positions, in their order."""
+    """The `count` positions with the largest usage, in their order, and their mask."""
     if mask is not None:
         usage = usage.masked_fill(~mask, -1.0)
     places = usage.topk(count, dim=1).indices.sort(1).values
-    found = old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
-    return found, None if mask is None else mask.gather(1, places)
+    chosen = old.gather(1, places[..., None].expand(-1, -1, old.shape[2]))
+    return chosen, None if mask is None else mask.gather(1, places)

@@ -1,7 +1,7 @@
-"""DACS. Li 2020, arXiv:2011.13834, eq. 5-8: attention that reads its keys in order and stops when it has had enough.
+"""DACS. Li 2020, arXiv:2011.13834, eq. 5-8: attention that reads keys in order and stops when its weights sum to 1.
 
 a_ij = sigmoid(s q_i k_j), s = 1 / sqrt(D); n_i is the first n with a_i1 + ... + a_in >= 1, or the last key;
-out_i = a_i1 v_1 + ... + a_in v_n. What comes after n_i is not needed: a decoder can start before its input ends.
+out_i = a_i1 v_1 + ... + a_in v_n. Keys after n_i are not needed: a decoder can start before its input ends.
 The fast form finds all n_i at once, by sums over all keys and a running minimum of the limits.
 Time O(N M D), memory O(N M).
 """
@@ -27,7 +27,7 @@ def reference(
     key_mask: Bool[Tensor, "B M"] | None = None,
     query_mask: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """a_i1 v_1 + ... + a_in v_n of one query after the other, each reading no farther than its limit n."""
+    """a_i1 v_1 + ... + a_in v_n query by query, each reading keys up to its limit n."""
     N, M, L = q.shape[2], k.shape[2], mechanism.look_ahead
     if query_mask is None and N == M and not mechanism.shape.cross:
         query_mask = key_mask
@@ -40,21 +40,21 @@ def reference(
             enough = int((a[b, h, i].cumsum(0) < 1).sum()) + 1
             stop = min(enough, limit)
             rows.append(a[b, h, i, :stop] @ v[b, h, :stop])
-            last = stop if query_mask is None or query_mask[b, i] else limit  # a masked one stops nowhere
+            last = stop if query_mask is None or query_mask[b, i] else limit  # a masked query has no stop of its own
     return torch.stack(rows).view(q.shape)
 
 
 class Dacs(Attention):
-    """Weights that are not normalised: their sum is between 0 and 2. For cross-attention of a decoder; causal too.
+    """Weights that are not normalised: their sum is between 0 and 2. For the cross-attention of a decoder, or causal.
 
     Args:
-        shape: heads, width and length.
-        look_ahead: a query stops at most so many keys after where the query before it stopped (the first kept one: so
-            many keys from the first kept key on); None: there is no such limit.
-        dropout: probability of dropping a weight in training.
+        shape: Heads, width and length.
+        look_ahead: Largest number of keys a query reads beyond the key where the query before it stopped, or, for the
+            first kept query, from the first kept key on; None: no limit.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
     queries_apart = True
@@ -87,15 +87,15 @@ class Dacs(Attention):
             a = a.masked_fill(~key_mask[:, None, None], 0.0)
         if self.shape.causal:
             a = a.tril(M - N)
-        # What the keys before have had: the key with which the sum reaches 1 is read too.
+        # Sum over the keys before: the key with which the sum reaches 1 is read too.
         before = a.detach().cumsum(-1).roll(1, -1)
         before[..., 0] = 0
         read = before < 1
         if self.look_ahead is not None:
-            kept = query_mask
-            if kept is None and N == M and not self.shape.cross:
-                kept = key_mask
-            read = read & self._within(read, kept, *self._firsts(N, M, key_mask, query_mask))
+            kept_queries = query_mask
+            if kept_queries is None and N == M and not self.shape.cross:
+                kept_queries = key_mask
+            read = read & self._within(read, kept_queries, *self._firsts(N, M, key_mask, query_mask))
         weights = (a * read).to(q.dtype)
         weights = F.dropout(weights, self.dropout, self.training)
         return weights @ v
@@ -112,13 +112,13 @@ class Dacs(Attention):
         return key, None if key is None else (key - (M - N)).clamp(min=0)
 
     def _within(
-        self, read: Tensor, kept: Tensor | None, first_key: Tensor | None, first_query: Tensor | None
+        self, read: Tensor, kept_queries: Tensor | None, first_key: Tensor | None, first_query: Tensor | None
     ) -> Tensor:
-        """Which keys the limit allows, (B, H, N, M): n_i <= min of n_h + (i - h) L over h <= i, all of the text."""
+        """The keys within the limit (B, H, N, M): n_i <= min of n_h + (i - h) L over the queries h <= i of the text."""
         assert self.look_ahead is not None
         stop = read.sum(-1)  # (B, H, N)
-        if kept is not None:  # a masked query stops nowhere by itself
-            stop = stop.masked_fill(~kept[:, None], read.shape[3])
+        if kept_queries is not None:  # a masked query has no stop of its own
+            stop = stop.masked_fill(~kept_queries[:, None], read.shape[3])
         i, j = (torch.arange(n, device=read.device) for n in read.shape[2:])
         i = i if first_query is None else i - first_query[:, None, None]  # (B, 1, N)
         steps = self.look_ahead * i + (0 if first_key is None else first_key[:, None, None])

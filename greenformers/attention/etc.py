@@ -1,6 +1,6 @@
 """ETC. Ainslie 2020, arXiv:2004.08483, 3.1-3.3: a global input beside a long one, with labels of relative position.
 
-Four pieces: global to global, global to long and long to global see all, long to long a window of radius r. Time
+Four parts: global to global, global to long and long to global see all, long to long sees a window of radius r. Time
 O(N (r + g) D), memory O(N D) and O(g N). Bidirectional only.
 The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
 """
@@ -31,35 +31,35 @@ def reference(
     key_mask: Bool[Tensor, "B N"] | None = None,
     visible: Visible | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(q_i (k_j + a_ij) / sqrt(D)) v, a_ij the label of the two, over the pairs for which the formula holds."""
+    """softmax(q_i (k_j + a_ij) / sqrt(D)) v, a_ij the label of the pair, over the pairs for which the formula holds."""
     N, scores = q.shape[2], dot_products(q, k)
     seen = pairs_or(visible, formula, mechanism, N, N) & seen_keys(mechanism, q, k, key_mask)
     if mechanism.clip is not None:
         at, c = torch.arange(N), mechanism.clip
         label = (at - at[:, None]).clamp(-c, c) + c
-        wide, other = (at < mechanism.globals)[:, None, None], (at < mechanism.globals)[:, None]
-        between = torch.where(wide, mechanism.between[:, None, None, 1], mechanism.between[:, None, None, 0])
-        a = torch.where(wide, mechanism.wide[:, label], mechanism.long[:, label])
-        a = torch.where(wide == other, a, between)  # (H, N, N, D)
+        wide_query, wide_key = (at < mechanism.globals)[:, None, None], (at < mechanism.globals)[:, None]
+        between = torch.where(wide_query, mechanism.between[:, None, None, 1], mechanism.between[:, None, None, 0])
+        a = torch.where(wide_query, mechanism.wide[:, label], mechanism.long[:, label])
+        a = torch.where(wide_query == wide_key, a, between)  # (H, N, N, D)
         scores = scores + torch.einsum("bhid,hijd->bhij", q, a) / math.sqrt(q.shape[3])
     return weighted_mean(scores.exp(), v, seen)
 
 
 class Etc(BlockSparse):
-    """abs(i - j) <= r, or i or j is global: the first g positions of a text, which are the global input.
+    """i sees j if abs(i - j) <= r, or i or j is global: the first g positions of a text are the global input.
 
     Key j counts as k_j + a for query i, where the vector a is one of 2c + 1 for the distance j - i within the long
     input, clipped to c, one of as many others within the global input, or one of two between them.
 
     Args:
-        shape: heads, width and length.
-        globals: g; by default 16, or `max_len` where that is shorter.
-        radius: r.
-        clip: c; None for no labels.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        globals: Number g of global positions; by default 16, or `max_len` where that is shorter.
+        radius: Radius r of the window.
+        clip: Largest distance c with a label of its own; None: no labels.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: causal, cross-attention, or an option out of range.
+        ValueError: The attention is causal or cross-attention, or an option is out of range.
     """
 
     rank_option = "radius"
@@ -86,12 +86,12 @@ class Etc(BlockSparse):
         if clip is not None:
             size = (shape.heads, 2 * clip + 1, shape.head_dim)
             self.long, self.wide = nn.Parameter(torch.empty(size)), nn.Parameter(torch.empty(size))
-            # Of a key of the other input, as the long and as the global input see it.
+            # Labels of keys of the other input, for queries of the long and of the global input.
             self.between = nn.Parameter(torch.empty(shape.heads, 2, shape.head_dim))
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Labels: normal, of deviation 0.02."""
+        """Draw labels from N(0, 0.02^2)."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
 

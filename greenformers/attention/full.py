@@ -32,10 +32,11 @@ class Full(Attention):
     """Dense softmax attention through torch's scaled_dot_product_attention.
 
     Args:
-        shape: heads, width and length.
-        dropout: probability of dropping an attention weight in training. On the CPU torch then builds
+        shape: Heads, width and length.
+        dropout: Probability of dropping an attention weight in training. On the CPU torch then builds
             the whole N x M matrix.
-        shared_qk: keys are the queries, with no projection of their own. Kitaev 2020, arXiv:2001.04451, section 2.
+        shared_qk: Whether keys are the queries, with no projection of their own. Kitaev 2020, arXiv:2001.04451, section
+            2.
 
     Raises:
         ValueError: `dropout` is not in [0, 1), or queries and keys are shared across two sequences.
@@ -70,15 +71,15 @@ class Full(Attention):
     ) -> Float[Tensor, "B H N D"]:
         check_fit(q, k, v, key_mask, self.shape)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
-        if self.shares_qk and q.shape == k.shape:  # with a cache of earlier ones there are more keys than queries
+        if self.shares_qk and q.shape == k.shape:  # with a cache there are more keys than queries
             k = q
         dropout = self.dropout if self.training else 0.0
         causal, visible, bias = self.shape.causal and pairs is None, None, None
         if pairs is not None:
             (batch, heads, queries, _), keys = q.shape, k.shape[2]
-            if tuple(pairs.shape) not in [(batch, some, queries, keys) for some in (1, heads)]:
-                wanted = f"({batch}, 1 or {heads}, {queries}, {keys})"
-                raise ValueError(f"pairs must be {wanted}, got {tuple(pairs.shape)}")
+            if tuple(pairs.shape) not in [(batch, rows, queries, keys) for rows in (1, heads)]:
+                expected = f"({batch}, 1 or {heads}, {queries}, {keys})"
+                raise ValueError(f"pairs must be {expected}, got {tuple(pairs.shape)}")
             visible = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min / 2
             bias = None if pairs.dtype == torch.bool else pairs.to(q.dtype).masked_fill(~visible, 0.0)
         if relative is not None:

@@ -15,7 +15,7 @@ from greenformers.attention._feature_map import Exponential, FeatureMap
 from greenformers.attention._kernelized import Kernelized
 from greenformers.attention._reference import seen_keys, weighted_mean
 
-Map = Literal["elu", "exp"]
+FeatureMapName = Literal["elu", "exp"]
 
 
 def reference(
@@ -37,18 +37,18 @@ class LinearTransformer(Kernelized):
     """Attention with weights phi(q) phi(k) over their sum.
 
     Args:
-        shape: heads, width and length.
-        feature_map: phi; "elu": elu(x) + 1, or "exp".
-        chunk: positions taken at a time; the output does not depend on it. By default as many as fit a cache.
+        shape: Heads, width and length.
+        feature_map: Feature map phi: "elu" is elu(x) + 1, "exp" is exp(x).
+        chunk: Number of positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
-    def __init__(self, shape: Shape, *, feature_map: Map = "elu", chunk: int | None = None) -> None:
+    def __init__(self, shape: Shape, *, feature_map: FeatureMapName = "elu", chunk: int | None = None) -> None:
         super().__init__(shape, chunk=chunk)
-        if feature_map not in get_args(Map):
-            raise ValueError(f"feature_map must be one of {', '.join(get_args(Map))}; got {feature_map!r}")
+        if feature_map not in get_args(FeatureMapName):
+            raise ValueError(f"feature_map must be one of {', '.join(get_args(FeatureMapName))}; got {feature_map!r}")
         self.feature_map = feature_map
 
     @property
@@ -58,7 +58,7 @@ class LinearTransformer(Kernelized):
 
 
 class Elu:
-    """phi(x) = elu(x) + 1 = exp(min(x, 0)) + max(x, 0), in the form that loses no digits where x is far below 0."""
+    """phi(x) = elu(x) + 1 = exp(min(x, 0)) + max(x, 0), in a form that loses no precision where x is far below 0."""
 
     has_shifts = False
 
@@ -67,7 +67,7 @@ class Elu:
 
     def queries(self, x: Tensor) -> Tensor:  # noqa: D102
         e = x.clamp(max=0).exp_()
-        # Autograd keeps e; without it, one new tensor less is a good part of the time.
+        # Autograd saves e; without it, allocating one tensor fewer saves a good part of the time.
         return e + x.relu() if torch.is_grad_enabled() else e.add_(x.relu())
 
     def keys(self, x: Tensor) -> tuple[Tensor, None]:  # noqa: D102

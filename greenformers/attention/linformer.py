@@ -31,7 +31,7 @@ def reference(
     v: Float[Tensor, "B H M D"],
     key_mask: Bool[Tensor, "B M"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(q (E k)^T / sqrt(D)) F v of each head, a projected key being of the kept positions alone."""
+    """softmax(q (E k)^T / sqrt(D)) F v of each head, where keys and values are projected from kept positions alone."""
     keep = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
     heads = []
     for head, rows in enumerate(mechanism.k_per_head):
@@ -44,7 +44,7 @@ def reference(
 def _projected(
     mechanism: "Linformer", x: Float[Tensor, "B M D"], keep: Bool[Tensor, "B M"], name: str, head: int, rows: int
 ) -> tuple[Float[Tensor, "B k D"], Bool[Tensor, "B k"]]:
-    """E x or F x of a head, and which of its rows are of any position; or each row the mean of a window, and so on."""
+    """E x or F x of a head, or its mean, maximum or convolution over windows; and which rows have a kept position."""
     if mechanism.projection in ("linear", "convolution"):
         matrices = getattr(mechanism, "E" if mechanism.sharing in ("key_value", "layerwise") else name)
         matrix = matrices[head if mechanism.sharing == "none" else 0]
@@ -65,17 +65,17 @@ class Linformer(Attention):
     """Attention over k projected keys and values instead of M.
 
     Args:
-        shape: heads, width and the length M that E and F are made for.
-        k: projected length; a number, one per layer, or one per layer and head (section 4: higher layers
+        shape: Heads, width and the length M that E and F are made for.
+        k: Projected length k: one number, one per layer, or one per layer and head (section 4: higher layers
             need less). At most `max_len`. By default 128, or `max_len` where that is shorter.
-        sharing: who shares E and F (section 4). "none": each head has its own E and F. "headwise": one E and
+        sharing: How E and F are shared (section 4). "none": each head has its own E and F. "headwise": one E and
             one F a layer. "key_value": one E = F a layer. "layerwise": one E = F for the whole network.
         projection: "linear" (the paper's E and F), or one step per window of ceil(max_len / k) positions:
             "mean", "max", or "convolution" (depthwise, kernel = stride = the window).
-        dropout: probability of dropping an attention weight in training.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: causal, or an option out of range.
+        ValueError: The attention is causal, or an option is out of range.
     """
 
     queries_apart = True
@@ -115,7 +115,7 @@ class Linformer(Attention):
         self._make_parameters(rows)
 
     def weights(self, *given: Any, **further: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """See `Attention.weights`; a maximum is no sum of values, and a convolution has other weights a channel."""
+        """See `Attention.weights`; raises for "max", no sum of values, and "convolution", whose channels differ."""
         if self.projection in ("max", "convolution"):
             raise ValueError(f"output_attentions must be False with projection {self.projection!r}: it has no weights")
         return super().weights(*given, **further)
@@ -136,14 +136,14 @@ class Linformer(Attention):
 
     @property
     def window(self) -> int:
-        """Positions behind one projected key of the mean, max and convolution projections."""
+        """Number of positions of a window of the mean, max and convolution projections."""
         return -(-self.shape.max_len // self.k)
 
     def reset_parameters(self) -> None:
-        """Linear: means over windows, as the mean projection; convolution: near the mean.
+        """Set E and F to means over windows, as the mean projection; convolutions near the mean.
 
-        The paper gives no initial E and F. Random ones hide from a query which key stood where, and a network that
-        needs to know has to find it out first: masked language modelling of bytes, 64 positions, k = 32, is at 1.86
+        The paper gives no initial E and F. Random ones hide the positions of keys from a query, and a network that
+        needs positions has to learn them first: masked language modelling of bytes, 64 positions, k = 32, is at 1.86
         nats after 2,500 steps from these windows and at 2.86, the frequencies of bytes, from N(0, 1 / max_len).
         """
         for parameter in self.parameters(recurse=False):
@@ -156,19 +156,19 @@ class Linformer(Attention):
         """Layerwise sharing: use the E of layer 0.
 
         Raises:
-            ValueError: layer 0 has none of that shape.
+            ValueError: Layer 0 has no E of that shape.
         """
         if self.sharing == "layerwise" and isinstance(getattr(self, "E", None), nn.Parameter):
             E = cast(nn.Parameter | None, getattr(first, "E", None))
             if E is None or E.shape != self.E.shape:
-                found = "none" if E is None else tuple(E.shape)
-                raise ValueError(f"layerwise sharing needs an E {tuple(self.E.shape)} in layer 0, got {found}")
+                size = "none" if E is None else tuple(E.shape)
+                raise ValueError(f"layerwise sharing needs an E {tuple(self.E.shape)} in layer 0, got {size}")
             self.E = E
             self.shared_parameters = ("E",)
 
     @property
     def can_reduce(self) -> bool:
-        """True where one matrix serves all heads and channels, and no window is hidden by padding."""
+        """Whether one matrix serves all heads and channels, and no window is hidden by padding."""
         return self.projection == "linear" and self.sharing != "none"
 
     def reduce(  # noqa: D102
@@ -186,7 +186,7 @@ class Linformer(Attention):
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
         if (shift := left_padding(key_mask)) is not None:
             x = moved(x[:, None], shift)[:, 0]
-        # (k, M) (B, M, C) -> (B, k, C). A plain product of these shapes would copy x, transposed, and keep the copy.
+        # (k, M) (B, M, C) -> (B, k, C). A plain product of these shapes would copy x, transposed, and save the copy.
         return torch.bmm(self._matrix(role, x.shape[1]).expand(x.shape[0], -1, -1), x)
 
     def attend(  # noqa: D102
@@ -223,7 +223,7 @@ class Linformer(Attention):
         return matrix[:, : self.k, :length]
 
     def _used(self, q: Tensor) -> Tensor | None:
-        """(1, H, 1, k): heads with a smaller k than their neighbours do not see the last projected positions."""
+        """Mask (1, H, 1, k) that hides the last projected positions from heads with a smaller k; None: k is equal."""
         if len(set(self.k_per_head)) == 1:
             return None
         per_head = torch.tensor(self.k_per_head, device=q.device)
@@ -255,7 +255,7 @@ class Linformer(Attention):
 
 
 def _windows(rows: int, length: int) -> Tensor:
-    """(rows, length): each row the mean over a window, which together cover the length.
+    """A matrix (rows, length) of means over windows, which together cover the length.
 
     The first rows, all that a layer or head with a smaller k uses, are spread over the whole length: row j is the
     window at j with its binary digits reversed.

@@ -1,4 +1,4 @@
-"""Local blocks of the Image Transformer. Parmar 2018, arXiv:1802.05751, 3.3: own block and the one before.
+"""Local blocks of the Image Transformer. Parmar 2018, arXiv:1802.05751, 3.3: the block of i and the block before.
 
 Time O(N b D), memory O(N D).
 The fast form takes queries in tiles, each beside the keys they may see (`_block_sparse.py`).
@@ -13,7 +13,7 @@ from greenformers.attention._tiles import Tiling, blocks_of
 
 
 def formula(mechanism: "LocalBlocks", i: int, j: int, head: int, length: int) -> bool:
-    """Whether i sees j, the future apart: it is in the block of i, or in that before."""
+    """Whether i sees j, before the causal mask: j is in the block of i, or in the block before."""
     start = i - i % mechanism.block
     return start - mechanism.block <= j < start + mechanism.block
 
@@ -22,15 +22,15 @@ reference = over_pairs(formula)
 
 
 class LocalBlocks(BlockSparse):
-    """floor(j / b) = floor(i / b), or one less. Blocks are counted from the first kept position of a text.
+    """i sees j if floor(j / b) is floor(i / b), or one less. Blocks are counted from the first kept position of a text.
 
     Args:
-        shape: heads, width and length.
-        block: b.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        block: Number b of positions of a block.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     rank_option = "block"

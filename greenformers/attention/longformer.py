@@ -43,7 +43,7 @@ def reference(
     v_global: Float[Tensor, "B H N D"] | None = None,
     global_mask: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(q k^T / sqrt(D)) v over window and global keys; of a global query, its own projections over all."""
+    """softmax(q k^T / sqrt(D)) v over window and global keys; a global query has its own projections and sees all."""
     N = q.shape[2]
     keep = torch.ones(len(q), N, dtype=torch.bool) if key_mask is None else key_mask
     first = torch.arange(N).expand(len(q), -1) < mechanism.globals
@@ -55,19 +55,20 @@ def reference(
 
 
 class Longformer(BlockSparse):
-    """abs(i - j) <= w (see `sliding_window`), or i or j is global.
+    """i sees j if abs(i - j) <= w (see `sliding_window`), or i or j is global.
 
-    A global query takes `q_global` to all `k_global` and `v_global`; a global key is seen by the others as `k` and `v`.
+    A global query attends with `q_global` to all `k_global` and `v_global`; other queries see global keys as `k` and
+    `v`.
 
     Args:
-        shape: heads, width and length.
-        window: w, neighbours on either side (half of the attention window of `transformers`).
-        dilation: d, or one for each head.
-        globals: so many first positions of a text are global where no `global_mask` says which.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        window: Number w of neighbours on either side (half of the attention window of `transformers`).
+        dilation: Dilation d, or one for each head.
+        globals: Number of first positions of a text that are global where `global_mask` is not given.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: causal, cross-attention, or an option out of range.
+        ValueError: The attention is causal or cross-attention, or an option is out of range.
     """
 
     projections = ("q", "k", "v", "q_global", "k_global", "v_global")
@@ -116,19 +117,19 @@ class Longformer(BlockSparse):
         """Mix the values for every query.
 
         Args:
-            q: queries (B, H, N, D).
-            k: keys (B, H, M, D), M = N.
-            v: values (B, H, M, D).
+            q: Queries (B, H, N, D).
+            k: Keys (B, H, M, D), M = N.
+            v: Values (B, H, M, D).
             key_mask: True = keep (B, M).
             query_mask: True = keep (B, N).
-            q_global: of global queries (B, H, N, D); by default `q`.
-            k_global: keys they see (B, H, M, D); by default `k`.
-            v_global: values of these (B, H, M, D); by default `v`.
-            global_mask: True = global (B, N), in each example by itself; by default the first `globals` from the
-                first kept position on.
+            q_global: Projected global queries (B, H, N, D); by default `q`.
+            k_global: Keys for global queries (B, H, M, D); by default `k`.
+            v_global: Values for global queries (B, H, M, D); by default `v`.
+            global_mask: True = global (B, N), for each example; by default the first `globals` positions from the
+                first kept one on.
 
         Raises:
-            ValueError: what does not fit.
+            ValueError: The shapes of the inputs do not fit each other.
         """
         self.check(q, k, v, key_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
@@ -152,10 +153,10 @@ class Longformer(BlockSparse):
             at = torch.arange(q.shape[2], device=q.device) - first[:, None]
             count = min(self.globals, q.shape[2])
             return self._by_mask(q, k, v, key_mask, rows, (at >= 0) & (at < count), count)
-        wanted = (q.shape[0], q.shape[2])
-        if global_mask.shape != wanted or global_mask.dtype != torch.bool:
+        expected = (q.shape[0], q.shape[2])
+        if global_mask.shape != expected or global_mask.dtype != torch.bool:
             raise ValueError(
-                f"global_mask must be a bool tensor {wanted}, got {global_mask.dtype} {tuple(global_mask.shape)}"
+                f"global_mask must be a bool tensor {expected}, got {global_mask.dtype} {tuple(global_mask.shape)}"
             )
         return self._by_mask(q, k, v, key_mask, rows, global_mask, int(global_mask.sum(1).max()))
 
@@ -169,10 +170,10 @@ class Longformer(BlockSparse):
         global_mask: Tensor,
         count: int,
     ) -> Tensor:
-        """Other global positions in each example: gathered, as many as the example with most of them has, `count`."""
+        """Attention with global positions of each example, gathered: `count` is the largest number of them."""
         if count == 0:
             return self.local(q, k, v, key_mask)
-        # Behind an example's own come others of its positions, each once, which keep the output they have.
+        # Examples with fewer are filled up with other positions, each once, which keep their local output.
         at = global_mask.int().argsort(dim=1, descending=True, stable=True)[:, :count]
         real = global_mask.gather(1, at)
         index = at[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])

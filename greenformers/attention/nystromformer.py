@@ -27,9 +27,9 @@ def reference(
     key_mask: Bool[Tensor, "B M"] | None = None,
     query_mask: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v, of the positions and landmarks that are kept."""
+    """softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v, over kept positions and landmarks."""
     keys = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
-    if query_mask is None:  # of the queries where they are the keys' own sequence
+    if query_mask is None:  # queries and keys are one sequence
         query_mask = keys if q.shape[2] == k.shape[2] else torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
     examples = []
     for b in range(len(q)):
@@ -39,7 +39,7 @@ def reference(
         if q_short.shape[1] and k_short.shape[1]:
             F, A = dot_products(q[b], k_short).softmax(2), dot_products(q_short, k_short).softmax(2)
             B = dot_products(q_short, k[b, :, keys[b]]).softmax(2)
-            out = F @ torch.stack([_inverse(each, mechanism.iterations) for each in A]) @ B @ v[b, :, keys[b]]
+            out = F @ torch.stack([_inverse(A_h, mechanism.iterations) for A_h in A]) @ B @ v[b, :, keys[b]]
         if mechanism.convolution is not None:
             offset = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] + mechanism.convolution // 2
             inside = (offset >= 0) & (offset < mechanism.convolution) & keys[b]
@@ -74,15 +74,15 @@ class Nystromformer(Attention):
     `transformers` counts the batch with its padding, so that a text's landmarks change with its neighbours.
 
     Args:
-        shape: heads, width and length.
-        landmarks: m; by default 64, or `max_len` where that is shorter.
-        iterations: steps of the pseudoinverse (eq. 14). Six leave an error of up to 3e-2 at m = 64, twenty one of
-            1e-14.
-        convolution: width of a depthwise convolution of v over positions, which is added to the output and needs
-            N = M (section 3.3); odd. None: no convolution.
+        shape: Heads, width and length.
+        landmarks: Number m of landmarks; by default 64, or `max_len` where that is shorter.
+        iterations: Number of steps of the pseudoinverse (eq. 14). At m = 64 six steps leave an error of up to 3e-2,
+            twenty an error of 1e-14.
+        convolution: Odd width of a depthwise convolution of v over positions, which is added to the output and needs
+            N = M (section 3.3). None: no convolution.
 
     Raises:
-        ValueError: causal, a convolution for cross-attention, or an option out of range.
+        ValueError: The attention is causal, cross-attention has a convolution, or an option is out of range.
     """
 
     rank_option = "landmarks"
@@ -108,7 +108,7 @@ class Nystromformer(Attention):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The convolution: normal, with the variance that keeps that of v."""
+        """Draw the convolution, normal, so that it keeps the variance of v."""
         if self.convolution is not None:
             nn.init.normal_(self.kernel, std=self.convolution**-0.5)
 
@@ -131,7 +131,7 @@ class Nystromformer(Attention):
             query_mask, of_queries = key_mask if query_mask is None else query_mask, text
         q_short, q_kept = segment_means(q, query_mask, of_queries, self.landmarks)
         k_short, k_kept = segment_means(k, key_mask, text, self.landmarks)
-        # B V and F W are attention themselves, and never kept as matrices.
+        # B V and F W are computed by attention kernels, and their matrices are never stored.
         values = dense_attention(q_short, k, v, key_mask)
         with full_precision(q):  # the iteration multiplies rounding errors
             inverse = pseudoinverse(_kernel(q_short, k_short, q_kept, k_kept), self.iterations)
@@ -140,7 +140,7 @@ class Nystromformer(Attention):
         return out if self.convolution is None else out + self._convolved(v, key_mask)
 
     def _convolved(self, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Each head's values convolved over positions, padding counting as 0."""
+        """The values of each head convolved over positions, with padding as 0."""
         if key_mask is not None:
             v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
         weight = self.kernel[:, None, :, None].to(v.dtype)  # (H, 1, width, 1)
@@ -153,19 +153,19 @@ def segment_means(
     """Means over the kept positions of m = min(segments, N) consecutive segments, and which segments keep any.
 
     Args:
-        x: what is averaged.
+        x: Vectors to average (B, H, N, D).
         mask: True = keep.
-        text: True = kept by this mask or another: segments cut the text from its first such position to its last.
-        segments: m, or fewer where N is less.
+        text: True = in the text (B, N): segments divide the text from its first such position to its last.
+        segments: Number m of segments; N where that is less.
     """
     segments = min(segments, x.shape[2])
     if mask is None or text is None:
         return _means(x, segments), None
     batch, heads, length, dim = x.shape
     rows = _segments(text, segments) + segments * torch.arange(batch, device=x.device)[:, None]
-    kept = exact(x.masked_fill(~mask[:, None, :, None], 0.0)).transpose(1, 2).reshape(batch * length, -1)
-    sums = kept.new_zeros(batch * segments, heads * dim).index_add(0, rows.flatten(), kept)
-    count = kept.new_zeros(batch * segments).index_add(0, rows.flatten(), mask.flatten().to(kept.dtype))
+    flat = exact(x.masked_fill(~mask[:, None, :, None], 0.0)).transpose(1, 2).reshape(batch * length, -1)
+    sums = flat.new_zeros(batch * segments, heads * dim).index_add(0, rows.flatten(), flat)
+    count = flat.new_zeros(batch * segments).index_add(0, rows.flatten(), mask.flatten().to(flat.dtype))
     means = (sums / count.clamp(min=1)[:, None]).to(x.dtype)
     return means.view(batch, segments, heads, dim).transpose(1, 2), count.view(batch, segments) > 0
 
@@ -181,7 +181,7 @@ def _means(x: Tensor, m: int) -> Tensor:
 
 
 def _segments(text: Bool[Tensor, "B N"], m: int) -> Int[Tensor, "B N"]:
-    """In which of its text's segments, at most m, each position is; what is outside a text, in any."""
+    """Index of the segment of each position in its text, of at most m; arbitrary outside a text."""
     length = length_of(text)[:, None]
     i = torch.arange(text.shape[1], device=text.device) - first_of(text)[:, None]
     m_ = length.clamp(max=m)
@@ -203,7 +203,7 @@ def pseudoinverse(a: Float[Tensor, "... m n"], iterations: int) -> Float[Tensor,
 
 
 def _kernel(q: Tensor, k: Tensor, q_kept: Tensor | None, k_kept: Tensor | None) -> Tensor:
-    """A = softmax(Q~ K~^T / sqrt(D)) over landmarks, 0 in the rows and columns of those left out; at least float32."""
+    """A = softmax(Q~ K~^T / sqrt(D)) over landmarks, 0 in rows and columns of landmarks left out; at least float32."""
     q, k = (x.to(accurate(x)) for x in (q, k))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if k_kept is not None:

@@ -18,7 +18,7 @@ from greenformers.attention._kernelized import Kernelized
 from greenformers.attention._reference import seen_keys, weighted_mean
 
 RELU_LEAST = 1e-3
-"""What is added to each ReLU feature, so that no sum of weights is 0."""
+"""Constant added to each ReLU feature, so that no sum of weights is 0."""
 
 Kernel = Literal["softmax", "hyperbolic", "relu"]
 
@@ -36,7 +36,7 @@ def reference(
 
 
 def features(mechanism: "Performer", x: Float[Tensor, "... D"]) -> Float[Tensor, "... p"]:
-    """phi(x), with the rows w that were drawn; "hyperbolic": those and their negatives."""
+    """phi(x) with the rows w of the mechanism; "hyperbolic": with w and -w."""
     w, x = mechanism.rows, x / x.shape[-1] ** 0.25
     if mechanism.kernel == "relu":
         return (x @ w.mT).clamp(min=0) + RELU_LEAST
@@ -49,19 +49,20 @@ class Performer(Kernelized):
     """Attention with weights phi(q) phi(k) over their sum, which tends to softmax attention as p grows.
 
     Args:
-        shape: heads, width and length.
-        features: p; even for "hyperbolic". By default the multiple of D nearest to D log(D) (section 4.1),
-            or one more where that is odd and must not be.
-        kernel: "softmax"; "hyperbolic": p / 2 rows w and as many -w, of less variance (lemma 1); "relu":
-            phi(x) = max(w x / D^1/4, 0) + 1e-3, which is no estimate of softmax attention (4.2).
-        orthogonal: rows are orthogonal, D at a time, which makes the variance smaller (theorem 2).
-        redraw: training steps after which `update_` draws new rows (section 4.2); None: never. A small network
-            loses 0.2 nats a byte at a draw, for some 200 steps (docs/studies.md), so none should be the last step.
-        seed: of the rows, with the layer.
-        chunk: positions taken at a time; the output does not depend on it. By default as many as fit a cache.
+        shape: Heads, width and length.
+        features: Number p of features, even for "hyperbolic". By default the multiple of D nearest to D log(D) (section
+            4.1), or one more where it must be even.
+        kernel: Kernel to estimate. "softmax"; "hyperbolic": p / 2 rows w and as many -w, of less variance (lemma 1);
+            "relu": phi(x) = max(w x / D^1/4, 0) + 1e-3, which is no estimate of softmax attention (4.2).
+        orthogonal: Whether rows are orthogonal, D at a time, which reduces the variance (theorem 2).
+        redraw: Number of training steps after which `update_` draws new rows (section 4.2); None: never. A small
+            network loses 0.2 nats a byte at a draw, for some 200 steps (docs/studies.md), so training should not end on
+            one.
+        seed: Seed of the rows, with the layer.
+        chunk: Number of positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
     rank_option = "features"
@@ -108,23 +109,23 @@ class Performer(Kernelized):
         return Exponential(self.features, rows, scale)
 
     def reset_parameters(self) -> None:
-        """The rows of the first step."""
+        """Draw the rows of the first step."""
         if not self.rows.is_meta:
             set_(self.rows, self._drawn(0))
             nn.init.zeros_(self.steps)
 
     @torch.no_grad()
     def update_(self) -> None:
-        """New rows after every `redraw` steps; to be called once a training step.
+        """Draw new rows after every `redraw` steps; to be called once a training step.
 
-        They depend on seed, layer and step alone, so that the processes of one training have the same.
+        They depend on seed, layer and step alone, so that all processes of a training draw the same.
         """
         self.steps += 1
         if self.redraw is not None and int(self.steps) % self.redraw == 0:
             self.rows.copy_(self._drawn(int(self.steps)))
 
     def _drawn(self, step: int) -> Tensor:
-        """(p, D) normal rows of a training step, orthogonal within each D of them."""
+        """Normal rows (p, D) of a training step, orthogonal within each D of them."""
         count, dim = self.rows.shape
         generator = drawn_by(self.seed, self.shape, step)
         drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64)
@@ -133,7 +134,9 @@ class Performer(Kernelized):
         # Directions from the orthogonal factors of D x D normal matrices, lengths those of independent rows.
         blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float64)
         q, r = torch.linalg.qr(blocks)
-        q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]  # else the signs are the algorithm's, not random
+        q = (
+            q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+        )  # otherwise the signs come from the algorithm, and are not random
         return q.mT.flatten(0, 1)[:count] * drawn.norm(dim=1, keepdim=True)
 
 

@@ -36,13 +36,13 @@ OWN = -1e5
 """Score of the own token. The paper's own code and transformers agree on it."""
 
 MOST_BUCKETS = 128
-"""At most as many by default: hashing to more costs more than the attention."""
+"""Largest default number of buckets: hashing to more costs more than the attention."""
 
 HIDDEN = 1e18
-"""Minus this is the score of what is not seen, put there by `minimum`: boolean masks are slow on the CPU."""
+"""Minus this is the score of a key that is not seen, set by `minimum`: boolean masks are slow on the CPU."""
 
 SLICE = 2**17
-"""Scores at a time, which fit a cache."""
+"""Number of scores computed at a time, which fit a cache."""
 
 
 def reference(
@@ -53,8 +53,8 @@ def reference(
     key_mask: Bool[Tensor, "B M"] | None = None,
     query_mask: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """softmax(s q_i k_j - log(rounds in which i and j meet)) v of each round, in shares of their sums (appendix A)."""
-    del k  # which is q / |q|
+    """softmax(s q_i k_j - log(rounds in which i and j meet)) v of each round, weighted by its sums (appendix A)."""
+    del k  # keys are q / |q|
     keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
     for mask in (key_mask, query_mask):
         keep = keep if mask is None else keep & mask
@@ -72,22 +72,22 @@ def reference(
 
 
 def _meeting(mechanism: "Reformer", round_: int, head: int, x: Float[Tensor, "n D"]) -> Bool[Tensor, "n n"]:
-    """Whom each sees in a round: its chunk of the sorted ones and that before it, the last one for the first."""
+    """Pairs that see each other in a round: a chunk of the sorted positions sees itself and the chunk before."""
     n, chunk = len(x), mechanism.chunk
     projected = x @ mechanism.rotations[round_, head]
     hashes = torch.cat([projected, -projected], 1).argmax(1).tolist() if mechanism.n_buckets > 1 else [0] * n
     order = sorted(range(n), key=lambda i: n * hashes[i] + i)
-    of = torch.tensor([order.index(i) // chunk for i in range(n)], dtype=torch.long)  # the chunk of each
-    before = (of - 1) % max(1, math.ceil(n / chunk))
-    return (of == of[:, None]) | (of == before[:, None])
+    chunk_of = torch.tensor([order.index(i) // chunk for i in range(n)], dtype=torch.long)  # the chunk of each
+    before = (chunk_of - 1) % max(1, math.ceil(n / chunk))
+    return (chunk_of == chunk_of[:, None]) | (chunk_of == before[:, None])
 
 
 class Reformer(Attention):
     """Attention of each position to those of its chunk and the chunk before, sorted by hash; `k` is not read.
 
     A pair that meets in several rounds counts once. Appendix A subtracts the logarithm of the number of rounds from its
-    score; here it is left out of all but the first, which is the same sum. Rounds are combined by their log-sum-exp.
-    The own token is seen only where nothing else is (section 2, "Causal masking for shared-QK attention").
+    score; here only its first round counts it, which gives the same sum. Rounds are combined by their log-sum-exp.
+    A position sees itself only where it sees nothing else (section 2, "Causal masking for shared-QK attention").
 
     A position takes part if both masks keep it: query and key are one. The others are sorted behind all kept ones and
     get 0, and the first chunk looks back to the last one with a kept position, so that padding, wherever it stands,
@@ -97,19 +97,19 @@ class Reformer(Attention):
     into the buckets before it, so who sees whom depends on the future.
 
     Args:
-        shape: heads, width and length.
-        n_buckets: even; or 1: positions stay in their order, and nothing is hashed. By default two for each chunk of
-            the longest sequence (section 2: chunks of m = 2 l / n_buckets), at most 128.
-        rounds: of hashing.
-        chunk: positions in a chunk, c.
-        scale: s, by default D^-1/2 (eq. 1). With 1.0 it is the Reformer of transformers, where D^-1/2 only makes
-            a unit vector of a key of root mean square 1.
-        dropout: probability of dropping an attention weight in training.
-        redraw: training steps after which `update_` draws new R. None: never.
-        seed: of R, with the layer.
+        shape: Heads, width and length.
+        n_buckets: Number of buckets, even; or 1: positions stay in order, without hashing. By default two for each
+            chunk of the longest sequence (section 2: chunks of m = 2 l / n_buckets), at most 128.
+        rounds: Number of rounds of hashing.
+        chunk: Number c of positions of a chunk.
+        scale: Factor s of scores; by default D^-1/2 (eq. 1). With 1.0 it is the Reformer of transformers, where D^-1/2
+            only turns a key of root mean square 1 into a unit vector.
+        dropout: Probability of dropping an attention weight in training.
+        redraw: Number of training steps after which `update_` draws new R; None: never.
+        seed: Seed of R, with the layer.
 
     Raises:
-        ValueError: causal, cross, or an option out of range.
+        ValueError: The attention is causal or cross-attention, or an option is out of range.
     """
 
     projections = ("q", "v")
@@ -157,16 +157,16 @@ class Reformer(Attention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The R of the first step."""
+        """Draw the R of the first step."""
         if not self.rotations.is_meta:
             set_(self.rotations, self._drawn(0))
             nn.init.zeros_(self.steps)
 
     @torch.no_grad()
     def update_(self) -> None:
-        """New R after every `redraw` steps; to be called once a training step.
+        """Draw new R after every `redraw` steps; to be called once a training step.
 
-        They depend on seed, layer and step alone, so that the processes of one training have the same.
+        They depend on seed, layer and step alone, so that all processes of a training draw the same.
         """
         self.steps += 1
         if self.redraw is not None and int(self.steps) % self.redraw == 0:
@@ -182,12 +182,12 @@ class Reformer(Attention):
     ) -> Int[Tensor, "B H R N"]:
         """The bucket of each position in each round, 0 to n_buckets - 1, and n_buckets where it is masked."""
         if self.n_buckets == 1:
-            found = torch.zeros(*q.shape[:2], self.rounds, q.shape[2], dtype=torch.long, device=q.device)
+            hashes = torch.zeros(*q.shape[:2], self.rounds, q.shape[2], dtype=torch.long, device=q.device)
         else:
             with full_precision(q):
                 rotations = self.rotations.to(accurate(q))
-                found = torch.stack([_largest(exact(q) @ R) for R in rotations], 2)
-        return found if key_mask is None else found.masked_fill(~key_mask[:, None, None], self.n_buckets)
+                hashes = torch.stack([_largest(exact(q) @ R) for R in rotations], 2)
+        return hashes if key_mask is None else hashes.masked_fill(~key_mask[:, None, None], self.n_buckets)
 
     def choose(  # noqa: D102
         self,
@@ -214,37 +214,37 @@ class Reformer(Attention):
         N = q.shape[2]
         if k.shape[2] != N:
             raise ValueError(f"reformer needs as many keys as queries, got {k.shape[2]} and {N}")
-        wanted = (*q.shape[:2], self.rounds, N)
-        if choice is not None and choice.shape != wanted:
-            raise ValueError(f"choice must be {wanted}, got {tuple(choice.shape)}")
+        expected = (*q.shape[:2], self.rounds, N)
+        if choice is not None and choice.shape != expected:
+            raise ValueError(f"choice must be {expected}, got {tuple(choice.shape)}")
         masks = [mask for mask in (key_mask, query_mask) if mask is not None]
-        kept = torch.stack(masks).all(0) if masks else None
+        keep = torch.stack(masks).all(0) if masks else None
         x, values = exact(q), exact(v)
-        if kept is not None:
-            x, values = (y.masked_fill(~kept[:, None, :, None], 0.0) for y in (x, values))
+        if keep is not None:
+            x, values = (y.masked_fill(~keep[:, None, :, None], 0.0) for y in (x, values))
         with full_precision(q):
             keys = x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny ** 0.5)
-            order, count = self._order(x, kept, choice)
+            order, count = self._order(x, keep, choice)
             dropout = self.dropout if self.training else 0.0
             seed = new_seed(dropout)
             given = x, keys, values, order, count, self.chunk, self.scale, dropout
             out: Tensor = _plain(*given) if in_transform() else _Chunked.apply(*given, seed)
-        if kept is not None:
-            out = out.masked_fill(~kept[:, None, :, None], 0.0)
+        if keep is not None:
+            out = out.masked_fill(~keep[:, None, :, None], 0.0)
         return out.to(v.dtype)
 
     @torch.no_grad()
     def _order(
-        self, q: Tensor, kept: Tensor | None, buckets: Tensor | None
+        self, q: Tensor, keep: Tensor | None, buckets: Tensor | None
     ) -> tuple[Int[Tensor, "R B H N"], Int[Tensor, " B"] | None]:
-        """Positions in the order of their buckets, kept ones first, and how many are kept; R = 1 where all meet."""
+        """Positions in the order of their buckets, kept ones first, and the number kept; R = 1 where all pairs meet."""
         if self.n_buckets == 1 or q.shape[2] <= 2 * self.chunk:
-            found = torch.zeros(*q.shape[:2], 1, q.shape[2], dtype=torch.int, device=q.device)
+            hashes = torch.zeros(*q.shape[:2], 1, q.shape[2], dtype=torch.int, device=q.device)
         else:
-            found = (self.buckets(q) if buckets is None else buckets).int()
-        if kept is not None:
-            found = found.masked_fill(~kept[:, None, None], torch.iinfo(torch.int).max)
-        return found.sort(dim=-1, stable=True).indices.movedim(2, 0), None if kept is None else kept.sum(1)
+            hashes = (self.buckets(q) if buckets is None else buckets).int()
+        if keep is not None:
+            hashes = hashes.masked_fill(~keep[:, None, None], torch.iinfo(torch.int).max)
+        return hashes.sort(dim=-1, stable=True).indices.movedim(2, 0), None if keep is None else keep.sum(1)
 
 
 def _largest(x: Float[Tensor, "... n"]) -> Int[Tensor, "..."]:
@@ -254,15 +254,15 @@ def _largest(x: Float[Tensor, "... n"]) -> Int[Tensor, "..."]:
 
 
 class _Layout:
-    """One round: T tiles, a chunk of c queries each beside L keys, those of the chunk and of the one before.
+    """One round: T tiles of a chunk of c queries each, beside L keys, those of the chunk and of the chunk before.
 
     Positions are rows of (B H N, D). Slots behind the last position repeat the first one, and are never seen.
 
     Args:
-        order: positions in their order (B, H, N).
-        count: how many of these are kept (B,); None: all.
-        chunk: c.
-        kind: the type of scores.
+        order: Positions in the order of their buckets (B, H, N).
+        count: Number of these that are kept (B,); None: all.
+        chunk: Number c of positions of a chunk.
+        kind: Dtype of scores.
     """
 
     def __init__(self, order: Tensor, count: Tensor | None, chunk: int, kind: torch.dtype) -> None:
@@ -280,17 +280,17 @@ class _Layout:
             last = ((count - 1).clamp(min=0) // chunk)[:, None].expand(-1, heads).reshape(sequences, 1)
         self.last = last
         before = torch.where(tile == 0, last, tile - 1)
-        # Where each position stands (B H, N).
+        # Slot of each position (B H, N).
         slot = torch.empty_like(order).scatter_(1, order, rank[:N].expand(sequences, N))
         self.chunk_of = slot // chunk
         self.queries = (torch.nn.functional.pad(order, (0, slots - N)) + first * N).view(-1, chunk)  # (T, c)
         self.place = (slot + first * slots).flatten()
-        # Keys are one chunk, or two, the own one first.
+        # Keys are one chunk, or two, the query's own first.
         self.halves = (slice(chunk), slice(chunk, None))[: 1 if n == 1 else 2]
         self.keys = self.queries
         if n > 1:
             self.keys = torch.cat([self.queries, self.queries[(before + first * n).flatten()]], 1)
-        # Which slots hold something.
+        # Which slots hold a kept position.
         self.seen = self.most = None
         if count is not None or slots > N:
             end = torch.full_like(first, N) if count is None else count[:, None].expand(-1, heads).reshape(-1, 1)
@@ -306,7 +306,7 @@ class _Layout:
         return x.view(-1, x.shape[-1]).index_select(0, self.place)
 
     def joined(self, halves: list[Tensor]) -> Tensor:
-        """What each chunk (T, c, D) gets from its own queries and from those of the next one."""
+        """Add the gradients of each chunk (T, c, D) from its own queries and from those of the next chunk."""
         if len(halves) == 1:
             return halves[0]
         own, before = (x.unflatten(0, (-1, self.n)) for x in halves)
@@ -315,7 +315,7 @@ class _Layout:
         return halves[0]
 
     def meetings(self) -> tuple[Tensor, Tensor]:
-        """Of each position (B H N) its chunk and the one before, to find in other rounds who met."""
+        """The chunk of each position (B H N) and the chunk before, from which later rounds see which pairs met."""
         before = torch.where(self.chunk_of == 0, self.last, self.chunk_of - 1)
         return self.chunk_of.flatten().to(self.kind), before.flatten().to(self.kind)
 
@@ -324,12 +324,12 @@ class _Tiles:
     """A slice of the tiles of a round, with their scores to the base 2.
 
     Args:
-        q: rows of all positions (B H N, D); as k.
-        k: keys.
-        layout: of the round.
-        earlier: chunks of all positions, and those before them, in each earlier round.
-        some: which tiles.
-        scale: of scores.
+        q: Queries of all positions (B H N, D).
+        k: Keys of all positions (B H N, D).
+        layout: Layout of the round.
+        earlier: Chunks of all positions, and those before them, in each earlier round.
+        some: Slice of the tiles.
+        scale: Factor of scores.
     """
 
     def __init__(
@@ -349,40 +349,40 @@ class _Tiles:
             torch.minimum(self.scores, apart.square_().mul_(2 * HIDDEN).sub_(HIDDEN), out=self.scores)
 
     def own(self, x: Tensor) -> Tensor:
-        """View of (t, c, L), the own tokens' (t, c)."""
+        """View (t, c) of the diagonal of (t, c, L): each query with itself."""
         return x.view(len(x), -1)[:, :: x.shape[2] + 1]
 
 
 def _slices(
     q: Tensor, k: Tensor, order: Tensor, count: Tensor | None, chunk: int, scale: float
 ) -> Iterator[tuple[_Layout, Iterator[tuple[slice, _Tiles]]]]:
-    """Every round, and its tiles a slice at a time; all at once where they are compiled, or no cache is to be kept."""
+    """Every round, and its tiles a slice at a time; all at once where compiled or not on a CPU."""
     earlier: list[tuple[Tensor, Tensor]] = []
-    for one in order:
-        layout = _Layout(one, count, chunk, q.dtype)
+    for round_order in order:
+        layout = _Layout(round_order, count, chunk, q.dtype)
         tiles = len(layout.queries)
         whole = torch.compiler.is_compiling() or q.device.type != "cpu"
         step = tiles if whole else max(1, SLICE // layout.keys[0].numel() // chunk)
         starts = range(0, tiles, step)
-        some = (slice(at, min(at + step, tiles)) for at in starts)
-        yield layout, ((each, _Tiles(q, k, layout, earlier, each, scale)) for each in some)
+        tile_slices = (slice(at, min(at + step, tiles)) for at in starts)
+        yield layout, ((tile_slice, _Tiles(q, k, layout, earlier, tile_slice, scale)) for tile_slice in tile_slices)
         earlier.append(layout.meetings())
 
 
 def _plain(
     q: Tensor, k: Tensor, v: Tensor, order: Tensor, count: Tensor | None, chunk: int, scale: float, dropout: float
 ) -> Tensor:
-    """What `_Chunked` gives, in operations that torch differentiates: over all pairs, N^2 of them."""
+    """The output of `_Chunked`, in operations that torch differentiates, over all N^2 pairs."""
     met, N = None, q.shape[2]
-    for one in order:
-        layout = _Layout(one, count, chunk, q.dtype)
+    for round_order in order:
+        layout = _Layout(round_order, count, chunk, q.dtype)
         own = layout.chunk_of
         before = torch.where(own == 0, layout.last, own - 1)
         meets = (own[:, None] == own[..., None]) | (own[:, None] == before[..., None])  # (B H, query, key)
-        if count is not None:  # those that are kept come first in every round
-            rank = one.argsort(-1).flatten(0, 1)
-            kept = rank < count.repeat_interleave(q.shape[1])[:, None]
-            meets = meets & kept[:, None]
+        if count is not None:  # kept positions come first in every round
+            rank = round_order.argsort(-1).flatten(0, 1)
+            keep = rank < count.repeat_interleave(q.shape[1])[:, None]
+            meets = meets & keep[:, None]
         met = meets if met is None else met | meets
     assert met is not None
     itself = torch.eye(N, dtype=torch.bool, device=q.device)
@@ -420,12 +420,12 @@ class _Chunked(torch.autograd.Function):
                 seed = drop_(weights, dropout, seed)
                 torch.bmm(weights, _rows(v, tiles.keys), out=mixed[some]).mul_(1 / total)
                 sums[some] = (top + total.log2())[..., 0]
-            found, of_found = layout.positions(mixed), sums.view(-1)[layout.place]
+            outputs, of_outputs = layout.positions(mixed), sums.view(-1)[layout.place]
             if out is None or lse is None:
-                out, lse = found, of_found
+                out, lse = outputs, of_outputs
             else:
-                both = torch.logaddexp2(lse, of_found)
-                out.mul_((lse - both).exp2()[:, None]).addcmul_(found, (of_found - both).exp2()[:, None])
+                both = torch.logaddexp2(lse, of_outputs)
+                out.mul_((lse - both).exp2()[:, None]).addcmul_(outputs, (of_outputs - both).exp2()[:, None])
                 lse = both
         assert out is not None
         ctx.save_for_backward(*inputs, order, count, out, lse)
@@ -461,8 +461,8 @@ class _Chunked(torch.autograd.Function):
                     for half, of_keys, of_values in zip(layout.halves, dk_, dv_, strict=True):
                         torch.bmm(of_scores[..., half].mT, tiles.q, out=of_keys[some])
                         torch.bmm(weights[..., half].mT, grad, out=of_values[some])
-                found = [layout.positions(x) for x in (dq_, layout.joined(dk_), layout.joined(dv_))]
-                grads = [total.add_(x) for total, x in zip(grads, found, strict=True)] if grads else found
+                round_grads = [layout.positions(x) for x in (dq_, layout.joined(dk_), layout.joined(dv_))]
+                grads = [total.add_(x) for total, x in zip(grads, round_grads, strict=True)] if grads else round_grads
         dq, dk, dv = (x.view(shape) for x in (grads[0].mul_(scale), grads[1].mul_(LN2), grads[2]))
         return dq, dk, dv, None, None, None, None, None, None
 
@@ -472,5 +472,5 @@ def _rows(x: Float[Tensor, "R D"], at: Int[Tensor, "t c"]) -> Float[Tensor, "t c
 
 
 def _exp2_(x: Tensor) -> Tensor:
-    """2^x in place, for x of at most about 0; what is too small to count in a sum is 0, as subnormals are slow."""
+    """2^x in place, for x of at most about 0; results too small to count in a sum are 0, as subnormals are slow."""
     return torch.threshold_(x.exp2_(), 1e-30, 0.0)

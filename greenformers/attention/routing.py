@@ -1,9 +1,9 @@
 """Routing Transformer. Roy 2020, arXiv:2003.05997, algorithm 1: attention within clusters of queries and keys.
 
-q and k by layer norm without scale and bias; of each cluster the w queries and the w keys with the largest product with
-its centroid; softmax attention of these; where clusters overlap the mean; positions that no cluster took get 0.
+q and k go through layer norm without scale and bias; each cluster takes the w queries and the w keys with the largest
+product with its centroid, for softmax attention; where clusters overlap, the mean; positions in no cluster get 0.
 Time O(N c D + c w^2 D), memory O(N c + c w (w + D)), with c clusters; O(N^1.5 D) with c = w = sqrt(N).
-The fast form gathers the rows of all clusters, attends once, and adds up where they came from.
+The fast form gathers the rows of all clusters, attends once, and adds the outputs at the positions of the rows.
 
 No causal form: whether a position is among the w of its cluster depends on all positions, later ones too.
 """
@@ -55,23 +55,23 @@ def reference(
 
 
 class Routing(Attention):
-    """Softmax attention within clusters, whose centroids follow what is assigned to them.
+    """Softmax attention within clusters, whose centroids follow the vectors assigned to them.
 
     Args:
-        shape: heads, width and length.
-        clusters: c; by default the root of `max_len`.
-        window: w; by default as many as the clusters share out, N / c, rounded up, N being the length of a text from
-            its first kept position to its last.
-        decay: of the centroids' moving average, in [0, 1]; they move in `update_`.
-        commitment: weight of the loss, mean squared distance of queries and keys to their centroids.
-        seed: of the first centroids, with the layer.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        clusters: Number c of clusters; by default the square root of `max_len`.
+        window: Number w of queries and of keys of a cluster; by default N / c, rounded up, where N is the length of a
+            text from its first kept position to its last.
+        decay: Decay of the moving average of the centroids, in [0, 1], which `update_` computes.
+        commitment: Weight of the loss, the mean squared distance of queries and keys to their centroids.
+        seed: Seed of the initial centroids, with the layer.
+        dropout: Probability of dropping an attention weight in training.
 
     Attributes:
-        centroids: (H, c, D), in the checkpoint.
+        centroids: The centroids (H, c, D), saved in checkpoints.
 
     Raises:
-        ValueError: causal or cross-attention, or an option out of range.
+        ValueError: The attention is causal or cross-attention, or an option is out of range.
     """
 
     has_loss = True
@@ -106,7 +106,7 @@ class Routing(Attention):
         self.clusters, self.window, self.decay = clusters, window, decay
         self.commitment, self.seed, self.dropout = commitment, seed, dropout
         self.register_buffer("centroids", torch.empty(shape.heads, clusters, shape.head_dim))
-        # Of the step under way: sums of what is assigned, and how many.
+        # Of the current step: sums and numbers of the vectors assigned to each centroid.
         self.register_buffer("sums", torch.zeros(shape.heads, clusters, shape.head_dim), persistent=False)
         self.register_buffer("counts", torch.zeros(shape.heads, clusters), persistent=False)
         self.centroids: Tensor
@@ -115,7 +115,7 @@ class Routing(Attention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Centroids at random, as long as what they stand for."""
+        """Draw centroids at random, with the norm of queries and keys."""
         if not self.centroids.is_meta:
             drawn = torch.randn(self.centroids.shape, generator=drawn_by(self.seed, self.shape))
             set_(self.centroids, _normal(drawn))
@@ -124,7 +124,7 @@ class Routing(Attention):
 
     @torch.no_grad()
     def update_(self) -> None:
-        """Move each centroid towards the mean of what was assigned to it; one without anything stays."""
+        """Move each centroid towards the mean of the vectors assigned to it; one without any stays."""
         means = self.sums / self.counts.clamp(min=1)[..., None]
         moved = self.decay * self.centroids + (1 - self.decay) * means.to(self.centroids.dtype)
         self.centroids.copy_(torch.where(self.counts[..., None] > 0, moved, self.centroids))
@@ -177,7 +177,7 @@ class Routing(Attention):
     def _normal(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys normalised, and the values; once they have been checked."""
+        """Check the inputs, and return normalised queries and keys, and the values."""
         check_fit(q, k, v, key_mask, self.shape)
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
@@ -190,14 +190,14 @@ class Routing(Attention):
 
     @torch.no_grad()
     def _chosen(self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
-        """Places of the w queries, and of the w keys, of each cluster; N for those a shorter text does not have."""
+        """Positions of the w queries and of the w keys of each cluster; N beyond the window of a shorter text."""
         N, text = q.shape[2], text_of(key_mask, query_mask)
         window = min(N, -(-N // self.clusters) if self.window is None else self.window)
         beyond = None
         if text is not None and self.window is None:
             own = -(-length_of(text) // self.clusters)
             beyond = torch.arange(window, device=q.device) >= own[:, None, None, None]  # (B, 1, 1, w)
-        found = []
+        choices = []
         for x, mask in ((q, query_mask), (k, key_mask)):
             near = self._near(x)
             if mask is not None:
@@ -205,9 +205,9 @@ class Routing(Attention):
             places = near.topk(window, dim=-1, sorted=beyond is not None).indices
             if beyond is not None:
                 places = places.masked_fill(beyond, N)
-            # In their order: what is gathered lies closer together.
-            found.append(places.sort(-1).values)
-        return torch.stack(found)
+            # In ascending order: gathered rows lie closer together.
+            choices.append(places.sort(-1).values)
+        return torch.stack(choices)
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, choice: Tensor | None
@@ -216,7 +216,7 @@ class Routing(Attention):
             choice = self._chosen(q, k, query_mask, key_mask)
         B, H, N, D = q.shape
         first = N * torch.arange(B * H, device=q.device).view(B, H, 1, 1)
-        there = choice < N
+        real = choice < N
         asked, read = (choice.clamp(max=N - 1) + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
         # Four dimensions, for torch's fast kernel.
         queries, keys, values = (
@@ -224,17 +224,17 @@ class Routing(Attention):
         )
         mask = None
         if key_mask is not None:
-            mask = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read] & there[1]
+            mask = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read] & real[1]
             mask = mask.view(B, -1, 1, read.shape[3])
             none = ~mask.any(-1, keepdim=True)
             mask = mask | none
         dropout = self.dropout if self.training else 0.0
-        found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
         if key_mask is not None:
-            found = found.masked_fill(none | ~there[0].reshape(B, -1, read.shape[3], 1), 0.0)
+            mixed = mixed.masked_fill(none | ~real[0].reshape(B, -1, read.shape[3], 1), 0.0)
         rows = asked.flatten()
-        total = found.new_zeros(B * H * N, D).index_add_(0, rows, found.reshape(-1, D))
-        times = found.new_zeros(B * H * N).index_add_(0, rows, there[0].flatten().to(found.dtype))
+        total = mixed.new_zeros(B * H * N, D).index_add_(0, rows, mixed.reshape(-1, D))
+        times = mixed.new_zeros(B * H * N).index_add_(0, rows, real[0].flatten().to(mixed.dtype))
         if self.training:
             self._gather(q, query_mask)
             self._gather(k, key_mask)
@@ -242,9 +242,9 @@ class Routing(Attention):
 
     @torch.no_grad()
     def _gather(self, x: Tensor, mask: Tensor | None) -> None:
-        """Add up what is nearest to each centroid."""
+        """Add the vectors nearest to each centroid to the sums of the step."""
         heads, width = self.shape.heads, x.shape[3]
-        # Padding is added to a row of its own, which is left out.
+        # Padding is added to a row of its own, which is dropped.
         nearest = self._near(x).argmax(2)  # (B, H, N)
         if mask is not None:
             nearest = nearest.masked_fill(~mask[:, None], self.clusters)

@@ -5,7 +5,7 @@ T), rows and columns of exp normalised in turn (section 3.1); block i's queries 
 all blocks, sum_j P_ij K_j, position by position (3.2). SortCut (3.3): all queries attend the first n sorted blocks.
 Time O(N b D + N^2 D / b), memory O(N (b + D)), with blocks of b.
 
-Causal: what block i is matched by are the keys before it, and with blocks before it alone; rows are normalised and
+Causal: block i is matched by the sum of the keys before it, with blocks before it alone; rows are normalised and
 columns are not, as a column is read by later blocks.
 
 Blocks are counted from the first kept position of a text.
@@ -26,7 +26,7 @@ from greenformers.attention._reference import dot_products, text_by_text, weight
 from greenformers.attention._sorted_blocks import attend_sorted
 
 LEAST = 1e-9
-"""A place of a mixture that is padding but for this share is padding: its square is still a number in float32."""
+"""Share of kept keys below which a position of a mixture counts as padding: its square is not 0 in float32."""
 
 
 @text_by_text
@@ -38,9 +38,9 @@ def reference(
     key_mask: Bool[Tensor, "B M"] | None = None,
     query_mask: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """Softmax attention to the own keys and to those of the match, sum_j P_ij k_j place by place.
+    """Softmax attention to the keys of the own block and of its match, sum_j P_ij k_j position by position.
 
-    Of a place of the match only the kept part counts: the mixture is divided by its share, its weight multiplied by it.
+    Only the kept share of a position of the match counts: the mixture is divided by it, its weight multiplied by it.
     """
     N, M, size = q.shape[2], k.shape[2], mechanism.block
     keep = torch.ones(q.shape[0], M, dtype=torch.bool) if key_mask is None else key_mask
@@ -75,7 +75,7 @@ def reference(
 
 
 def _doubly(mechanism: "Sinkhorn", q: Tensor, asking: Tensor, k: Tensor, there: Tensor) -> Float[Tensor, "B H n n"]:
-    """P: exp(R / T) of the blocks that hold anything, rows and columns divided by their sums in turn."""
+    """P: exp(R / T) of the blocks with kept positions, rows and columns divided by their sums in turn."""
     gone = asking.sum((3, 4))[..., None] * there.sum((3, 4))[..., None, :] == 0  # (B, 1, n, n)
     P = _exponentials(mechanism, q.sum(3), asking.sum(3), k.sum(3), there.sum(3)).masked_fill(gone, 0.0)
     for _ in range(mechanism.iterations):
@@ -96,25 +96,25 @@ def _earlier(mechanism: "Sinkhorn", k: Tensor, there: Tensor) -> Float[Tensor, "
 
 
 def _exponentials(mechanism: "Sinkhorn", q: Tensor, asked: Tensor, k: Tensor, held: Tensor) -> Tensor:
-    """exp(R / T), R the product of sums over blocks, over the root of how many products it adds up."""
+    """exp(R / T), R the product of sums over blocks, divided by the root of the number of products in it."""
     R = q @ k.mT / (asked * held.mT * q.shape[3]).clamp(min=1).sqrt()
     return torch.exp(R / mechanism.temperature)
 
 
 class Sinkhorn(Attention):
-    """Attention to the own block and to one that is sorted there.
+    """Attention to the own block and to the mixture of blocks matched with it.
 
     Args:
-        shape: heads, width and length.
-        block: b.
-        cut: n of SortCut; None: no SortCut.
-        iterations: of rows and columns.
-        temperature: T.
-        noise: Gumbel noise in training.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        block: Number b of positions of a block.
+        cut: Number n of blocks of SortCut; None: no SortCut.
+        iterations: Number of normalisations of rows and columns.
+        temperature: Temperature T.
+        noise: Whether Gumbel noise is added in training.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, causal SortCut, or an option out of range.
+        ValueError: The attention is cross-attention or causal SortCut, or an option is out of range.
     """
 
     def __init__(
@@ -160,21 +160,21 @@ class Sinkhorn(Attention):
         shift = left_padding(text_of(key_mask, query_mask), self.block if self.cut is None else 0)
         if key_mask is None or shift is None:
             return self._from_the_front(q, k, v, key_mask, query_mask)
-        # The queries are the last positions, with room in front of them for those that are moved farthest.
+        # The queries are the last positions, with room in front of them for the largest shift.
         room = min(M - N, self.block - 1)
         at = torch.arange(N + room, device=q.device) - room + shift[:, None]
         at = at % N if N == M else at.clamp(0, N - 1)
         q, query_mask = taken(q, at), None if query_mask is None else taken(query_mask, at)
         k, v, key_mask = (moved(x, shift) for x in (k, v, key_mask))
         out = self._from_the_front(q, k, v, key_mask, query_mask)
-        # Of padding that stood behind the end nothing.
+        # Outputs of padding are 0.
         place = torch.arange(N, device=q.device) - shift[:, None]
         return taken(out, (place + room) % (N + room)).masked_fill((place < N - M)[:, None, :, None], 0.0)
 
     def _from_the_front(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> Tensor:
-        """Attention of texts that begin with a block."""
+        """Attention of texts that begin at the start of a block."""
         B, N, M = q.shape[0], q.shape[2], k.shape[2]
         keep = q.new_ones(1, M, dtype=torch.bool) if key_mask is None else key_mask
         asks = keep if query_mask is None else query_mask
@@ -196,7 +196,7 @@ class Sinkhorn(Attention):
         padded = key_mask is not None or short > 0
         if self.cut is not None:
             return self._cut(q, k, v, P[:, :, : self.cut], keep if padded else None)
-        # The queries are the last of the positions: with those of a cache before them, only their blocks are read.
+        # The queries are the last positions: behind a cache, only their blocks are computed.
         first = (M - N) // self.block
         lead = M - N - first * self.block
         P = P[:, :, first:]
@@ -213,34 +213,34 @@ class Sinkhorn(Attention):
         return out.flatten(2, 3)[:, :, lead : lead + N]
 
     def _share(self, P: Tensor, keep: Tensor | None) -> Float[Tensor, "B H m b"] | None:
-        """How much of each place of the mixtures is keys: of a first block, which nothing is before, nothing."""
+        """Share of kept keys in each position of the mixtures; 0 for the first causal block, which has none before."""
         if keep is not None:
             return _kept(P, keep)
         return (P > 0).any(-1, keepdim=True).to(P.dtype).expand(-1, -1, -1, self.block) if self.shape.causal else None
 
-    def _scaled(self, one: Tensor, other: Tensor, counts: Tensor, others: Tensor) -> Tensor:
-        """R of sums (B, H, n, D) of so many vectors (B or 1, n)."""
-        R = exact(one) @ exact(other).mT
-        size = exact(counts.to(one.dtype)).clamp(min=1)[:, None, :, None]
-        width = exact(others.to(one.dtype)).clamp(min=1)[:, None, None, :]
-        R = R / (size * width * one.shape[3]).sqrt()
+    def _scaled(self, row_sums: Tensor, column_sums: Tensor, row_counts: Tensor, column_counts: Tensor) -> Tensor:
+        """R / T of sums (B, H, n, D) over blocks, and the numbers of vectors (B or 1, n) in them."""
+        R = exact(row_sums) @ exact(column_sums).mT
+        size = exact(row_counts.to(row_sums.dtype)).clamp(min=1)[:, None, :, None]
+        width = exact(column_counts.to(row_sums.dtype)).clamp(min=1)[:, None, None, :]
+        R = R / (size * width * row_sums.shape[3]).sqrt()
         if self.noise and self.training:
-            # -log of an exponential variable; never of 0.
+            # Gumbel noise is -log of an exponential variable, here never of 0.
             R = R - torch.empty_like(R).exponential_().clamp(min=1e-20).log()
         return R / self.temperature
 
     def _permutation(
         self, q: Tensor, k: Tensor, asks: Tensor, keep: Tensor, whole: bool = False
     ) -> Float[Tensor, "B H n n"]:
-        """Gumbel-Sinkhorn, in logarithms; blocks that hold nothing but padding are no part of it."""
+        """Gumbel-Sinkhorn in logarithms, without blocks that hold only padding."""
         L = self._scaled(q.sum(3), k.sum(3), asks.sum(2), keep.sum(2))
         gone = None if whole else ~(asks.any(2)[:, None, :, None] & keep.any(2)[:, None, None, :])
-        # Finite: a row or column that is gone as a whole has no logarithm of a sum.
+        # Finite, as the log-sum-exp of an empty row or column is not.
         least = torch.finfo(L.dtype).min / 4
         for _ in range(self.iterations):
             for dim in (3, 2):
                 L = (L if gone is None else L.masked_fill(gone, least)).log_softmax(dim)
-        # A block whose queries are all masked is read by nobody.
+        # No query reads the row of a block whose queries are all masked.
         return L.exp() if gone is None else L.exp().masked_fill(gone, 0.0)
 
     def _past(self, k: Tensor, keep: Tensor) -> Float[Tensor, "B H n n"]:
@@ -259,7 +259,7 @@ class Sinkhorn(Attention):
     def _cut(
         self, q: Tensor, k: Tensor, v: Tensor, P: Float[Tensor, "B H c n"], keep: Bool[Tensor, "B n b"] | None
     ) -> Float[Tensor, "B H N D"]:
-        """Attention to the mixtures alone, of all queries to the same ones."""
+        """Attention of all queries to the same mixtures alone."""
         dropout = self.dropout if self.training else 0.0
         keys, values = ((P.to(x.dtype) @ x.flatten(3)).unflatten(3, x.shape[3:]) for x in (k, v))
         if keep is None:
@@ -283,7 +283,7 @@ def _blocks(x: Tensor, size: int) -> Tensor:
 
 
 def _kept(P: Float[Tensor, "B H m n"], keep: Bool[Tensor, "B n b"]) -> Float[Tensor, "B H m b"]:
-    """Which share of each place of a mixture is kept: divided by it, the mixture is as large as without padding."""
+    """Share of kept keys in each position of a mixture: divided by it, the mixture is as large as without padding."""
     whole = exact(P)
     share = (whole @ exact(keep[:, None].to(P.dtype))) / whole.sum(-1, keepdim=True).clamp(min=LEAST)
     return share.masked_fill(share < LEAST, 0.0).clamp(max=1.0)

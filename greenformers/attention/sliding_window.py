@@ -15,7 +15,7 @@ from greenformers.attention._tiles import Tiling, bands, check_bands, within
 
 
 def formula(mechanism: "SlidingWindow", i: int, j: int, head: int, length: int) -> bool:
-    """Whether i sees j, the future apart: it is one of the w every d positions on either side."""
+    """Whether i sees j, before the causal mask: j is one of w positions on either side, d apart."""
     d = mechanism.dilation[head]
     return j in range(i - mechanism.window * d, i + mechanism.window * d + 1, d)
 
@@ -24,16 +24,16 @@ reference = over_pairs(formula)
 
 
 class SlidingWindow(BlockSparse):
-    """abs(i - j) <= w d, and i - j a multiple of d; causal: of these the positions up to i.
+    """abs(i - j) <= w d, and i - j a multiple of d; causal: only positions up to i.
 
     Args:
-        shape: heads, width and length.
-        window: w, neighbours on either side.
-        dilation: d, or one for each head.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        window: Number w of neighbours on either side.
+        dilation: Dilation d, or one for each head.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     rank_option = "window"

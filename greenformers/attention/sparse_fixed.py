@@ -16,7 +16,7 @@ from greenformers.attention._tiles import Tiling, blocks_of
 
 
 def formula(mechanism: "SparseFixed", i: int, j: int, head: int, length: int) -> bool:
-    """Whether i sees j, the future apart. Survey (15) for head 0; for the next the c columns before."""
+    """Whether i sees j, before the causal mask. Survey (15) for head 0; for the next the c columns before."""
     s, c = mechanism.stride, mechanism.summary
     turn = head % (s // c)
     return math.floor(j / s) == math.floor(i / s) or s - c <= j % s + turn * c < s
@@ -28,17 +28,17 @@ reference = over_pairs(formula)
 class SparseFixed(BlockSparse):
     """floor(j / s) = floor(i / s), or j among the summary columns of its block.
 
-    They are the last c, j mod s >= s - c, for the first head; the c before them for the second, and so on, beginning
-    anew with the last where a block has no more. Blocks are counted from the first kept position of a text.
+    They are the last c, j mod s >= s - c, for the first head; the c before them for the second, and so on, starting
+    again with the last c where a block has no more. Blocks are counted from the first kept position of a text.
 
     Args:
-        shape: heads, width and length.
-        stride: s; by default about sqrt(`max_len`).
-        summary: c; by default 8, or s where that is smaller.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        stride: Stride s; by default about sqrt(`max_len`).
+        summary: Number c of summary columns; by default 8, or s where that is smaller.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SparseFixed(BlockSparse):
         self.period = stride
 
     def first_column(self, head: int | Tensor) -> int | Tensor:
-        """Where the summary columns of a head begin within a block."""
+        """First summary column of a head within a block."""
         s, c = self.stride, self.summary
         return s - c - head % (s // c) * c
 

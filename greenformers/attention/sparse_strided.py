@@ -15,7 +15,7 @@ from greenformers.attention._tiles import ROWS, Tiling, band
 
 
 def formula(mechanism: "SparseStrided", i: int, j: int, head: int, length: int) -> bool:
-    """Whether i sees j, the future apart. Survey (14)."""
+    """Whether i sees j, before the causal mask. Survey (14)."""
     s = mechanism.stride
     return i + s > j > i - s or (i - j) % s == 0
 
@@ -27,12 +27,12 @@ class SparseStrided(BlockSparse):
     """abs(i - j) < s, or i - j a multiple of s. All heads see both.
 
     Args:
-        shape: heads, width and length.
-        stride: s; by default about sqrt(`max_len`).
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width and length.
+        stride: Stride s; by default about sqrt(`max_len`).
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: cross-attention, or an option out of range.
+        ValueError: The attention is cross-attention, or an option is out of range.
     """
 
     def __init__(self, shape: Shape, *, stride: int | None = None, dropout: float = 0.0) -> None:
@@ -50,7 +50,7 @@ class SparseStrided(BlockSparse):
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
         causal = self.shape.causal
         near = band(self.stride - 1, causal=causal)
-        # A position itself is left to the second tiling.
+        # The query's own position is left to the second tiling.
         near = Tiling(near.rows, near.left, near.right, partial=(*near.partial, range(near.rows)))
         far = Tiling(ROWS, None, 0 if causal else None, self.stride, (range(ROWS),) if causal else ())
         return near, far

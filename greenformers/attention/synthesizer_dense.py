@@ -30,15 +30,16 @@ def reference(
 
 
 class SynthesizerDense(Synthesizer):
-    """Each position says by itself how much it wants of each position.
+    """Each position computes its scores for all positions by itself, without keys.
 
     Args:
-        shape: heads, width, and the length that W2 is made for.
-        mixed: with dot product attention, by learned shares; W1 x + b1 is then a projection of its own, `hidden`.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width, and the length that W2 is made for.
+        mixed: Whether scores are mixed with dot products by learned shares; W1 x + b1 is then a projection of its own,
+            `hidden`.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
     def __init__(self, shape: Shape, *, mixed: bool = False, dropout: float = 0.0) -> None:
@@ -48,7 +49,7 @@ class SynthesizerDense(Synthesizer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W2 and b2 as of a linear map; equal shares in a mixture."""
+        """Draw W2 and b2 as a linear layer; set equal shares in a mixture."""
         super().reset_parameters()
         bound = self.shape.head_dim**-0.5
         for parameter in (self.W2, self.b2):
@@ -69,5 +70,5 @@ class SynthesizerDense(Synthesizer):
         _, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
         x = (q if hidden is None else zeroed(hidden, key_mask if query_mask is None else query_mask)).relu()
         # The bias is one more column of W2, of an input of 1.
-        table = rows_at(torch.cat([self.W2, self.b2[..., None]], 2), columns)
-        return self.by_products(q, k, v, key_mask, torch.cat([x, torch.ones_like(x[..., :1])], 3), table)
+        keys = rows_at(torch.cat([self.W2, self.b2[..., None]], 2), columns)
+        return self.by_products(q, k, v, key_mask, torch.cat([x, torch.ones_like(x[..., :1])], 3), keys)

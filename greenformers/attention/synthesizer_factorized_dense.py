@@ -1,7 +1,7 @@
 """Factorized Dense Synthesizer. Tay 2020, arXiv:2005.00743, eq. 5-6: scores A_i[j mod a] B_i[j // a], without keys.
 
-A_i (a) and B_i (b) are two linear maps of relu(W1 x_i + b1), W1 and b1 the query projection; a b >= max_len.
-The fast form computes the scores of all a b positions and takes those there are. Time and memory O(N M).
+A_i (a) and B_i (b) are two projections of relu(W1 x_i + b1), W1 and b1 the query projection; a b >= max_len.
+The fast form computes the scores of all a b positions and takes those of the keys. Time and memory O(N M).
 """
 
 import math
@@ -37,15 +37,16 @@ def reference(
 
 
 class SynthesizerFactorizedDense(Synthesizer):
-    """Each position says by itself how much it wants of each position, as a product of two short vectors.
+    """Each position computes its scores for all positions by itself, as products of entries of two short vectors.
 
     Args:
-        shape: heads, width, and the length that a = ceil(sqrt(max_len)) and b = ceil(max_len / a) are made for.
-        mixed: with dot product attention, by learned shares; W1 x + b1 is then a projection of its own, `hidden`.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, width, and the length that a = ceil(sqrt(max_len)) and b = ceil(max_len / a) are made for.
+        mixed: Whether scores are mixed with dot products by learned shares; W1 x + b1 is then a projection of its own,
+            `hidden`.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
     def __init__(self, shape: Shape, *, mixed: bool = False, dropout: float = 0.0) -> None:
@@ -57,7 +58,7 @@ class SynthesizerFactorizedDense(Synthesizer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both maps as linear maps; equal shares in a mixture."""
+        """Draw both projections as linear layers; set equal shares in a mixture."""
         super().reset_parameters()
         bound = self.shape.head_dim**-0.5
         for parameter in (self.W_A, self.b_A, self.W_B, self.b_B):

@@ -27,17 +27,17 @@ def reference(
 
 
 class SynthesizerFactorizedRandom(Synthesizer):
-    """Every position has learned, or just drawn, how much it wants of every other, by matrices of rank r.
+    """Scores of pairs of positions are learned, or random, as a product of matrices of rank r.
 
     Args:
-        shape: heads, and the length that R1 and R2 are made for.
-        rank: r, at most `max_len`; by default 8, or `max_len` where that is shorter.
-        trained: R1 and R2 are learned; False: they stay as they were drawn.
-        mixed: with dot product attention, by learned shares.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, and the length that R1 and R2 are made for.
+        rank: Rank r, at most `max_len`; by default 8, or `max_len` where that is shorter.
+        trained: Whether R1 and R2 are learned; False: they stay as drawn.
+        mixed: Whether scores are mixed with dot products by learned shares.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
     rank_option = "rank"
@@ -67,7 +67,7 @@ class SynthesizerFactorizedRandom(Synthesizer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """R1 and R2 are normal, with the variance that makes that of R1 R2^T 1; equal shares in a mixture."""
+        """Draw R1 and R2, normal, so that R1 R2^T has variance 1; set equal shares in a mixture."""
         super().reset_parameters()
         for factor in (self.R1, self.R2):
             nn.init.normal_(factor, std=factor.shape[2] ** -0.25)

@@ -29,16 +29,16 @@ def reference(
 
 
 class SynthesizerRandom(Synthesizer):
-    """Every position has learned, or just drawn, how much it wants of every other.
+    """Scores of pairs of positions are learned, or random.
 
     Args:
-        shape: heads, and the length that R is made for.
-        trained: R is learned; False: it stays as it was drawn.
-        mixed: with dot product attention, by learned shares.
-        dropout: probability of dropping an attention weight in training.
+        shape: Heads, and the length that R is made for.
+        trained: Whether R is learned; False: it stays as drawn.
+        mixed: Whether scores are mixed with dot products by learned shares.
+        dropout: Probability of dropping an attention weight in training.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: An option is out of range.
     """
 
     R: Tensor
@@ -53,7 +53,7 @@ class SynthesizerRandom(Synthesizer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """R is standard normal; equal shares in a mixture."""
+        """Draw R, standard normal; set equal shares in a mixture."""
         super().reset_parameters()
         nn.init.normal_(self.R)
 
@@ -77,7 +77,7 @@ class SynthesizerRandom(Synthesizer):
         return self.by_scores(q, k, v, key_mask, scores)
 
     def _positions(self, places: Any) -> Tensor:
-        """Positions (B or 1, N), of a slice the same for all."""
+        """Positions (B or 1, N); those of a slice are the same for all examples."""
         if not isinstance(places, slice):
             return cast(Tensor, places)
         return torch.arange(self.shape.max_len, device=self.R.device)[None, places]

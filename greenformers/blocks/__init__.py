@@ -21,13 +21,13 @@ def build(name: str, size: Size, **options: Any) -> Block:
     """Make the block of file `name`, which alone is imported.
 
     Args:
-        name: one of `names()`.
-        size: of the network around it.
-        **options: keyword arguments of the block's class; each has a default that works.
+        name: One of `names()`.
+        size: Sizes of the network around it.
+        **options: Keyword arguments of the block's class; each has a default that works.
 
     Raises:
-        ValueError: no such block, one that cannot do what is asked for, or an option out of range.
-        TypeError: an option the block does not take.
+        ValueError: There is no such block, it cannot do what is asked for, or an option is out of range.
+        TypeError: The block does not take an option.
     """
     kind = block_class(name)
     check_options(name, kind, options)
@@ -38,7 +38,7 @@ def block_class(name: str) -> type[Block]:
     """The class of file `name`, which alone is imported.
 
     Raises:
-        ValueError: no such block.
+        ValueError: There is no such block.
     """
     kind: type[Block] = class_of(__name__, names(), name, "block")
     return kind

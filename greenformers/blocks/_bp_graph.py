@@ -1,4 +1,4 @@
-"""The graph of the BP-Transformer, as tables for tiles of tokens: which nodes they see, and by which label.
+"""The graph of the BP-Transformer, as index tensors for tiles of tokens: the nodes they see, and labels of edges.
 
 All tokens of a tile see nearly the same spans, so that their scores are one product of the tile and of the nodes that
 any of them sees; what a token does not see is hidden.
@@ -23,12 +23,12 @@ class Graph:
     """The graph of n tokens and S spans, numbered tokens first, then level by level.
 
     Attributes:
-        levels: how many nodes each level has, tokens first.
-        tile: tokens of a tile.
-        seen: W nodes that the tokens of a tile see, each tile's own.
-        labels: by which label, R; -1 where a token does not see that node.
-        spans: of a tile, the nodes of the levels that fit in it, then the one node of each higher level.
-        covers: which tokens of the tile these cover.
+        levels: Number of nodes of each level, tokens first.
+        tile: Number T of tokens of a tile.
+        seen: The W nodes that the tokens of each tile see.
+        labels: Label of the edge from each token of a tile to these nodes; -1 where a token does not see a node.
+        spans: The R nodes above each tile: those of the levels that fit in it, then one node of each higher level.
+        covers: Which tokens of the tile these R nodes cover.
     """
 
     levels: tuple[int, ...]
@@ -45,7 +45,7 @@ class Graph:
 
 
 def levels_of(n: int) -> tuple[int, ...]:
-    """How many nodes each level has: n, and half of it, rounded up, until there is one."""
+    """Number of nodes of each level: n, then half of the level below, rounded up, until there is one."""
     levels = [n]
     while levels[-1] > 1:
         levels.append((levels[-1] + 1) // 2)
@@ -53,22 +53,22 @@ def levels_of(n: int) -> tuple[int, ...]:
 
 
 def graph(x: Tensor, k: int, clip: int, causal: bool) -> Graph:
-    """The graph of the tokens of x, made once for all layers.
+    """The graph of the tokens of x, computed once for all layers.
 
     Args:
-        x: (B, N, d).
-        k: nodes a token sees on each side a level.
-        clip: the highest level with labels of its own.
-        causal: a token sees nothing on its right.
+        x: Tokens (B, N, d); only their number and device are read.
+        k: Number of nodes a token sees on each side, per level.
+        clip: Highest level with labels of its own.
+        causal: Whether a token sees nothing on its right.
     """
-    # Of tensors without content nothing is kept, or it would stand for what has one.
+    # Graphs of fake tensors are not cached, or they would be returned for real ones.
     make = _graph.__wrapped__ if is_fake(x) else _graph
     return make(x.shape[1], k, clip, causal, TILE, x.device)
 
 
 @lru_cache(maxsize=64)  # batches of texts have many lengths
 def _graph(n: int, k: int, clip: int, causal: bool, tile: int, device: torch.device) -> Graph:
-    # What is made in inference mode could not be kept for a later backward pass.
+    # Tensors created in inference mode could not be saved for a later backward pass.
     with torch.inference_mode(False):
         levels = levels_of(n)
         tile = min(tile, 1 << (len(levels) - 1))
@@ -82,9 +82,9 @@ def _range(*ends: int) -> Tensor:
 
 
 def _tokens(levels: tuple[int, ...], k: int, clip: int, causal: bool, tile: int) -> tuple[Tensor, Tensor]:
-    """The nodes the tokens of each tile see, and their labels."""
+    """The nodes that the tokens of each tile see, and the labels of these edges."""
     tiles = -(-levels[0] // tile)
-    i = _range(tiles * tile).view(tiles, tile)  # the last ones are no tokens
+    i = _range(tiles * tile).view(tiles, tile)  # the last positions may be beyond the n tokens
     seen, labels, first = [], [], 0
     # The root alone covers every token, and is seen by none of them: it covers that token too.
     for level, (size, places) in enumerate(
@@ -123,9 +123,9 @@ def _label_(label: Tensor, i: Tensor, j: Tensor, level: int, kind: int, k: int, 
 
 
 def _offsets(k: int, tile: int, causal: bool) -> Iterator[list[int]]:
-    """For each level, where the nodes can be that some token of a tile sees, from the first node of the tile on."""
+    """For each level, offsets from the first node of a tile to all nodes that some token of the tile may see."""
     low = high = k + 1  # bounds of q_l - floor(i / 2^l)
-    near, level = 0, 0  # how near a node can be
+    near, level = 0, 0  # smallest offset of a node on the right
     while True:
         width = max(1, tile >> level)
         left, right = range(-high, width - near), range(near, width + high)
@@ -135,7 +135,7 @@ def _offsets(k: int, tile: int, causal: bool) -> Iterator[list[int]]:
 
 
 def _spans(levels: tuple[int, ...], tile: int) -> tuple[Tensor, Tensor]:
-    """The spans of each tile, and which of its tokens they cover."""
+    """The spans above each tile, and which of its tokens they cover."""
     t = _range(-(-levels[0] // tile))[:, None]
     spans, covers, first = [t[:, :0]], [torch.zeros(0, tile, dtype=torch.bool, device="cpu")], levels[0]
     for level, size in enumerate(levels[1:], 1):

@@ -1,4 +1,4 @@
-"""The contract of the block slot: what is more than an attention, and stands where a layer stands."""
+"""The contract of the block slot: a block takes the place of a whole layer, attention and feed-forward block."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,28 +9,29 @@ from torch import Tensor, nn
 
 from greenformers.feed_forward import FeedForward, build
 from greenformers.feed_forward import Size as FeedForwardSize
-from greenformers.lowrank.linear import LinearMap, linear_map
+from greenformers.lowrank.linear import LinearLayer, linear_layer
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a block needs to know of the network around it.
+    """Sizes of the network around a block, which it is built with.
 
     Attributes:
-        width: d of its input and output.
-        heads: H, a divisor of d.
-        hidden: f of the feed-forward block, where it has one.
-        max_len: longest sequence it will see.
-        causal: position i may depend on positions up to i alone.
-        layer: index of the layer it is, from 0.
-        layers: of the network.
-        dropout: probability of dropping a number of what a residual is added to, in training.
-        eps: epsilon of layer norm.
-        ranks: LED ranks of linear maps by name (q, k, v, output, up, down); those not named, or None, are dense.
-        feed_forward: makes the feed-forward block of a block that has one; by default `dense`, with ReLU.
+        width: Width d of its input and output.
+        heads: Number H of heads, a divisor of d.
+        hidden: Inner width f of the feed-forward block, for blocks that have one.
+        max_len: Length of the longest sequence it will get.
+        causal: Whether position i may depend only on positions up to i.
+        layer: Index of the layer, from 0.
+        layers: Number of layers of the network.
+        dropout: Probability, in training, of dropping an entry of an output before it is added to the residual.
+        eps: Epsilon of layer norms.
+        ranks: LED ranks of linear layers by name (q, k, v, output, up, down); those not named, or None, are dense.
+        feed_forward: Function that makes the feed-forward block, for blocks that have one; by default `dense`, with
+            ReLU.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
 
     width: int
@@ -56,22 +57,22 @@ class Size:
         if not 0 <= self.layer < self.layers:
             raise ValueError(f"layer must be in 0..{self.layers - 1}, got {self.layer}")
 
-    def map(self, name: str) -> LinearMap:
-        """A linear map of width d, dense or of its rank."""
-        return linear_map(self.width, self.width, self.ranks.get(name))
+    def linear_layer(self, name: str) -> LinearLayer:
+        """A linear layer from d to d, dense or of the rank under its name."""
+        return linear_layer(self.width, self.width, self.ranks.get(name))
 
     def make_feed_forward(self) -> FeedForward:
         """The feed-forward block.
 
         Raises:
-            ValueError: it has a loss of its own, for which a block has no place.
+            ValueError: The feed-forward block has a loss of its own, which a block cannot return.
         """
         if self.feed_forward is None:
             return build("dense", FeedForwardSize(self.width, self.hidden, ranks=self.ranks))
-        made = self.feed_forward()
-        if made.has_loss:
-            raise ValueError(f"feed_forward must have no loss of its own in a block, {type(made).__name__} has one")
-        return made
+        module = self.feed_forward()
+        if module.has_loss:
+            raise ValueError(f"feed_forward must have no loss of its own in a block, {type(module).__name__} has one")
+        return module
 
 
 class Block(nn.Module):
@@ -81,13 +82,13 @@ class Block(nn.Module):
     """
 
     keeps_length: ClassVar[bool] = True
-    """Whether it gives a vector for each of its input; otherwise it is for pooling."""
+    """Whether the output has as many positions as the input; otherwise the block is for pooling."""
 
     has_feed_forward: ClassVar[bool] = False
-    """Whether it has a feed-forward block, of the kind in the network's slot."""
+    """Whether it has a feed-forward block, of the kind in the feed-forward slot of the network."""
 
     positions: ClassVar[Literal["model", "own"]] = "model"
-    """Who says where tokens stand: the model, by its embedding; or the block itself, for any number of tokens."""
+    """What encodes positions: the model, in its embedding, or the block itself, for sequences of any length."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -102,15 +103,15 @@ class Block(nn.Module):
         """One layer.
 
         Args:
-            x: the sequence.
-            mask: True = keep. Neither what is masked nor how much of it is before and behind a text changes anything
-                of what is kept; its own output is finite and means nothing.
-            memory: what the layer before, of the same kind, handed on; None in the first layer.
+            x: The sequence (B, N, d).
+            mask: True = keep. Outputs at kept positions depend neither on masked ones nor on how many of them stand
+                before and behind a text; outputs at masked positions are finite and mean nothing.
+            memory: State (B, S, d) returned by the layer before, of the same kind; None in the first layer.
 
         Returns:
-            The sequence, and what is handed to the next layer; None where there is nothing besides.
+            The sequence, and the state for the next layer; None for blocks without one.
         """
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw the block's own parameters anew (none here), those of its linear maps left out."""
+        """Draw the block's own parameters anew (none here), those of its linear layers left out."""

@@ -14,17 +14,17 @@ from greenformers.blocks._contract import Size
 
 
 class MAB(nn.Module):
-    """Multi-head attention from X to Y, then a position-wise map, residuals and norms included.
+    """Multi-head attention from X to Y, then a position-wise linear layer, residuals and norms included.
 
     Args:
-        size: width, heads, dropout (of rFF), epsilon and the ranks of q, k, v and output; its feed-forward block has
-            no place here.
+        size: Sizes of the network around it. Width, heads, dropout (of rFF), epsilon and the ranks of q, k, v and
+            output are read; its feed-forward block is not used.
     """
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.heads, self.scale = size.heads, size.width**-0.5
-        self.q, self.k, self.v, self.output = (size.map(name) for name in ("q", "k", "v", "output"))
+        self.q, self.k, self.v, self.output = (size.linear_layer(name) for name in ("q", "k", "v", "output"))
         self.attention_norm = nn.LayerNorm(size.width, eps=size.eps)
         self.feed_forward_norm = nn.LayerNorm(size.width, eps=size.eps)
         self.dropout = nn.Dropout(size.dropout)
@@ -35,9 +35,9 @@ class MAB(nn.Module):
         """MAB(X, Y).
 
         Args:
-            x: queries; with b = 1 the same for all examples, projected once.
-            y: keys and values.
-            key_mask: True = keep; where no key is kept the attention is 0.
+            x: Queries (b, N, d); with b = 1 the same for all examples, projected once.
+            y: Keys and values (B, M, d).
+            key_mask: True = keep (B, M); where no key is kept the attention is 0.
         """
         query = self.q(x).expand(len(y), -1, -1)
         q, k, v = (z.unflatten(-1, (self.heads, -1)).transpose(1, 2) for z in (query, self.k(y), self.v(y)))

@@ -1,7 +1,8 @@
 """ISAB, the Set Transformer's layer. Lee 2019, arXiv:1810.00825, eq. 9 and 10: MAB(X, MAB(I, X)).
 
-m inducing points I, learned, attend to the sequence, and the sequence to what they found. Permuting the positions
-permutes the output. Time O(N m d + N d^2), memory O((N + m) d). No causal form: the inducing points see all positions.
+m inducing points I, learned, attend to the sequence, and the sequence attends to the outputs of that. Permuting the
+positions permutes the output. Time O(N m d + N d^2), memory O((N + m) d). No causal form: the inducing points see all
+positions.
 """
 
 import torch
@@ -16,14 +17,14 @@ class Isab(Block):
     """Self-attention of a set through inducing points.
 
     Args:
-        size: of the network; its `feed_forward` is not used, MAB having a position-wise map of its own.
-        m: inducing points.
+        size: Sizes of the network around it; `feed_forward` is not used, as MAB has a position-wise layer of its own.
+        m: Number of inducing points.
 
     Attributes:
-        I: (m, d).
+        I: The inducing points (m, d).
 
     Raises:
-        ValueError: causal, or m below 1.
+        ValueError: The network is causal, or m is below 1.
     """
 
     def __init__(self, size: Size, *, m: int = 16) -> None:

@@ -20,15 +20,15 @@ class Pma(Block):
     """Pooling of a set by attention from seeds.
 
     Args:
-        size: of the network; its `feed_forward` is not used, MAB having a position-wise map of its own.
-        k: seeds, and positions of the output.
+        size: Sizes of the network around it; `feed_forward` is not used, as MAB has a position-wise layer of its own.
+        k: Number of seeds, and of positions of the output.
 
     Attributes:
-        S: (k, d).
-        keeps_length: the output has as many positions as the input: False.
+        S: The seeds (k, d).
+        keeps_length: False: the output has k positions, whatever the length of the input.
 
     Raises:
-        ValueError: causal, or k below 1.
+        ValueError: The network is causal, or k is below 1.
     """
 
     keeps_length: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class Pma(Block):
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         self.S = nn.Parameter(torch.empty(k, size.width))
-        self.up, self.mab = size.map("up"), MAB(size)
+        self.up, self.mab = size.linear_layer("up"), MAB(size)
         self.reset_parameters()
 
     @torch.no_grad()

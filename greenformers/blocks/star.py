@@ -20,24 +20,24 @@ from greenformers.blocks._contract import Block, Size
 
 
 class _MultiAtt(nn.Module):
-    """The four maps of a multi-head attention."""
+    """The four projections of a multi-head attention."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.output = (size.map(name) for name in ("q", "k", "v", "output"))
+        self.q, self.k, self.v, self.output = (size.linear_layer(name) for name in ("q", "k", "v", "output"))
 
 
 class Star(Block):
     """One step of the satellites and of the relay.
 
-    Its memory (B, 1 + N, d) is the relay s and the embeddings e, which every step reads again.
+    Its memory (B, 1 + N, d) holds the relay s and the embeddings e, which every step reads again.
 
     Args:
-        size: of the network; `ranks` holds for the maps of satellites and relay alike, `dropout` for what their
-            attention gives, and `feed_forward` is not used.
+        size: Sizes of the network around it. `ranks` holds for the projections of satellites and relay alike, `dropout`
+            for the outputs of their attention, and `feed_forward` is not used.
 
     Raises:
-        ValueError: causal.
+        ValueError: The network is causal.
     """
 
     def __init__(self, size: Size) -> None:
@@ -58,15 +58,15 @@ class Star(Block):
         """One step.
 
         Args:
-            x: h, which is e in the first layer.
-            mask: True = keep.
-            memory: s and e, with S = 1 + N; None in the first layer.
+            x: The satellites h (B, N, d): in the first layer the embeddings e.
+            mask: True = keep (B, N).
+            memory: The relay s and the embeddings e, S = 1 + N positions; None in the first layer.
 
         Returns:
-            The new h; the new s and the same e.
+            The new h; the new s with the same e.
 
         Raises:
-            ValueError: the memory is not of 1 + N positions.
+            ValueError: The memory is not of 1 + N positions.
         """
         B, N, d = x.shape
         if memory is not None and memory.shape != (B, 1 + N, d):
@@ -80,40 +80,40 @@ class Star(Block):
         return h, torch.cat([s, memory[:, 1:]], 1)
 
     def _step_satellites(self, h: Tensor, memory: Tensor, mask: Tensor | None, first: bool) -> Tensor:
-        """Attention of each satellite to the five of its C_i, whose keys and values are projected once."""
-        maps, heads = self.satellites, self.size.heads
-        q = maps.q(h).unflatten(-1, (heads, -1))  # (B, N, H, D)
+        """Attention of each satellite to the five vectors of C_i, whose keys and values are projected once."""
+        layers, heads = self.satellites, self.size.heads
+        q = layers.q(h).unflatten(-1, (heads, -1))  # (B, N, H, D)
         ring = None if mask is None else _neighbours(mask)
 
         def contexts(projection: nn.Module) -> Iterator[Tensor]:
-            """Of each satellite its h_{i-1}, h_i, h_{i+1}, e_i and s, projected, in (B, N or 1, H, D)."""
-            others = projection(memory).unflatten(-1, (heads, -1))
-            own = others[:, 1:] if first else projection(h).unflatten(-1, (heads, -1))
+            """Yield h_{i-1}, h_i, h_{i+1}, e_i and s of each satellite, projected, (B, N or 1, H, D)."""
+            state = projection(memory).unflatten(-1, (heads, -1))
+            own = state[:, 1:] if first else projection(h).unflatten(-1, (heads, -1))
             yield own.roll(1, 1) if ring is None else _rows(own, ring[0])
             yield own
             yield own.roll(-1, 1) if ring is None else _rows(own, ring[1])
-            yield others[:, 1:]
-            yield others[:, :1]
+            yield state[:, 1:]
+            yield state[:, :1]
 
-        # Five weights a head are too few for a matrix product: sums of products, one of the five after the other.
-        scores = torch.cat([(q * key).sum(-1, keepdim=True) for key in contexts(maps.k)], -1)  # (B, N, H, 5)
+        # Five weights a head are too few for a matrix product: sums of products, for one of the five after the other.
+        scores = torch.cat([(q * key).sum(-1, keepdim=True) for key in contexts(layers.k)], -1)  # (B, N, H, 5)
         weights = (scores * q.shape[-1] ** -0.5).softmax(-1).split(1, -1)
-        mixed = reduce(torch.add, (p * value for p, value in zip(weights, contexts(maps.v), strict=True)))
-        return self.satellites_norm(F.relu(self.dropout(maps.output(mixed.flatten(2)))))
+        mixed = reduce(torch.add, (p * value for p, value in zip(weights, contexts(layers.v), strict=True)))
+        return self.satellites_norm(F.relu(self.dropout(layers.output(mixed.flatten(2)))))
 
     def _step_relay(self, s: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
-        maps, seen = self.relay, torch.cat([s, h], 1)
+        layers, context = self.relay, torch.cat([s, h], 1)
         q, k, v = (
             projection(x).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
-            for projection, x in ((maps.q, s), (maps.k, seen), (maps.v, seen))
+            for projection, x in ((layers.q, s), (layers.k, context), (layers.v, context))
         )
         key_mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         attended = dense_attention(q, k, v, key_mask).transpose(1, 2).flatten(2)  # (B, 1, d)
-        return self.relay_norm(F.relu(self.dropout(maps.output(attended))))
+        return self.relay_norm(F.relu(self.dropout(layers.output(attended))))
 
 
 def _mean(x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B 1 d"]:
-    """Mean over the kept positions, what is masked being 0; 0 where none is kept."""
+    """Mean over the kept positions, as x is 0 at masked ones; 0 where none is kept."""
     if mask is None:
         return x.mean(1, keepdim=True)
     count = mask.sum(1).clamp(min=1)[:, None, None]
@@ -121,7 +121,7 @@ def _mean(x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None) -> Float[
 
 
 def _neighbours(mask: Bool[Tensor, "B N"]) -> Int[Tensor, "2 B N"]:
-    """The kept position before each position and the one after it, around the ring; any, where none is kept."""
+    """The kept positions before and after each position, around the ring; arbitrary where none is kept."""
     N = mask.shape[1]
     place = torch.arange(N, device=mask.device)
     # Up to each position the last kept one, from each on the first one. Shifted by one, the ends are round the ring.
@@ -134,6 +134,6 @@ def _neighbours(mask: Bool[Tensor, "B N"]) -> Int[Tensor, "2 B N"]:
 
 
 def _rows(x: Float[Tensor, "B N H D"], at: Int[Tensor, "B N"]) -> Float[Tensor, "B N H D"]:
-    """Of each example the positions `at`."""
+    """The vectors of x at the positions `at` of each example."""
     rows = at + x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
     return x.flatten(0, 1).index_select(0, rows.flatten()).view(x.shape)

@@ -21,13 +21,13 @@ def build(name: str, size: Size, **options: Any) -> FeedForward:
     """Make the feed-forward block of file `name`, which alone is imported.
 
     Args:
-        name: one of `names()`.
-        size: of the network around it.
-        **options: keyword arguments of its class; each has a default that works.
+        name: One of `names()`.
+        size: Sizes of the network around it.
+        **options: Keyword arguments of its class; each has a default that works.
 
     Raises:
-        ValueError: no such kind, one that cannot do what is asked for, or an option out of range.
-        TypeError: an option it does not take.
+        ValueError: There is no such kind, it cannot do what is asked for, or an option is out of range.
+        TypeError: It does not take an option.
     """
     kind = feed_forward_class(name)
     check_options(name, kind, options)
@@ -38,7 +38,7 @@ def feed_forward_class(name: str) -> type[FeedForward]:
     """The class of file `name`, which alone is imported.
 
     Raises:
-        ValueError: no such kind.
+        ValueError: There is no such kind.
     """
     kind: type[FeedForward] = class_of(__name__, names(), name, "feed_forward")
     return kind

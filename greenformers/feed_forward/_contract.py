@@ -7,24 +7,24 @@ from typing import ClassVar
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.lowrank.linear import LinearMap, linear_map
+from greenformers.lowrank.linear import LinearLayer, linear_layer
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a feed-forward block needs to know of the network around it.
+    """Sizes of the network around a feed-forward block, which it is built with.
 
     Attributes:
-        width: d of its input and output.
-        hidden: f, the width inside.
-        activation: makes the activation, an elementwise module.
-        layer: index of the layer it stands in, from 0; a decoder's count on from the encoder's.
-        layers: of the network.
+        width: Width d of its input and output.
+        hidden: Width f of the inner activation.
+        activation: Function that makes the activation, an elementwise module.
+        layer: Index of its layer, from 0; layers of a decoder count on from those of its encoder.
+        layers: Number of layers of the network.
         ranks: LED ranks of linear layers by name (up, gate, down); those not named, or None, are dense.
-        bias: whether linear layers have one.
+        bias: Whether linear layers have a bias.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
 
     width: int
@@ -42,26 +42,27 @@ class Size:
         if not 0 <= self.layer < self.layers:
             raise ValueError(f"layer must be in 0..{self.layers - 1}, got {self.layer}")
 
-    def up(self, name: str = "up") -> LinearMap:
+    def up(self, name: str = "up") -> LinearLayer:
         """A linear layer from d to f, dense or of the rank under its name."""
-        return linear_map(self.width, self.hidden, self.ranks.get(name), bias=self.bias)
+        return linear_layer(self.width, self.hidden, self.ranks.get(name), bias=self.bias)
 
-    def down(self) -> LinearMap:
+    def down(self) -> LinearLayer:
         """A linear layer from f to d, dense or of its rank."""
-        return linear_map(self.hidden, self.width, self.ranks.get("down"), bias=self.bias)
+        return linear_layer(self.hidden, self.width, self.ranks.get("down"), bias=self.bias)
 
 
 class FeedForward(nn.Module):
     """Base of every feed-forward block: `forward` is the one signature of the slot; the rest are capabilities.
 
-    A capability is asked for by the layer, never looked up by name. Those a block lacks keep the answers given here.
+    A capability is asked for by the layer, never looked up by name. A block keeps the answers given here for those it
+    lacks.
     """
 
     has_loss: ClassVar[bool] = False
-    """Whether `forward_with_loss` gives a loss that belongs to the training."""
+    """Whether `forward_with_loss` gives a loss to train with."""
 
     by_position: ClassVar[bool] = True
-    """Whether what a position gets depends on no other one: a layer may then give it a part of the positions."""
+    """Whether the output at a position depends on no other position, so that a layer may call it on some positions."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -69,27 +70,27 @@ class FeedForward(nn.Module):
 
     @property
     def inner_width(self) -> int:
-        """Width of a position's inner activation: it says how many positions at a time stay in a cache."""
+        """Width of the inner activation of a position, which says how many positions at a time stay in a cache."""
         return self.size.hidden
 
     def forward(self, x: Float[Tensor, "*B N d"], mask: Bool[Tensor, "*B N"] | None = None) -> Float[Tensor, "*B N d"]:
         """Change every position.
 
         Args:
-            x: the sequence.
-            mask: True = keep. What is masked changes nothing of what is kept; its own output is finite and means
-                nothing.
+            x: Input of the layer (B, N, d).
+            mask: True = keep. Outputs at kept positions do not depend on masked ones; outputs at masked positions are
+                finite and mean nothing.
         """
         raise NotImplementedError
 
     def forward_with_loss(
         self, x: Float[Tensor, "*B N d"], mask: Bool[Tensor, "*B N"] | None = None
     ) -> tuple[Float[Tensor, "*B N d"], Float[Tensor, ""]]:
-        """`forward`, and a loss to be added to that of the task, already weighted; nothing is kept on the module."""
+        """`forward`, and a weighted loss to be added to that of the task; nothing is stored on the module."""
         raise NotImplementedError(f"{type(self).__name__} has no loss of its own")
 
     def flat(self) -> Callable[[Tensor], Tensor]:
-        """`forward` of one token (B, 1, d) without a mask, as a function that calls no module; of inference alone."""
+        """`forward` of one token (B, 1, d) without a mask, as a function that calls no module; for inference alone."""
         return self.forward
 
     def reset_parameters(self) -> None:

@@ -1,4 +1,4 @@
-"""Two linear layers and an activation: what `dense` and `chunked` compute alike."""
+"""Two linear layers and an activation: the base of `dense` and `chunked`."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,11 @@ class UpDown(FeedForward):
     """down(activation(up(x))), its linear layers dense or low-rank.
 
     Args:
-        size: of the network around it.
+        size: Sizes of the network around it.
 
     Attributes:
-        activation_learns: whether the activation has parameters (prelu, xielu): a recomputation gives them no gradient.
+        activation_learns: Whether the activation has parameters (prelu, xielu): computing it again would give them no
+            gradient.
     """
 
     def __init__(self, size: Size) -> None:
@@ -30,16 +31,16 @@ class UpDown(FeedForward):
 
     @property
     def low_rank(self) -> bool:
-        """Whether both linear layers are; they may have been replaced since they were made."""
+        """Whether both linear layers are LEDs, which may change after construction."""
         return isinstance(self.up, LED) and isinstance(self.down, LED) and self.known
 
     @property
     def known(self) -> bool:
-        """Whether both linear layers are dense or low-rank, and not of another kind that has taken their place."""
+        """Whether both linear layers are dense or low-rank, and neither is replaced by a module of another kind."""
         return is_plain(self.up) and is_plain(self.down)
 
     def whole(self, x: Tensor) -> Tensor:
-        """The definition."""
+        """down(activation(up(x))) of all positions at once: the definition."""
         y: Tensor = self.down(self.activation(self.up(x)))
         return y
 

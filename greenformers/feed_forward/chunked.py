@@ -14,14 +14,14 @@ from greenformers.lowrank.feed_forward import can_slice, slice_length, sliced_fe
 
 
 class Chunked(UpDown):
-    """down(activation(up(x))), keeping its input alone for the backward pass.
+    """down(activation(up(x))), of which only the input is kept for the backward pass.
 
     Args:
-        size: of the network around it.
-        chunk: positions of a slice, c; by default what suits the device.
+        size: Sizes of the network around it.
+        chunk: Number c of positions of a slice; by default as many as suit the device.
 
     Raises:
-        ValueError: chunk below 1, or an activation that learns.
+        ValueError: `chunk` is below 1, or the activation has parameters.
     """
 
     def __init__(self, size: Size, *, chunk: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Chunked(UpDown):
         self, x: Float[Tensor, "*B N d"], mask: Bool[Tensor, "*B N"] | None = None
     ) -> Float[Tensor, "*B N d"]:
         if self.known and can_slice(x):
-            # The activation's forward, not the module: hooks on it cannot follow a recomputation.
+            # The activation's forward, not the module: hooks on it would run again in the backward pass.
             return sliced_feed_forward(x, self.up, self.down, self.activation.forward, self.chunk)
         if torch.compiler.is_compiling():
             return self.whole(x)

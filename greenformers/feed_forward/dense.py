@@ -1,6 +1,6 @@
 """The feed-forward block. Vaswani 2017, arXiv:1706.03762, eq. 2: act(x W1 + b1) W2 + b2, position by position.
 
-Time O(N d f), memory O(N f). Low-rank, act(x E1 D1) E2 D2 (Cahyawijaya 2021, 3.1.1), in time O(N r (d + f)): it is made
+Time O(N d f), memory O(N f). Low-rank, act(x E1 D1) E2 D2 (Cahyawijaya 2021, 3.1.1), in time O(N r (d + f)): computed
 in slices of positions, see `greenformers.lowrank.feed_forward`.
 """
 
@@ -18,6 +18,6 @@ class Dense(UpDown):
         self, x: Float[Tensor, "*B N d"], mask: Bool[Tensor, "*B N"] | None = None
     ) -> Float[Tensor, "*B N d"]:
         if self.low_rank and not self.activation_learns and can_slice(x):
-            # The activation's forward, not the module: hooks on it cannot follow a recomputation.
+            # The activation's forward, not the module: hooks on it would run again in the backward pass.
             return sliced_feed_forward(x, self.up, self.down, self.activation.forward)
         return self.whole(x)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from greenformers._torch import flat
 from greenformers.feed_forward._contract import FeedForward, Size
-from greenformers.lowrank.linear import LinearMap, decode, encode
+from greenformers.lowrank.linear import LinearLayer, decode, encode
 
 
 class Gated(FeedForward):
     """down(activation(gate(x)) * up(x)).
 
     Args:
-        size: of the network around it.
+        size: Sizes of the network around it.
     """
 
     def __init__(self, size: Size) -> None:
@@ -33,8 +33,8 @@ class Gated(FeedForward):
     def forward(  # noqa: D102
         self, x: Float[Tensor, "*B N d"], mask: Bool[Tensor, "*B N"] | None = None
     ) -> Float[Tensor, "*B N d"]:
-        if isinstance(self.gate, LinearMap) and isinstance(self.up, LinearMap):
-            # Two low-rank ones read x in one product.
+        if isinstance(self.gate, LinearLayer) and isinstance(self.up, LinearLayer):
+            # Two low-rank layers read x in one product.
             layers = (self.gate, self.up)
             gate, up = (decode(layer, code) for layer, code in zip(layers, encode(layers, x), strict=True))
         else:

@@ -61,7 +61,7 @@ class _Classifier(nn.Module):
             num_attention_heads=size.heads,
             intermediate_size=size.feed_forward,
             hidden_dropout_prob=size.dropout,
-            **slots(variant, rank=size.rank, kept=min(size.k, length)),
+            **slots(variant, rank=size.rank, attention_size=min(size.k, length)),
         )
         self.model = GreenformerForSequenceClassification(config)
         if setting.recompute:

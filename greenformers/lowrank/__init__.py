@@ -1,1 +1,1 @@
-"""Low-rank linear maps: the LED unit and, later, how to factorise trained weights and choose ranks."""
+"""Low-rank linear layers: the LED unit, the factorisation of trained weights, and the choice of ranks."""

@@ -1,4 +1,4 @@
-"""A weight that is no parameter but is computed: the product of factors, or whole numbers times a scale."""
+"""A weight that is no parameter but is computed: the product of factors, or integers times a scale."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,27 +14,27 @@ ASKED = frozenset(
         Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.element_size, Tensor.__len__,
     ]
 )  # fmt: skip
-"""What of a tensor is known without its numbers."""
+"""Attributes and methods of a tensor that are known without its numbers."""
 
 
 def computed(compute: Callable[[], Tensor], shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A tensor that is computed where something is computed with it, and not where only its type or shape is asked for.
 
-    As with any result of a computation, what is written into it changes nothing else; to replace its `data` is refused.
+    As with any result of a computation, writing into it changes nothing else; replacing its `data` raises.
 
-    T5 asks for the type of a weight at each call, and never reads it: to multiply out two factors for that would take
-    longer than all else that a token needs.
+    T5 asks for the type of a weight at each call, and never reads the weight: multiplying two factors out for that
+    would take longer than all other work on a token.
 
     Args:
-        compute: Gives the tensor; gradients reach what it is computed from.
-        shape: Of the tensor.
-        like: Has its type and its device.
+        compute: Function that returns the tensor; gradients reach the tensors it is computed from.
+        shape: Shape of the tensor.
+        like: A tensor of the same dtype and on the same device.
     """
     if torch.compiler.is_compiling() or in_transform():
         return compute()
-    made = torch.empty(shape, dtype=like.dtype, device="meta").as_subclass(_Computed)
-    made.compute, made.at = compute, like.device
-    return made
+    lazy = torch.empty(shape, dtype=like.dtype, device="meta").as_subclass(_Computed)
+    lazy.compute, lazy.at = compute, like.device
+    return lazy
 
 
 class _Computed(Tensor):

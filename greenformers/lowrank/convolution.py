@@ -23,25 +23,25 @@ class LowRankConv(nn.Module):
     """A convolution of rank at most r in each group, in place of nn.Conv1d, nn.Conv2d and nn.Conv3d.
 
     Args:
-        in_channels: channels of the input, a multiple of groups.
-        out_channels: channels of the output, a multiple of groups.
-        kernel_size: one size for each dimension of space: 1, 2 or 3 of them.
-        rank: r, in 1..min(m, n).
-        stride: as nn.Conv2d has it, as are the following.
-        padding: positions on both sides, "same" or "valid".
-        dilation: spacing of the kernel's points.
-        groups: channels are split into that many independent convolutions.
-        bias: add a bias after the second factor.
+        in_channels: Channels of the input, a multiple of groups.
+        out_channels: Channels of the output, a multiple of groups.
+        kernel_size: One size for each dimension of space: 1, 2 or 3 of them.
+        rank: Rank r of each group, in 1..min(m, n).
+        stride: Step of the kernel, as in nn.Conv2d; so are the following options.
+        padding: Number of positions added on both sides, or "same" or "valid".
+        dilation: Spacing of the kernel's points.
+        groups: Number of independent convolutions that the channels are split into.
+        bias: Add a bias after the second factor.
         padding_mode: "zeros", "reflect", "replicate" or "circular".
-        device: of the parameters.
-        dtype: of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Attributes:
-        encoder: (groups * r, in_channels / groups, *kernel_size).
-        decoder: (out_channels, r), the groups' (m, r) under each other.
+        encoder: First factor (groups * r, in_channels / groups, *kernel_size).
+        decoder: Second factor (out_channels, r), the (m, r) of the groups stacked.
 
     Raises:
-        ValueError: rank, groups, number of kernel sizes or padding out of range.
+        ValueError: The rank, the groups, the number of kernel sizes or the padding is out of range.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LowRankConv(nn.Module):
             raise ValueError(f"groups must divide {in_channels} and {out_channels} channels, got {groups}")
         m, n = out_channels // groups, in_channels // groups * torch.Size(kernel_size).numel()
         if not 1 <= rank <= min(m, n):
-            raise ValueError(f"rank must be in 1..{min(m, n)} for {groups} x ({n} x {m}) maps, got {rank}")
+            raise ValueError(f"rank must be in 1..{min(m, n)} for {groups} x ({n} x {m}) weights, got {rank}")
         self.in_channels, self.out_channels, self.kernel_size, self.rank = in_channels, out_channels, kernel_size, rank
         self.groups, self.padding_mode = groups, padding_mode
         self.encoder = nn.Parameter(
@@ -75,18 +75,18 @@ class LowRankConv(nn.Module):
         )
         self.decoder = nn.Parameter(torch.empty(out_channels, rank, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
-        # nn.Conv2d checks what is left, and writes a single size out for each dimension.
+        # nn.Conv2d checks the other options, and repeats a single size for each dimension.
         dense = self._dense(stride, padding, dilation)
         self.stride, self.padding, self.dilation = dense.stride, dense.padding, dense.dilation
         self.reset_parameters()
 
     @classmethod
     def like(cls, conv: ConvNd, rank: int) -> "LowRankConv":
-        """A unit of the geometry, dtype and device of a dense convolution, its numbers yet to be set.
+        """A unit of the geometry, dtype and device of a dense convolution, its parameters not initialised.
 
         Raises:
-            TypeError: not nn.Conv1d, nn.Conv2d or nn.Conv3d, or one that computes something else.
-            ValueError: rank out of range.
+            TypeError: The module is no nn.Conv1d, nn.Conv2d or nn.Conv3d, or overrides its forward.
+            ValueError: The rank is out of range.
         """
         if getattr(type(conv), "forward", None) not in [dense.forward for dense in DENSE.values()]:
             raise TypeError(f"conv must be an nn.Conv1d, nn.Conv2d or nn.Conv3d, got {type(conv).__name__}")
@@ -145,7 +145,7 @@ class LowRankConv(nn.Module):
         """Draw the factors so that outputs vary as those of the dense convolution, as LED does.
 
         Args:
-            std: of the dense weight; by default that of nn.Conv2d, 1 / sqrt(3 n).
+            std: Standard deviation of the dense weight; by default that of nn.Conv2d, 1 / sqrt(3 n).
         """
         n = self.encoder[0].numel()
         std = (3 * n) ** -0.5 if std is None else std
@@ -155,7 +155,7 @@ class LowRankConv(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Convolve (B, in, *space) or (in, *space), through the rank."""
+        """Convolve (B, in, *space) or (in, *space) with both factors."""
         convolve, padding = CONVOLVE[len(self.kernel_size)], self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._sides(), mode=self.padding_mode), "valid"

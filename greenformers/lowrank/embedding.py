@@ -1,7 +1,7 @@
-"""Factorised embedding table. Lan 2019 (ALBERT), arXiv:1909.11942, section 3.1: V x d -> V x r, r x d.
+"""Factorised embedding. Lan 2019 (ALBERT), arXiv:1909.11942, section 3.1: V x d -> V x r, r x d.
 
 Parameters r (V + d) instead of V d; a token costs a lookup and r d multiply-adds. The two factors are those of
-LED(d -> V), so that one pair serves the input and a tied output map.
+LED(d -> V), so that one pair serves the input and a tied output projection.
 """
 
 import torch
@@ -11,27 +11,27 @@ from torch import Tensor, nn
 
 
 class LowRankEmbedding(nn.Module):
-    """A table of rank at most r, in place of nn.Embedding.
+    """An embedding of rank at most r, in place of nn.Embedding.
 
-    As in nn.Embedding, the padding row gets no gradient; but what it stands for changes with the encoder, unless the
-    row is zero, as it is drawn. scale_grad_by_freq scales gradients of the decoder only.
+    As in nn.Embedding, the padding row of the decoder gets no gradient; but its product with the encoder changes as the
+    encoder does, unless the row is zero, as it is initialised. scale_grad_by_freq scales gradients of the decoder only.
 
     Args:
-        num_embeddings: number of rows V.
-        embedding_dim: width d of the output.
-        rank: r, in 1..min(V, d).
-        padding_idx: row that gets no gradient, negative to count from the end.
-        scale_grad_by_freq: divide a row's gradient by how often it was looked up.
-        sparse: sparse gradients of the decoder.
-        device: of the parameters.
-        dtype: of the parameters.
+        num_embeddings: Number V of rows, the size of the vocabulary.
+        embedding_dim: Width d of the output.
+        rank: Rank r, in 1..min(V, d).
+        padding_idx: Index of the row that gets no gradient; negative indices count from the end.
+        scale_grad_by_freq: Whether a row's gradient is divided by how often it was looked up.
+        sparse: Whether gradients of the decoder are sparse.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Attributes:
-        decoder: (V, r), as LED's of d -> V.
-        encoder: (r, d), as LED's of d -> V.
+        decoder: First factor of a lookup (V, r), as the decoder of an LED from d to V.
+        encoder: Second factor of a lookup (r, d), as the encoder of an LED from d to V.
 
     Raises:
-        ValueError: rank or padding_idx out of range.
+        ValueError: The rank or padding_idx is out of range.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LowRankEmbedding(nn.Module):
         super().__init__()
         V, limit = num_embeddings, min(num_embeddings, embedding_dim)
         if not 1 <= rank <= limit:
-            raise ValueError(f"rank must be in 1..{limit} for a {V} x {embedding_dim} table, got {rank}")
+            raise ValueError(f"rank must be in 1..{limit} for a {V} x {embedding_dim} embedding, got {rank}")
         if padding_idx is not None and not -V <= padding_idx < V:
             raise ValueError(f"padding_idx must be in {-V}..{V - 1}, got {padding_idx}")
         self.num_embeddings, self.embedding_dim, self.rank = num_embeddings, embedding_dim, rank
@@ -61,11 +61,11 @@ class LowRankEmbedding(nn.Module):
 
     @classmethod
     def like(cls, embedding: nn.Embedding, rank: int) -> "LowRankEmbedding":
-        """A unit of the sizes, options, dtype and device of a dense table, its numbers yet to be set.
+        """A unit of the sizes, options, dtype and device of a dense embedding, its parameters not initialised.
 
         Raises:
-            TypeError: not an nn.Embedding, or one that computes something else, as scaled ones do.
-            ValueError: rank out of range; max_norm is set: it changes rows of the dense table as they are read.
+            TypeError: The module is no nn.Embedding, or overrides its forward, as scaled embeddings do.
+            ValueError: The rank is out of range; or max_norm is set, which changes rows of the weight as they are read.
         """
         if getattr(type(embedding), "forward", None) is not nn.Embedding.forward:
             raise TypeError(f"embedding must be an nn.Embedding, got {type(embedding).__name__}")
@@ -86,11 +86,11 @@ class LowRankEmbedding(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "V d"]:
-        """The dense table the factors stand for, as nn.Embedding holds it."""
+        """The product of the factors, the dense weight as nn.Embedding holds it."""
         return self.decoder @ self.encoder
 
     def to_dense(self) -> nn.Embedding:
-        """The dense table, trainable where a factor is."""
+        """The dense embedding, trainable where a factor is."""
         dense = nn.Embedding.from_pretrained(
             self.weight.detach(),
             freeze=not (self.decoder.requires_grad or self.encoder.requires_grad),
@@ -101,10 +101,10 @@ class LowRankEmbedding(nn.Module):
         return dense.train(self.training)
 
     def reset_parameters(self, std: float = 1.0) -> None:
-        """Draw the factors so that rows vary as those of the dense table, and zero the padding row, as nn.Embedding.
+        """Draw the factors so that rows vary as those of a dense embedding, and zero the padding row.
 
         Args:
-            std: of the dense table; by default that of nn.Embedding.
+            std: Standard deviation of the dense weight; by default that of nn.Embedding, 1.
         """
         nn.init.normal_(self.encoder, std=self.embedding_dim**-0.5)
         nn.init.normal_(self.decoder, std=std * (self.embedding_dim / self.rank) ** 0.5)
@@ -113,7 +113,7 @@ class LowRankEmbedding(nn.Module):
                 self.decoder[self.padding_idx].zero_()
 
     def forward(self, x: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        """Look rows up, through the rank."""
+        """Look up rows of the decoder, and multiply them by the encoder."""
         code = F.embedding(
             x, self.decoder, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse
         )

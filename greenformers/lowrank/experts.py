@@ -1,8 +1,8 @@
-"""Weights of experts, of which each row of the input goes through its own: dense ones, and those of low rank.
+"""Weights of the experts of a mixture, dense or low-rank: each row of the input goes through its expert's weight.
 
-A mixture of E experts holds each of its weights once an expert: W_e (m x n). Rows come sorted by expert, so that those
-of one are a slice; row i of expert e gives W_e x_i. Of low rank, W_e ~ D_e E_e: r (m + n) parameters an expert and as
-many multiply-adds a row in place of m n. One rank for all experts keeps the factors in three dimensions.
+A mixture of E experts holds each of its weights once per expert: W_e (m x n). Rows come sorted by expert, so that the
+rows of an expert are a slice; row i of expert e gives W_e x_i. Of low rank, W_e ~ D_e E_e: r (m + n) parameters an
+expert and as many multiply-adds a row in place of m n. One rank for all experts keeps the factors in three dimensions.
 """
 
 from typing import NamedTuple, Self
@@ -17,14 +17,14 @@ from greenformers.lowrank.computed import computed
 
 
 class Routed(NamedTuple):
-    """Which rows are whose.
+    """The rows of a batch, sorted by the expert each is routed to.
 
     Attributes:
-        counts: How many rows each of the E experts has, one expert after the other.
-        experts: The expert of each row (S,), rising.
+        counts: Number of rows of each of the E experts, in their order.
+        experts: The expert of each row (S,), in ascending order.
         tokens: The token of each row (S,): its place in the input of the layer.
         order: The place of each row (S,) in the flattened choices, k of each token.
-        length: How many tokens the layer got.
+        length: Number N of tokens that the layer got.
     """
 
     counts: list[int]
@@ -37,7 +37,7 @@ class Routed(NamedTuple):
     def of(cls, chosen: Int[Tensor, "N k"], experts: int) -> Self:
         """Rows by expert, of the k experts that a router chose for each token; numbers from E on mean none."""
         ids, order = chosen.flatten().sort(stable=True)
-        if is_fake(ids) or ids.is_meta:  # nobody knows who is chosen: all alike
+        if is_fake(ids) or ids.is_meta:  # the choice is unknown: the same number for all
             counts = [len(range(e, len(ids), experts)) for e in range(experts)]
         else:
             counts = torch.bincount(ids, minlength=experts)[:experts].tolist()
@@ -46,12 +46,12 @@ class Routed(NamedTuple):
 
 
 class ExpertsLinear(nn.Module):
-    """One dense weight of all experts, and their biases.
+    """A dense linear layer of every expert: E weights and biases.
 
     Args:
-        weight: (E, m, n); (E, n, m) if `transposed`.
-        bias: (E, m).
-        transposed: The weight is held so.
+        weight: Weights (E, m, n); (E, n, m) if `transposed`.
+        bias: Biases (E, m), or None.
+        transposed: Whether the weight is held transposed.
     """
 
     bias: nn.Parameter | None
@@ -66,12 +66,12 @@ class ExpertsLinear(nn.Module):
         return self.weight.mT if self.transposed else self.weight
 
     def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
-        """W_e x of each row, e its expert."""
+        """W_e x for each row x, where e is its expert."""
         biases = [None] * len(routed.counts) if self.bias is None else self.bias.unbind()
-        # Taken apart at once: the gradient of each by itself would be as large as that of all.
+        # One unbind for all: the gradient of each weight indexed by itself would be as large as that of all weights.
         parts = zip(x.split(routed.counts), self.matrices.unbind(), biases, strict=True)
-        found = [F.linear(part, W, bias) for part, W, bias in parts if len(part)]
-        return torch.cat(found) if found else x.new_zeros(0, self.matrices.shape[1])
+        outputs = [F.linear(part, W, bias) for part, W, bias in parts if len(part)]
+        return torch.cat(outputs) if outputs else x.new_zeros(0, self.matrices.shape[1])
 
     def extra_repr(self) -> str:  # noqa: D102
         experts, m, n = self.matrices.shape
@@ -79,24 +79,24 @@ class ExpertsLinear(nn.Module):
 
 
 class ExpertsLED(nn.Module):
-    """One weight of all experts, of rank at most r each, in place of `ExpertsLinear`.
+    """A linear layer of every expert, each of rank at most r, in place of `ExpertsLinear`.
 
     Args:
-        experts: E.
+        experts: Number E of experts.
         in_features: Width n of the input.
         out_features: Width m of the output.
-        rank: r, in 1..min(n, m).
-        bias: Add biases after the second factors.
-        transposed: The dense weight it stands for is held transposed.
+        rank: Rank r of each expert, in 1..min(n, m).
+        bias: Whether biases are added after the second factors.
+        transposed: Whether the dense weight it replaces is held transposed.
 
     Attributes:
         encoders: `ExpertsLinear` with the weights E_e (E, r, n).
-        decoders: `ExpertsLinear` with the weights D_e (E, m, r). Not named as the factors of an LED are: who asks PEFT
-            for those, which are linear layers, must not get these.
-        bias: (E, m).
+        decoders: `ExpertsLinear` with the weights D_e (E, m, r). They are not named as the factors of an LED:
+            a PEFT target of those names means linear layers, and must not match these.
+        bias: Biases (E, m), or None.
 
     Raises:
-        ValueError: rank out of range.
+        ValueError: The rank is out of range.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class ExpertsLED(nn.Module):
         """An empty unit of the sizes, dtype and device of dense weights.
 
         Raises:
-            ValueError: rank out of range.
+            ValueError: The rank is out of range.
         """
         weight, (experts, m, n) = dense.weight, dense.matrices.shape
         with torch.device("meta"):
-            made = cls(experts, n, m, rank, dense.bias is not None, dense.transposed)
-        return made.to(weight.dtype).to_empty(device=weight.device).train(dense.training)
+            unit = cls(experts, n, m, rank, dense.bias is not None, dense.transposed)
+        return unit.to(weight.dtype).to_empty(device=weight.device).train(dense.training)
 
     @property
     def weight(self) -> Float[Tensor, "E m n"]:
-        """The dense weights the factors stand for, as `ExpertsLinear` holds them; see `computed`."""
+        """The products of the factors, the dense weights as `ExpertsLinear` holds them; see `computed`."""
         D, E = self.decoders.weight, self.encoders.weight
         m, n = self.out_features, self.in_features
         if self.transposed:
@@ -134,15 +134,15 @@ class ExpertsLED(nn.Module):
         return computed(lambda: D @ E, (self.experts, m, n), D)
 
     def to_dense(self) -> ExpertsLinear:
-        """The dense weights, trainable where a factor is; the biases are these."""
+        """The dense layer, trainable where a factor is; it shares the biases."""
         learnt = any(factor.weight.requires_grad for factor in (self.decoders, self.encoders))
         weight = nn.Parameter(self.weight.detach() + 0, learnt)
         return ExpertsLinear(weight, self.bias, transposed=self.transposed).train(self.training)
 
     def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
-        """D_e E_e x of each row, e its expert."""
-        found: Tensor = self.decoders(self.encoders(x, routed), routed)
-        return found if self.bias is None else found + self.bias[routed.experts]
+        """D_e E_e x for each row x, where e is its expert."""
+        output: Tensor = self.decoders(self.encoders(x, routed), routed)
+        return output if self.bias is None else output + self.bias[routed.experts]
 
     def extra_repr(self) -> str:  # noqa: D102
         return (

@@ -5,7 +5,7 @@ and G = T T^T, whose dropped squared singular values are the error it makes, in 
 
     svd, randomized   |W - D E|^2                       Eckart & Young 1936; Halko 2011, arXiv:0909.4061
     activation        |(W - D E) X|^2 = tr D' C D'^T    C = X X^T; Wang 2024, arXiv:2403.07378 (SVD-LLM)
-    sequential        |W X - D E X^|^2                  X^ the inputs as changed by what is compressed already
+    sequential        |W X - D E X^|^2                  X^ the inputs after the layers before are compressed
     loss              tr G D' C D'^T, D' = W - D E      G = d d^T of output gradients: K-FAC's second-order loss
     sequential_loss   tr G R R^T, R = W X - D E X^      both at once
 
@@ -33,7 +33,7 @@ NEEDS = {
     "sequential_loss": ("inputs", "cross", "gradients"),
 }
 CALIBRATED = tuple(NEEDS)
-"""Solvers that need statistics, and which."""
+"""Solvers that need statistics; `NEEDS` says which."""
 
 SOLVERS = (*SPECTRAL, "nmf", "semi_nmf", "random")
 
@@ -41,7 +41,7 @@ TINY = 1e-12
 """Eigenvalues of a covariance below this share of the largest are dropped: float64 does not resolve them."""
 
 NOISE = 1e-7
-"""Where X^ has no more than this share of its energy, float32 products say nothing of how it differs from X."""
+"""In directions with no more than this share of the energy of X^, float32 products do not resolve X^ - X."""
 
 RESOLVED = {torch.float32: 0.1, torch.float64: 1e-7}
 """Dropped energy, in units of the largest, down to which eigenvectors of a Gram matrix give the optimum to 1e-6."""
@@ -49,16 +49,16 @@ RESOLVED = {torch.float32: 0.1, torch.float64: 1e-7}
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a layer saw in calibration; sums over positions.
+    """Statistics of the inputs and outputs of a layer in calibration: sums over positions.
 
     Attributes:
-        inputs: C = sum x x^T (n, n), x as in the layer where it stands, after what precedes it was compressed.
-        cross: sum y x^T (m, n), y = W x0 as in the dense model, without its bias. For sequential solvers.
-        total: sum y^T y of those, or y^T G y: what the error of sequential solvers is relative to.
-        gradients: G = sum d d^T (m, m) over gradients of the loss in the outputs. For solvers with a loss.
-        outputs: sum y y^T (m, m), in place of `inputs` where only the spectrum is wanted.
-        mean: of x, where x and y above are taken from their means, because a bias makes up for them.
-        output_mean: of y, likewise.
+        inputs: C = sum x x^T (n, n), where x is the input of the layer after the layers before it were compressed.
+        cross: Sum y x^T (m, n), where y = W x0 is the output in the dense model, without bias. For sequential solvers.
+        total: Sum y^T y of these outputs, or sum y^T G y: the errors of sequential solvers are relative to it.
+        gradients: G = sum d d^T (m, m) over gradients d of the loss in the outputs. For solvers with a loss.
+        outputs: Sum y y^T (m, m), in place of `inputs` where only the spectrum is computed.
+        mean: Mean of x (n,), where the sums above are of x and y less their means, which a bias makes up for.
+        output_mean: Mean of y (m,), in the same case.
     """
 
     inputs: Float[Tensor, "n n"] | None = None
@@ -72,13 +72,13 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Factors:
-    """D and E of the highest rank asked for; where there is a spectrum, in order of importance.
+    """D and E of the highest rank asked for; with a spectrum, components are in order of importance.
 
     Attributes:
-        decoder: D (m, r).
-        encoder: E (r, n).
-        energies: squared singular values of the whitened weight, falling. All of them, or the first r and one more
-            that stands for the others (`randomized`), or None (solvers without a spectrum).
+        decoder: The factor D (m, r).
+        encoder: The factor E (r, n).
+        energies: Squared singular values of the whitened weight, in descending order: all of them, or the first r and
+            the sum of the others (`randomized`), or None (solvers without a spectrum).
     """
 
     decoder: Float[Tensor, "m r"]
@@ -92,7 +92,7 @@ class Factors:
     def error(self, rank: int) -> float | None:
         """Relative error at a rank, in the norm the solver minimises, from the spectrum alone.
 
-        For `sequential` and `sequential_loss` it is that beyond what the best weight of full rank leaves.
+        For `sequential` and `sequential_loss` it is the error beyond that of the best weight of full rank.
         """
         if self.energies is None:
             return None
@@ -106,14 +106,15 @@ def factorize(
     """Factorise one matrix.
 
     Args:
-        weight: W of any float dtype. The factors have its dtype and device.
-        rank: r, in 1..min(m, n).
-        solver: one of `SOLVERS`.
-        statistics: for the solvers of `CALIBRATED`.
-        seed: of `randomized`, `nmf`, `semi_nmf` and `random`.
+        weight: The matrix W, of any float dtype. The factors have its dtype and device.
+        rank: Rank r, in 1..min(m, n).
+        solver: One of `SOLVERS`.
+        statistics: Calibration statistics, for the solvers of `CALIBRATED`.
+        seed: Seed of `randomized`, `nmf`, `semi_nmf` and `random`.
 
     Raises:
-        ValueError: rank or solver out of range, a weight or statistics that are not finite, missing statistics.
+        ValueError: The rank or the solver is out of range, the weight or the statistics are not finite, or statistics
+            are missing.
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
@@ -123,27 +124,27 @@ def factorize(
     W = weight.detach()
     largest = _largest(W)
     if solver in SPECTRAL:
-        found = _spectral(W if W.dtype == torch.float64 else W.float(), largest, rank, solver, statistics, seed)
+        factors = _spectral(W if W.dtype == torch.float64 else W.float(), largest, rank, solver, statistics, seed)
     else:
         generator = torch.Generator(W.device).manual_seed(seed)
         D, E = _DRAWN[solver](W.double(), rank, generator)
-        found = Factors(D, E, None) if solver == "random" else _balanced(D, E, None)
-    decoder, encoder = (factor.to(weight.dtype).contiguous() for factor in (found.decoder, found.encoder))
-    return Factors(decoder, encoder, found.energies)
+        factors = Factors(D, E, None) if solver == "random" else _balanced(D, E, None)
+    decoder, encoder = (factor.to(weight.dtype).contiguous() for factor in (factors.decoder, factors.encoder))
+    return Factors(decoder, encoder, factors.energies)
 
 
 def spectrum(
     weight: Float[Tensor, "m n"], solver: str = "svd", statistics: Statistics | None = None
 ) -> Float[Tensor, " p"]:
-    """The energies of `factorize`, falling, without factors: where ranks are chosen, and factors made later.
+    """The energies of `factorize`, in descending order, without factors: for choosing ranks before factorising.
 
     Args:
-        weight: W of any float dtype.
+        weight: The matrix W, of any float dtype.
         solver: "svd", "activation" or "loss".
-        statistics: for the latter two.
+        statistics: Calibration statistics, for "activation" and "loss".
 
     Raises:
-        ValueError: another solver, a weight or statistics that are not finite, missing statistics.
+        ValueError: The solver is another one, the weight or the statistics are not finite, or statistics are missing.
     """
     if solver not in ("svd", "activation", "loss"):
         raise ValueError(f"the solver of a spectrum must be svd, activation or loss; got {solver!r}")
@@ -153,8 +154,8 @@ def spectrum(
     C, G = None, None
     if solver in CALIBRATED:
         outputs = None if statistics is None else statistics.outputs
-        seen = _checked(W.shape, solver, statistics, without=() if outputs is None else ("inputs",))
-        C, G = seen.get("inputs"), seen.get("gradients")
+        covariances = _checked(W.shape, solver, statistics, without=() if outputs is None else ("inputs",))
+        C, G = covariances.get("inputs"), covariances.get("gradients")
         if outputs is not None:
             T = None if G is None else root(G)[0]
             H = outputs.double() / scale**2
@@ -176,7 +177,7 @@ def _largest(W: Tensor) -> float:
 
 
 def _scale(largest: float) -> float:
-    """What to divide a weight by: squares must neither overflow nor vanish. A power of two, so scaling is exact."""
+    """Divisor of a weight, so that squares neither overflow nor vanish: a power of two, so scaling is exact."""
     return 1.0 if 1e-6 < largest < 1e6 else 2.0 ** max(math.frexp(largest)[1] - 1, -120)
 
 
@@ -186,12 +187,12 @@ def _spectral(W: Tensor, largest: float, rank: int, solver: str, statistics: Sta
     if solver in CALIBRATED:
         if scale != 1 and statistics is not None and statistics.cross is not None:
             statistics = replace(statistics, cross=statistics.cross / scale)
-        found = _calibrated(W.double(), rank, solver, statistics)
+        factors = _calibrated(W.double(), rank, solver, statistics)
     else:
-        found = _balanced(*_truncated(W, rank)) if solver == "svd" else randomized(W, rank, seed=seed)
-    if scale == 1 or found.energies is None:
-        return found
-    return Factors(found.decoder * scale**0.5, found.encoder * scale**0.5, found.energies * scale**2)
+        factors = _balanced(*_truncated(W, rank)) if solver == "svd" else randomized(W, rank, seed=seed)
+    if scale == 1 or factors.energies is None:
+        return factors
+    return Factors(factors.decoder * scale**0.5, factors.encoder * scale**0.5, factors.energies * scale**2)
 
 
 def _checked(
@@ -200,7 +201,7 @@ def _checked(
     """The statistics that a solver needs, in float64, by name."""
     m, n = shape
     sizes = {"inputs": (n, n), "cross": (m, n), "gradients": (m, m)}
-    seen = {}
+    covariances = {}
     for name in (name for name in NEEDS[solver] if name not in without):
         matrix = getattr(statistics, name, None)
         if matrix is None:
@@ -209,30 +210,30 @@ def _checked(
             raise ValueError(f"the covariance {name!r} must be {sizes[name]}, got {tuple(matrix.shape)}")
         if not matrix.isfinite().all():
             raise ValueError(f"the covariance {name!r} holds values that are not finite")
-        seen[name] = matrix.double()
-    return seen
+        covariances[name] = matrix.double()
+    return covariances
 
 
 def _calibrated(W: Tensor, rank: int, solver: str, statistics: Statistics | None) -> Factors:
-    seen = _checked(W.shape, solver, statistics)
-    C, G = seen["inputs"], seen.get("gradients")
-    if "cross" in seen:
-        W = _refitted(W, C, seen["cross"])
+    covariances = _checked(W.shape, solver, statistics)
+    C, G = covariances["inputs"], covariances.get("gradients")
+    if "cross" in covariances:
+        W = _refitted(W, C, covariances["cross"])
     H, encode = _whitened_gram(W, C, G)
     eigenvalues, U = torch.linalg.eigh(H, UPLO="U")
     energies = eigenvalues.flip(0).clamp_min(0)
-    if not energies.any():  # nothing was seen: every choice is as good, so the plain one
+    if not energies.any():  # all inputs were zero: every choice is as good, so the plain SVD
         return _balanced(*_truncated(W, rank)[:2], W.new_zeros(min(W.shape)))
     if energies[rank:].sum() < RESOLVED[torch.float64] * energies[0]:
         return _from_roots(W, rank, C, G)
-    # Of all minimisers the one nearest to W where nothing was seen: U^T T^T W needs no inverse of S.
+    # Of all minimisers the one nearest to W outside the span of the inputs: U^T T^T W needs no inverse of S.
     encoder = encode(U[:, -rank:].flip(1), energies[:rank])
     # Given E, the best D is W C E^T (E C E^T)^-1, and E C E^T is diagonal: the energies.
     return _balanced(W @ (C @ encoder.mT) / energies[:rank], encoder, energies)
 
 
 def _refitted(W: Tensor, C: Tensor, cross: Tensor) -> Tensor:
-    """The V nearest to W of those that minimise |Y - V X^|: W + (Y X^^T - W C) C^+, C = X^ X^^T."""
+    """The matrix V nearest to W among those that minimise |Y - V X^|: W + (Y X^^T - W C) C^+, C = X^ X^^T."""
     missing = cross - W @ C
     noise = NOISE * C.trace() * torch.eye(len(C), dtype=C.dtype, device=C.device)
     # Are all eigenvalues above the noise? Asking costs a sixth of a decomposition by eigenvalues.
@@ -245,7 +246,7 @@ def _refitted(W: Tensor, C: Tensor, cross: Tensor) -> Tensor:
 
 
 def _whitened_gram(W: Tensor, C: Tensor | None, G: Tensor | None) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
-    """The smaller of M M^T and M^T M, M = T^T W S, and what makes E = U^T T^T W of its eigenvectors and energies.
+    """The smaller of M M^T and M^T M, M = T^T W S, and a function from its eigenvectors and energies to E = U^T T^T W.
 
     Of the two covariances only the smaller one needs a root.
     """
@@ -261,7 +262,7 @@ def _whitened_gram(W: Tensor, C: Tensor | None, G: Tensor | None) -> tuple[Tenso
 
 
 def _from_roots(W: Tensor, rank: int, C: Tensor, G: Tensor | None) -> Factors:
-    """Factors from M itself, where its squares do not resolve what is dropped."""
+    """Factors from M itself, where M M^T does not resolve the dropped energy."""
     S = root(C)[0]
     TW = W if G is None else root(G)[0].mT @ W
     M = TW @ S
@@ -269,8 +270,8 @@ def _from_roots(W: Tensor, rank: int, C: Tensor, G: Tensor | None) -> Factors:
     decoder = left * torch.where(left.any(0), 1 / left.norm(dim=0), 0)
     encoder = decoder.mT @ TW
     if G is not None:
-        found = energies[: len(encoder)]
-        decoder = W @ S @ (encoder @ S).mT * torch.where(found > TINY * found[0], 1 / found, 0)
+        kept_energies = energies[: len(encoder)]
+        decoder = W @ S @ (encoder @ S).mT * torch.where(kept_energies > TINY * kept_energies[0], 1 / kept_energies, 0)
     return _balanced(decoder, encoder, energies, rank)
 
 
@@ -280,16 +281,16 @@ def root(C: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n p"], Float[Tensor, "
     By eigenvalues: with fewer positions than inputs C has no Cholesky factor.
     """
     eigenvalues, Q = torch.linalg.eigh(C.double(), UPLO="U")
-    kept = eigenvalues > TINY * eigenvalues[-1].clamp_min(0)
-    eigenvalues, Q = eigenvalues[kept].sqrt(), Q[:, kept]
+    resolved = eigenvalues > TINY * eigenvalues[-1].clamp_min(0)
+    eigenvalues, Q = eigenvalues[resolved].sqrt(), Q[:, resolved]
     return Q * eigenvalues, (Q / eigenvalues).mT
 
 
 def _truncated(M: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The truncated SVD of M, as two factors of which one is orthonormal, and all squared singular values, in float64.
+    """The truncated SVD of M as two factors, one of them orthonormal, and all squared singular values in float64.
 
     From eigenvectors V of the smaller of M^T M and M M^T: M V V^T is M projected, so an error e in V costs e^2. Where
-    too little is dropped for that, in float64, and in the end by an SVD of M itself.
+    too little energy is dropped for that, the same in float64, and if that is not enough an SVD of M itself.
     """
     wide = M.shape[0] < M.shape[1]
     A = M.mT if wide else M  # (p, q), p >= q
@@ -316,16 +317,16 @@ def gram(A: Float[Tensor, "*g p q"]) -> Float[Tensor, "*g q q"]:
 
 
 def _balanced(decoder: Tensor, encoder: Tensor, energies: Tensor | None, rank: int = 0) -> Factors:
-    """The same product from components whose two halves are of one size, with zeros up to the rank.
+    """The same product from components whose column of D and row of E have one norm, padded with zeros up to the rank.
 
-    Half precision then holds both factors, and learning goes on at one pace. Of the two signs that a component can
-    have, the one in which the largest entry of its row of E is positive.
+    Half precision then holds both factors, and both learn at one rate. Of the two signs a component can have, it gets
+    the one in which the largest entry of its row of E is positive.
     """
     d, e = decoder.square().sum(0).sqrt(), encoder.square().sum(1).sqrt()
-    there = (d > 0) & (e > 0)
+    nonzero = (d > 0) & (e > 0)
     sign = torch.where(encoder.amax(1) < -encoder.amin(1), -1, 1)
-    decoder = decoder * torch.where(there, sign * (e / d).sqrt(), 0)
-    encoder = encoder * torch.where(there, sign * (d / e).sqrt(), 0)[:, None]
+    decoder = decoder * torch.where(nonzero, sign * (e / d).sqrt(), 0)
+    encoder = encoder * torch.where(nonzero, sign * (d / e).sqrt(), 0)[:, None]
     if rank > len(d):
         decoder, encoder = pad(decoder, (0, rank - len(d))), pad(encoder, (0, 0, 0, rank - len(d)))
     return Factors(decoder, encoder, energies)
@@ -346,11 +347,11 @@ def randomized(
     Time 2 q^2 (5/8 p + (power + 1) (r + oversample)) + O(p r (q + r)), for p >= q the sides of W.
 
     Args:
-        W: float32 or float64, of a size whose fourth power neither overflows nor vanishes.
-        rank: r.
-        oversample: columns of the sketch beyond r; by default a quarter of r, and 8 at least.
-        power: degree of the filter.
-        seed: of the sketch.
+        W: The matrix, float32 or float64, with entries whose fourth power neither overflows nor vanishes.
+        rank: Rank r.
+        oversample: Number of columns of the sketch beyond r; by default a quarter of r, at least 8.
+        power: Degree of the Chebyshev filter.
+        seed: Seed of the sketch.
     """
     A = W if W.shape[0] >= W.shape[1] else W.mT
     width = rank + (max(rank // 4, 8) if oversample is None else oversample)
@@ -363,12 +364,12 @@ def randomized(
     B = A @ Q
     Y = torch.linalg.eigh(B.mT @ B, UPLO="U").eigenvectors[:, -rank:].flip(1)
     left, right = B @ Y, (Q @ Y).mT
-    found = left.square().sum(0).double().sort(descending=True).values
-    # Of rows, then in float64: one long sum of float32 squares would drift.
-    rest = W.norm(dim=1).double().square().sum() - found.sum()
-    if rest < 1e-3 * RESOLVED[W.dtype] * found[0]:  # a sketch is exact to 0.1 % only
+    energies = left.square().sum(0).double().sort(descending=True).values
+    # Norms of rows, then their sum in float64: one long sum of float32 squares would drift.
+    rest = W.norm(dim=1).double().square().sum() - energies.sum()
+    if rest < 1e-3 * RESOLVED[W.dtype] * energies[0]:  # a sketch is exact to 0.1 % only
         return _balanced(*_truncated(W, rank))
-    return _balanced(*((left, right) if A is W else (right.mT, left.mT)), torch.cat([found, rest[None]]))
+    return _balanced(*((left, right) if A is W else (right.mT, left.mT)), torch.cat([energies, rest[None]]))
 
 
 def _filtered(H: Tensor, Q: Tensor, degree: int) -> Tensor:

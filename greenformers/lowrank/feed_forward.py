@@ -1,10 +1,12 @@
-"""The feed-forward block in slices of positions: low-rank, thesis 3.1.1, act(x E1 D1) E2 D2; or dense, act(x W1) W2.
+"""The feed-forward block in slices of positions: act(x E1 D1) E2 D2, or dense act(x W1) W2.
 
-Low-rank, its cost is not arithmetic: the activation (tokens x f) is the largest tensor of the layer, and writing it to
-memory and reading it back takes longer than computing it. So it is only ever made for a slice of tokens that stays in
-the cache, and the backward pass makes it again from the rank-r code, for r f multiply-adds a token. Kept for the
-backward pass: r numbers a token instead of 2 f. Dense (Kitaev 2020, arXiv:2001.04451, section 3, "chunking") the same
-keeps d numbers a token, those of the input, and costs d f multiply-adds a token more: it saves memory, not time.
+Low-rank is the feed-forward block of the Low-Rank Transformer (Winata 2020, arXiv:1910.13923; Greenformers thesis,
+Cahyawijaya 2021, 3.1.1). Its cost is not arithmetic: the activation (tokens x f) is the largest tensor of the layer,
+and writing it to memory and reading it back takes longer than computing it. So it is only ever computed for a slice of
+tokens that stays in the cache, and the backward pass computes it again from the rank-r code, for r f multiply-adds a
+token. Kept for the backward pass: r numbers a token instead of 2 f. The dense form (Kitaev 2020, arXiv:2001.04451,
+section 3, "chunking") keeps d numbers a token, those of the input, and costs d f multiply-adds a token more: it saves
+memory, not time.
 """
 
 from collections.abc import Callable
@@ -16,16 +18,16 @@ from torch import Tensor
 
 from greenformers._gradients import by_hand
 from greenformers._torch import in_transform
-from greenformers.lowrank.linear import LED, LinearMap
+from greenformers.lowrank.linear import LED, LinearLayer
 
 Activation = Callable[[Tensor], Tensor]
 
 WIDE = 256 * 3072
-"""Numbers of a wide activation made at once: 3 MiB in float32, which the last-level cache of two cores holds."""
+"""Numbers of the wide activation computed at once: 3 MiB in float32, which the last-level cache of two cores holds."""
 
 
 def slice_length(width: int) -> int:
-    """Tokens whose activations of this width stay in the cache."""
+    """Number of tokens whose activations of this width stay in the cache."""
     return max(1, WIDE // width)
 
 
@@ -39,19 +41,19 @@ def can_slice(x: Tensor) -> bool:
 
 
 def sliced_feed_forward(
-    x: Tensor, up: LinearMap, down: LinearMap, activation: Activation, length: int | None = None
+    x: Tensor, up: LinearLayer, down: LinearLayer, activation: Activation, length: int | None = None
 ) -> Tensor:
-    """down(activation(up(x))) with the inner activation made in slices, in both passes.
+    """down(activation(up(x))) with the inner activation computed in slices, in both passes.
 
     Args:
-        x: (..., d).
-        up: d -> f.
-        down: f -> d.
-        activation: elementwise.
-        length: tokens of a slice; by default as many as stay in a CPU's cache, and all of them elsewhere.
+        x: Input (..., d).
+        up: Linear layer from d to f.
+        down: Linear layer from f to d.
+        activation: Elementwise function.
+        length: Number of tokens of a slice; by default as many as stay in a CPU's cache, and all of them elsewhere.
 
     Returns:
-        (..., d), the same numbers as the plain form.
+        Output (..., d), the same numbers as the plain form.
     """
     code, D = (F.linear(x, up.encoder.weight), up.decoder.weight) if isinstance(up, LED) else (x, up.weight)
     E = down.encoder.weight if isinstance(down, LED) else down.weight
@@ -63,7 +65,7 @@ def sliced_feed_forward(
 
 
 def _plain(code: Tensor, D: Tensor, b: Tensor | None, E: Tensor, activation: Activation) -> Tensor:
-    """What `_SlicedInner` gives, all at once."""
+    """The output of `_SlicedInner`, computed at once."""
     return F.linear(activation(F.linear(code, D, b)), E)
 
 
@@ -87,7 +89,7 @@ class _SlicedInner(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         code, D, b, E = ctx.saved_tensors
         code = code.contiguous()
-        # Of a frozen map there is none.
+        # A frozen layer gets no gradient.
         sums = (torch.zeros_like(x) if x is not None and needed else None
                 for x, needed in zip((D, b, E), ctx.needs_input_grad[1:4], strict=True))  # fmt: skip
         (grad_D, grad_b, grad_E), grad_code = sums, torch.empty_like(code)

@@ -1,4 +1,6 @@
-"""LED, the linear encoder-decoder unit. Winata 2020, arXiv:1910.13923; thesis 3.1.1: x W ~ (x E) D.
+"""LED, the linear encoder-decoder unit of the Low-Rank Transformer (Winata 2020, arXiv:1910.13923): x W ~ (x E) D.
+
+Greenformers thesis (Cahyawijaya 2021), 3.1.1.
 
 With E (n x r) and D (r x m), parameters and multiply-adds a position are r (m + n) instead of m n: fewer for
 r < m n / (m + n).
@@ -24,43 +26,44 @@ class Spread(NamedTuple):
 
 
 def factor(in_features: int, out_features: int, spread: Spread) -> nn.Linear:
-    """A factor of a linear layer: a linear layer without bias, not drawn yet, with a mark that says how it will be."""
+    """A factor of a linear layer: no bias, weight not initialised, and the `spread` that `draw` reads."""
     with torch.device("meta"):
-        made = nn.Linear(in_features, out_features, bias=False)
-    made.weight = nn.Parameter(torch.empty(out_features, in_features))
-    made.spread = spread  # type: ignore[assignment]
-    return made
+        layer = nn.Linear(in_features, out_features, bias=False)
+    layer.weight = nn.Parameter(torch.empty(out_features, in_features))
+    layer.spread = spread  # type: ignore[assignment]
+    return layer
 
 
 def draw(layer: nn.Linear, std: float) -> None:
-    """Draw the weight of a linear layer, or of a factor of one whose entries are to have this standard deviation."""
+    """Draw a linear layer's weight with this standard deviation, or a factor of one whose dense weight has it."""
     if not layer.weight.is_meta:  # nothing can be drawn there, and trying takes milliseconds
         own, times = getattr(layer, "spread", Spread(std))
         nn.init.normal_(layer.weight, std=own + times * std)
 
 
 class LED(nn.Module):
-    """A linear map of rank at most r, in place of nn.Linear.
+    """A linear layer of rank at most r, in place of nn.Linear.
 
     Args:
-        in_features: width n of the input.
-        out_features: width m of the output.
-        rank: r, in 1..min(n, m).
-        bias: add a bias after the second factor.
+        in_features: Width n of the input.
+        out_features: Width m of the output.
+        rank: Rank r, in 1..min(n, m).
+        bias: Whether a bias is added after the second factor.
 
     Attributes:
-        encoder: linear layer with the weight E^T (r, n).
-        decoder: linear layer with the weight D^T (m, r).
+        encoder: Linear layer with the weight E^T (r, n).
+        decoder: Linear layer with the weight D^T (m, r).
 
     Raises:
-        ValueError: rank out of range.
+        ValueError: The rank is out of range.
     """
 
     def __init__(self, in_features: int, out_features: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         limit = min(in_features, out_features)
         if not 1 <= rank <= limit:
-            raise ValueError(f"rank must be in 1..{limit} for a {in_features} x {out_features} map, got {rank}")
+            sizes = f"{in_features} x {out_features}"
+            raise ValueError(f"rank must be in 1..{limit} for a {sizes} linear layer, got {rank}")
         self.in_features, self.out_features, self.rank = in_features, out_features, rank
         self.encoder = factor(in_features, rank, Spread(in_features**-0.5))
         self.decoder = factor(rank, out_features, Spread(times=(in_features / rank) ** 0.5))
@@ -69,23 +72,23 @@ class LED(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "m n"]:
-        """The dense weight the two factors stand for, as nn.Linear holds it; see `computed`."""
+        """The product of the two factors, the dense weight as nn.Linear holds it; see `computed`."""
         shape = self.out_features, self.in_features
         return computed(lambda: self.decoder.weight @ self.encoder.weight, shape, self.decoder.weight)
 
     @property
     def plain(self) -> bool:
-        """Whether it computes what its weights say: nothing has taken a factor's place, or watches it or a factor."""
+        """Whether it computes what its weights say: no factor is replaced, and nothing watches it or a factor."""
         return is_plain(self.encoder) and is_plain(self.decoder)
 
     def reset_parameters(self, std: float | None = None) -> None:
-        """Draw the factors so that outputs vary as those of the dense map they stand for.
+        """Draw the factors so that outputs vary as those of the dense linear layer they replace.
 
         Two stacked nn.Linear give a third of its output variance. Here the code has the variance of the input
         and the product's entries have standard deviation `std`; r times var(E) times var(D) = std^2.
 
         Args:
-            std: of the dense weight; by default that of nn.Linear, 1 / sqrt(3 n).
+            std: Standard deviation of the dense weight; by default that of nn.Linear, 1 / sqrt(3 n).
         """
         std = (3 * self.in_features) ** -0.5 if std is None else std
         draw(self.encoder, std)
@@ -94,47 +97,47 @@ class LED(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension, through the rank."""
+        """Project the last dimension with both factors."""
         encoder, decoder = self.encoder, self.decoder
         if is_plain(encoder) and is_plain(decoder):
             return F.linear(F.linear(x, encoder.weight), decoder.weight, self.bias)
         return self.decode(encoder(x))
 
     def flat(self) -> Callable[[Tensor], Tensor]:
-        """What it computes while nothing watches it, see `greenformers._torch.flat`."""
+        """A function that computes the same while nothing watches the module, see `greenformers._torch.flat`."""
         if not self.plain:
             return self.forward
         encoder, decoder = self.encoder, self.decoder
         return lambda x: F.linear(F.linear(x, encoder.weight), decoder.weight, self.bias)
 
     def decode(self, code: Float[Tensor, "... r"]) -> Float[Tensor, "... m"]:
-        """The last factor, of a code."""
+        """The second factor applied to a code, bias included."""
         if self.plain:
             return F.linear(code, self.decoder.weight, self.bias)
-        found: Tensor = self.decoder(code)
-        return found if self.bias is None else found + self.bias
+        output: Tensor = self.decoder(code)
+        return output if self.bias is None else output + self.bias
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.in_features}, {self.out_features}, rank={self.rank}, bias={self.bias is not None}"
 
 
 class HeadLED(nn.Module):
-    """The projections of H heads, each of two factors of its own. Thesis, eq. 3.2 as printed: x E_i D_i, without bias.
+    """The projections x E_i D_i of H heads, each of two factors of its own, without bias. Cahyawijaya 2021, eq. 3.2.
 
     It is an LED of rank H r whose second factor is block-diagonal: H r (n + D) parameters.
 
     Args:
-        in_features: width n of the input.
-        out_features: H D, one vector of a head after the other.
-        rank: r of each head, in 1..min(n, D).
-        heads: H, a divisor of `out_features`.
+        in_features: Width n of the input.
+        out_features: Width H D of the output, the vectors of the heads one after the other.
+        rank: Rank r of each head, in 1..min(n, D).
+        heads: Number H of heads, a divisor of `out_features`.
 
     Attributes:
-        encoder: linear layer with the weights E_1^T to E_H^T, one under the other (H r, n).
-        decoder: D_1^T to D_H^T (H, D, r).
+        encoder: Linear layer with the weights E_1^T to E_H^T, one under the other (H r, n).
+        decoder: The weights D_1^T to D_H^T (H, D, r).
 
     Raises:
-        ValueError: rank out of range.
+        ValueError: The rank is out of range.
     """
 
     bias = None
@@ -157,12 +160,12 @@ class HeadLED(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "m n"]:
-        """The dense weight the factors stand for, as nn.Linear holds it."""
+        """The product of the factors, the dense weight as nn.Linear holds it."""
         return torch.block_diag(*self.decoder) @ self.encoder.weight
 
     @property
     def plain(self) -> bool:
-        """See `LED.plain`, of the first factors."""
+        """Whether it computes what its weights say, as `LED.plain`; the second factors are no modules."""
         return is_plain(self.encoder)
 
     def reset_parameters(self, std: float | None = None) -> None:
@@ -172,35 +175,35 @@ class HeadLED(nn.Module):
         self.draw_decoder(std)
 
     def draw_decoder(self, std: float) -> None:
-        """Draw the last factors of a map whose dense weight is to have this standard deviation."""
+        """Draw the second factors of a layer whose dense weight is to have this standard deviation."""
         nn.init.normal_(self.decoder, std=std * (self.in_features / self.decoder.shape[2]) ** 0.5)
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
-        """Map the last dimension, through the ranks."""
+        """Project the last dimension with both factors of each head."""
         return self.decode(self.encoder(x))
 
     def decode(self, code: Float[Tensor, "... Hr"]) -> Float[Tensor, "... m"]:
-        """The last factors, of the codes of all heads."""
+        """The second factors applied to the codes of all heads."""
         return torch.einsum("...hr,hdr->...hd", code.unflatten(-1, (self.heads, -1)), self.decoder).flatten(-2)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.in_features}, {self.out_features}, rank={self.decoder.shape[2]}, heads={self.heads}"
 
 
-LinearMap = nn.Linear | LED | HeadLED
+LinearLayer = nn.Linear | LED | HeadLED
 
 
-def is_plain(item: nn.Module) -> bool:
-    """Whether what a linear layer computes can be read from its weights: nothing has taken its place, or watches it."""
-    if type(item) is nn.Linear:
-        return not is_watched(item)
-    return isinstance(item, LED | HeadLED) and item.plain
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a linear layer computes what its weights say: it is of a known class, and nothing watches it."""
+    if type(layer) is nn.Linear:
+        return not is_watched(layer)
+    return isinstance(layer, LED | HeadLED) and layer.plain
 
 
-def linear_map(
+def linear_layer(
     in_features: int, out_features: int, rank: int | None, *, bias: bool = True, heads: int | None = None
-) -> LinearMap:
-    """A dense linear layer, or an LED where a rank is given: one of each head where there are so many."""
+) -> LinearLayer:
+    """A dense linear layer; with a rank an LED, and with a number of heads too a `HeadLED`."""
     if rank is None:
         return nn.Linear(in_features, out_features, bias)
     if heads is not None:
@@ -208,32 +211,35 @@ def linear_map(
     return LED(in_features, out_features, rank, bias)
 
 
-def encode(maps: Sequence[LinearMap], x: Float[Tensor, "... n"]) -> list[Tensor]:
-    """What is left of each map's input before its last factor: the code of an LED, `x` itself for a dense map.
+def encode(layers: Sequence[LinearLayer], x: Float[Tensor, "... n"]) -> list[Tensor]:
+    """The input of the last factor of each layer: the code of an LED, `x` itself for a dense layer.
 
     All LEDs share one matrix product: x is read once, and one wide product is faster than many narrow ones.
     """
-    leds = [item for item in maps if isinstance(item, LED | HeadLED)]
+    leds = [layer for layer in layers if isinstance(layer, LED | HeadLED)]
     if all(led.plain for led in leds):
         weights = [led.encoder.weight for led in leds]
         wide = weights[0] if len(leds) == 1 else torch.cat(weights) if leds else None
         codes = iter(() if wide is None else F.linear(x, wide).split([led.rank for led in leds], dim=-1))
     else:
         codes = (led.encoder(x) for led in leds)
-    return [next(codes) if isinstance(item, LED | HeadLED) else x for item in maps]
+    return [next(codes) if isinstance(layer, LED | HeadLED) else x for layer in layers]
 
 
-def decode(item: LinearMap, code: Float[Tensor, "... r"], kept: Float[Tensor, "... 1"] | None = None) -> Tensor:
-    """The last factor of a map, applied to what `encode` gave.
+def decode(
+    layer: LinearLayer, code: Float[Tensor, "... r"], weight_sum: Float[Tensor, "... 1"] | None = None
+) -> Tensor:
+    """The last factor of a layer, applied to what `encode` gave.
 
     Args:
-        item: a dense map or an LED.
-        code: codes (..., r).
-        kept: where codes were summed over positions, the sum of their weights: the bias counts that often.
+        layer: A dense linear layer or an LED.
+        code: The codes (..., r), or inputs of a dense layer.
+        weight_sum: Sum of the weights (..., 1) with which codes were summed over positions: the bias counts that often.
+            None: codes of single positions.
     """
-    if kept is None or item.bias is None:
-        return item.decode(code) if isinstance(item, LED | HeadLED) else item(code)
-    if isinstance(item, LED) and item.plain:
-        return torch.addcmul(F.linear(code, item.decoder.weight), kept, item.bias)
-    found = item.decode(code) if isinstance(item, LED) else item(code)  # as a module: hooks on it see what it maps
-    return torch.addcmul(found, kept - 1, item.bias)
+    if weight_sum is None or layer.bias is None:
+        return layer.decode(code) if isinstance(layer, LED | HeadLED) else layer(code)
+    if isinstance(layer, LED) and layer.plain:
+        return torch.addcmul(F.linear(code, layer.decoder.weight), weight_sum, layer.bias)
+    output = layer.decode(code) if isinstance(layer, LED) else layer(code)  # as a module: hooks on it see its inputs
+    return torch.addcmul(output, weight_sum - 1, layer.bias)

@@ -1,7 +1,7 @@
-"""nn.MultiheadAttention with its four linear maps apart, so that each can be an LED. Vaswani 2017, arXiv:1706.03762.
+"""nn.MultiheadAttention with its four linear layers apart, so that each can be an LED. Vaswani 2017, arXiv:1706.03762.
 
-torch packs the maps of queries, keys and values into one weight; and its fast path (eval mode, no gradients) reads
-all weights of an nn.TransformerEncoderLayer, which multiplies out the factors of every LED in it.
+torch packs the projections of queries, keys and values into one weight; and its fast path (eval mode, no gradients)
+reads all weights of an nn.TransformerEncoderLayer, which multiplies out the factors of every LED in it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from greenformers._torch import has_forward_hooks
 from greenformers.lowrank.computed import computed
-from greenformers.lowrank.linear import LED, LinearMap, decode, encode
+from greenformers.lowrank.linear import LED, LinearLayer, decode, encode
 
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
 
@@ -25,14 +25,14 @@ class LowRankMultihead(nn.Module):
     one product. Inside an nn.TransformerEncoder, call `refuse_fast_path` on that.
 
     Args:
-        attention: its options, dtype and device are taken, its weights copied.
+        attention: Dense attention; its options, dtype and device are taken, its weights copied.
 
     Raises:
-        TypeError: attention is no nn.MultiheadAttention, or computes something else.
+        TypeError: `attention` is no nn.MultiheadAttention, or overrides its forward.
     """
 
     _qkv_same_embed_dim = False
-    """What keeps nn.TransformerEncoderLayer from its fast path."""
+    """nn.TransformerEncoderLayer reads this flag: False keeps it from its fast path."""
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -56,30 +56,30 @@ class LowRankMultihead(nn.Module):
 
     @property
     def in_proj_weight(self) -> Tensor:
-        """The weights of queries, keys and values, packed; see `computed`. Who draws a network's weights looks for it.
+        """The weights of queries, keys and values, packed; see `computed`. Code that initialises networks looks for it.
 
         So does nn.TransformerEncoder, once built: its fast path takes plain tensors alone.
         """
-        maps = (self.q_proj, self.k_proj, self.v_proj)
+        layers = (self.q_proj, self.k_proj, self.v_proj)
         shape = 3 * self.embed_dim, self.embed_dim
-        return computed(lambda: torch.cat([item.weight + 0 for item in maps]), shape, self.out_proj.weight)
+        return computed(lambda: torch.cat([layer.weight + 0 for layer in layers]), shape, self.out_proj.weight)
 
     @property
     def in_proj_bias(self) -> Tensor | None:
-        """Their biases, packed."""
+        """The biases of queries, keys and values, packed; None where there are none."""
         biases: list[Tensor] = [x.bias for x in (self.q_proj, self.k_proj, self.v_proj) if x.bias is not None]
         whole = (3 * self.embed_dim,)
         return computed(lambda: torch.cat(biases), whole, biases[0]) if len(biases) == 3 else None
 
     def to_dense(self) -> nn.MultiheadAttention:
         """The same attention with dense weights, packed where keys and values are as wide as queries."""
-        maps = (self.q_proj, self.k_proj, self.v_proj, self.out_proj)
-        biased = any(item.bias is not None for item in maps)
+        layers = (self.q_proj, self.k_proj, self.v_proj, self.out_proj)
+        biased = any(layer.bias is not None for layer in layers)
         options = {name: getattr(self, name) for name in ("add_zero_attn", "kdim", "vdim", "batch_first")}
         dense = nn.MultiheadAttention(self.embed_dim, self.num_heads, self.dropout, biased, device="meta", **options)
         with torch.enable_grad():  # under which a product is trainable if a factor is
-            *weights, out = (item.weight for item in maps)
-            biases = [out.new_zeros(len(out)) if item.bias is None else item.bias for item in maps]
+            *weights, out = (layer.weight for layer in layers)
+            biases = [out.new_zeros(len(out)) if layer.bias is None else layer.bias for layer in layers]
             if dense.in_proj_weight is None:
                 dense.q_proj_weight, dense.k_proj_weight, dense.v_proj_weight = map(_copy, weights)
             else:
@@ -100,23 +100,24 @@ class LowRankMultihead(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "... d"], Float[Tensor, "..."] | None]:
-        """Attend. In masks, True is left out, and numbers are added to the scores.
+        """Attend. In boolean masks True leaves a key out; float masks are added to the scores.
 
         Args:
-            query: (B, L, d) if batch_first, else (L, B, d); or (L, d). Nested for self-attention without masks.
-            key: as query, of S positions.
-            value: as key.
-            key_padding_mask: (B, S) or (S).
-            need_weights: return attention weights too, at B H L S numbers.
-            attn_mask: (L, S) or (B H, L, S).
-            average_attn_weights: over heads.
-            is_causal: attn_mask, which is needed, is the causal one, and is not read where nothing else is asked for.
+            query: Queries (B, L, d) if batch_first, else (L, B, d); or (L, d). Nested for self-attention without masks.
+            key: Keys, shaped as `query`, of S positions.
+            value: Values, shaped as `key`.
+            key_padding_mask: Mask of the keys (B, S) or (S).
+            need_weights: Whether attention weights are returned too, which takes B H L S numbers.
+            attn_mask: Mask of pairs (L, S) or (B H, L, S).
+            average_attn_weights: Whether the weights returned are the mean over heads.
+            is_causal: Whether `attn_mask`, which must be given, is the causal mask; it is then not read unless
+                `key_padding_mask` or `need_weights` is given.
 
         Returns:
-            Outputs as query; weights ([B,] L, S), or ([B,] H, L, S) of each head, or None.
+            Outputs, shaped as `query`; weights ([B,] L, S), or ([B,] H, L, S) of each head, or None.
 
         Raises:
-            ValueError: inputs and masks that do not fit each other.
+            ValueError: The shapes of inputs and masks do not fit each other.
         """
         if query.is_nested:
             masked = is_causal or key_padding_mask is not None or attn_mask is not None
@@ -146,10 +147,10 @@ class LowRankMultihead(nn.Module):
         return self.out_proj((out if self.batch_first else out.transpose(0, 1)).flatten(-2)), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        maps = [self.q_proj, self.k_proj, self.v_proj]
+        layers = [self.q_proj, self.k_proj, self.v_proj]
         if query is key is value:
-            return _apply(maps, query)
-        rest = _apply(maps[1:], key) if key is value else [self.k_proj(key), self.v_proj(value)]
+            return _apply(layers, query)
+        rest = _apply(layers[1:], key) if key is value else [self.k_proj(key), self.v_proj(value)]
         return [self.q_proj(query), *rest]
 
     def _heads(self, x: Tensor) -> Float[Tensor, "B H N D"]:
@@ -164,7 +165,7 @@ class LowRankMultihead(nn.Module):
         return torch.cat([x, *rows], 2) if rows else x
 
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-        """Both masks as one to add to the scores, (B or 1, H or 1, L or 1, S and appended keys)."""
+        """Both masks as one tensor to add to the scores, (B or 1, H or 1, L or 1, S and appended keys)."""
         (B, H, L, _), S, masks = q.shape, k.shape[2], []
         if attn_mask is not None:
             lead = () if attn_mask.dim() == 2 else (B * H,)
@@ -178,11 +179,11 @@ class LowRankMultihead(nn.Module):
         return F.pad(merged, (0, appended)) if merged is not None and appended else merged
 
 
-def _apply(maps: list[LinearMap], x: Tensor) -> list[Tensor]:
-    """Each map of x. LEDs share a product, unless a hook waits for a call of its map."""
-    if any(has_forward_hooks(item) for item in maps):
-        return [item(x) for item in maps]
-    return [decode(f, code) if isinstance(f, LED) else f(x) for f, code in zip(maps, encode(maps, x), strict=True)]
+def _apply(layers: list[LinearLayer], x: Tensor) -> list[Tensor]:
+    """The output of each layer for x. LEDs share a product, unless forward hooks need a call of each layer."""
+    if any(has_forward_hooks(layer) for layer in layers):
+        return [layer(x) for layer in layers]
+    return [decode(f, code) if isinstance(f, LED) else f(x) for f, code in zip(layers, encode(layers, x), strict=True)]
 
 
 def _additive(name: str, mask: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -195,18 +196,18 @@ def _copy(x: Tensor | None) -> Any:
     return None if x is None else nn.Parameter(x.detach().clone(), x.requires_grad)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> LinearMap:
-    item = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    item.weight, item.bias = _copy(weight), _copy(bias)
-    return item
+def _linear(weight: Tensor, bias: Tensor | None) -> LinearLayer:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.weight, layer.bias = _copy(weight), _copy(bias)
+    return layer
 
 
 def refuse_fast_path(module: nn.Module) -> None:
     """Keep torch's encoders and encoder layers, in a module or itself one, from their fast path.
 
-    That reads `LED.weight` instead of calling the LED. Refused on a layer only, results are right, but an encoder
-    around it still reads the weights of its first layer, to look at them, where src_key_padding_mask is given. A
-    refused encoder does not zero the outputs at padded positions, as the fast path does.
+    The fast path reads `LED.weight` instead of calling the LED. Where it is refused on a layer only, results are right,
+    but an encoder around the layer still reads the weights of its first layer to choose a path, where
+    src_key_padding_mask is given. Without the fast path an encoder does not zero the outputs at padded positions.
     """
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoderLayer):

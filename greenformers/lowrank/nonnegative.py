@@ -1,6 +1,6 @@
-"""Factorisation with non-negative factors. Thesis 2.3.2.
+"""Factorisation with non-negative factors. Greenformers thesis (Cahyawijaya 2021), 2.3.2.
 
-The multiplicative update that the thesis prints has its transposes exchanged; that of Lee & Seung (2001) is
+The multiplicative update printed there has its transposes exchanged; that of Lee & Seung (2001) is
 H <- H (A^T V) / (A^T A H). The forms here are exact in each block instead, and need far fewer sweeps.
 """
 
@@ -21,11 +21,11 @@ def nmf(
     negative entries have of the squared norm. Where W is non-negative this is plain NMF.
 
     Returns:
-        D, whose columns each have one sign, and E >= 0.
+        The factors D, whose columns each have one sign, and E >= 0.
     """
     share = W.clamp_min(0).square().sum() / W.square().sum().clamp_min(torch.finfo(W.dtype).tiny)
     added = round(rank * share.item())
-    # Both signs get a component where both are there and the rank has room.
+    # Both signs get a component where W has both and the rank is above 1.
     if rank > 1 and 0 < share < 1:
         added = min(max(added, 1), rank - 1)
     signs = W.new_ones(rank)
@@ -40,7 +40,7 @@ def nmf(
 
 
 def _exact_rows(H: Tensor, product: Tensor, gram: Tensor) -> None:
-    """Each row of H in turn the best non-negative one, given the others: row += (product - gram H) / gram_jj."""
+    """Set each row of H in turn to the best non-negative one, given the others: row += (product - gram H) / gram_jj."""
     for j in range(len(H)):
         step = (product[j] - gram[j] @ H) / gram[j, j].clamp_min(torch.finfo(H.dtype).tiny)
         H[j] = (H[j] + step).clamp_min_(0)

@@ -20,16 +20,16 @@ def largest(m: int, n: int, limit: int | None = None) -> int:
     """The largest rank at which r (m + n) < m n: above it, two factors are larger than the dense weight.
 
     Args:
-        m: rows of the weight.
-        n: columns of it.
-        limit: no more than this either; by default min(m, n).
+        m: Number of rows of the weight.
+        n: Number of columns of the weight.
+        limit: Upper bound of the rank; by default min(m, n).
     """
-    found = (m * n - 1) // (m + n)
-    return min(found, m, n) if limit is None else min(found, limit)
+    rank = (m * n - 1) // (m + n)
+    return min(rank, m, n) if limit is None else min(rank, limit)
 
 
 def rounded(rank: float, multiple: int, limit: int) -> int | None:
-    """The nearest multiple, at least one, that is not over the limit; None where there is none: stay dense.
+    """The multiple nearest to a rank, at least one multiple and not over the limit; None: the layer stays dense.
 
     A layer too small for one multiple gets the rank itself.
     """
@@ -45,12 +45,12 @@ def kept_energy(energies: Tensor, share: float) -> int:
     """The smallest rank that keeps this share of the sum of squared singular values.
 
     Raises:
-        ValueError: share outside (0, 1].
+        ValueError: The share is outside (0, 1].
     """
     if not 0 < share <= 1:
         raise ValueError(f"the share of energy kept must be in (0, 1], got {share}")
     total = energies.cumsum(0)
-    # A hair less: rounding must not ask for one component more.
+    # Slightly less than the share: rounding must not ask for one more component.
     return int((total < share * total[-1] * (1 - 1e-12)).sum()) + 1
 
 
@@ -61,12 +61,12 @@ def stable_rank(energies: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Point:
-    """One way to keep a layer.
+    """One way to hold a layer: at a rank, or dense.
 
     Attributes:
-        rank: None for dense.
-        cost: in units of the budget: parameters, FLOPs or seconds.
-        error: squared, summed over outputs; of the dense layer 0.
+        rank: Rank of the factors; None: dense.
+        cost: Cost in units of the budget: parameters, FLOPs or seconds.
+        error: Squared error summed over outputs; 0 for the dense layer.
     """
 
     rank: int | None
@@ -77,14 +77,14 @@ class Point:
 def hull(points: Sequence[Point]) -> list[Point]:
     """The lower convex hull from the cheapest point on: cost rises, error falls, by less and less a unit of cost."""
     ordered = sorted(points, key=lambda point: (point.cost, point.error))
-    found: list[Point] = []
+    corners: list[Point] = []
     for point in ordered:
-        if found and point.error >= found[-1].error:
+        if corners and point.error >= corners[-1].error:
             continue
-        while len(found) >= 2 and _slope(found[-2], found[-1]) <= _slope(found[-2], point):
-            found.pop()
-        found.append(point)
-    return found
+        while len(corners) >= 2 and _slope(corners[-2], corners[-1]) <= _slope(corners[-2], point):
+            corners.pop()
+        corners.append(point)
+    return corners
 
 
 def _slope(a: Point, b: Point) -> float:
@@ -93,10 +93,10 @@ def _slope(a: Point, b: Point) -> float:
 
 
 def spend(layers: Sequence[Sequence[Point]], budget: float) -> list[Point]:
-    """One point of each layer, of least total error within the budget.
+    """One point for each layer, with the least total error within the budget.
 
     Raises:
-        ValueError: not even the cheapest point of every layer fits the budget.
+        ValueError: The cheapest points of all layers together are over the budget.
     """
     budget *= 1 + 1e-12  # sums of costs are rounded
     hulls = [hull(points) for points in layers]
@@ -124,11 +124,13 @@ def spend(layers: Sequence[Sequence[Point]], budget: float) -> list[Point]:
 
 
 def _filled(layers: Sequence[Sequence[Point]], chosen: list[Point], left: float) -> list[Point]:
-    """What is left buys points off the hulls, the largest saving first: mostly ranks short of a step to dense."""
+    """Spend the rest of the budget on points off the hulls, the largest saving first: mostly ranks near dense."""
 
     def best(index: int) -> Point:
-        at = chosen[index]
-        return min((point for point in layers[index] if point.cost - at.cost <= left), key=lambda point: point.error)
+        current = chosen[index]
+        return min(
+            (point for point in layers[index] if point.cost - current.cost <= left), key=lambda point: point.error
+        )
 
     for index in sorted(range(len(layers)), key=lambda index: best(index).error - chosen[index].error):
         point = best(index)

@@ -57,7 +57,7 @@ class Stack(nn.Module):
             num_hidden_layers=network.layers,
             max_position_embeddings=cell.length,
             hidden_dropout_prob=0.0,
-            **slots(variant, rank=cell.rank or 1, kept=cell.rank),
+            **slots(variant, rank=cell.rank or 1, attention_size=cell.rank),
             **network.slots,
         )
         self.layers = nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(network.layers))

@@ -1,8 +1,8 @@
-"""The wall to transformers: whatever it does not promise to keep and this package calls stands here, and only here.
+"""The wall to transformers: everything undocumented that this package calls of it stands here, and only here.
 
-Each function says what it gives, which name of transformers it stands on, and what would take its place if that name
-went; `tests/packaging/test_walls.py` asks for every name, so that an upgrade which drops one says what it breaks. What
-subclasses of ours define because a class of transformers calls it stays with them; the same test lists it.
+Each function says what it does, which name of transformers it stands on, and what would take its place if that name
+went; `tests/packaging/test_walls.py` checks every name, so that an upgrade which drops one shows what it breaks. Names
+that our subclasses define because a class of transformers calls them stay there; the same test lists them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ TransposedLinear = Conv1D
 """The linear layer of GPT-2, whose weight is (in, out); it stands on `transformers.pytorch_utils.Conv1D`."""
 
 sees_past = causal_mask_function
-"""How transformers names the pattern "no later key" to who makes a mask; `masking_utils.causal_mask_function`."""
+"""The mask function of transformers for "no later key"; `masking_utils.causal_mask_function`."""
 
 sees_all = bidirectional_mask_function
-"""How transformers names the pattern "every key" to who makes a mask; `masking_utils.bidirectional_mask_function`."""
+"""The mask function of transformers for "every key"; `masking_utils.bidirectional_mask_function`."""
 
 
 # Attention that is chosen by name.
@@ -48,7 +48,8 @@ def can_choose_attention(model: PreTrainedModel) -> bool:
 def attention_of(config: PreTrainedConfig) -> str:
     """The name of the attention that a configuration has chosen.
 
-    It stands on `PreTrainedConfig._attn_implementation`. There is no other way to ask; who sets it could remember it.
+    It stands on `PreTrainedConfig._attn_implementation`. There is no other way to read it; the code that sets it could
+    remember it.
     """
     name: Any = config._attn_implementation
     return name
@@ -91,7 +92,7 @@ def whole_mask(*arguments: Any, **options: Any) -> Tensor | None:
 
 
 def kept_keys(attention_mask: Tensor | None, length: int, offset: int) -> Tensor | None:
-    """Which of `length` keys from `offset` on are kept (B, length), those that are yet to come in a cache not.
+    """Mask of the keys (B, length) from `offset` on: kept ones, without places of a cache that are still empty.
 
     It stands on `transformers.masking_utils.prepare_padding_mask`; `torch.nn.functional.pad` gives the same.
     """
@@ -103,7 +104,7 @@ def kept_keys(attention_mask: Tensor | None, length: int, offset: int) -> Tensor
 
 
 def tied_weights(model: PreTrainedModel) -> dict[str, str]:
-    """What is tied to what in a model, or in one of the models within it: name to the name that is saved.
+    """The tied weights of a model, or of one of the models within it: from each name to the name that is saved.
 
     It stands on `PreTrainedModel._tied_weights_keys`. The names under which one tensor is found would take its place.
     """
@@ -112,7 +113,7 @@ def tied_weights(model: PreTrainedModel) -> dict[str, str]:
 
 
 def set_tied_weights(model: PreTrainedModel, ties: Mapping[str, str]) -> None:
-    """Say of one model, and not of its class, what is tied to what; `refresh_ties` of the whole is due afterwards.
+    """Set the tied weights of one model, not of its class; call `refresh_ties` of the whole model afterwards.
 
     It stands on `PreTrainedModel._tied_weights_keys`, which `save_pretrained` and `from_pretrained` go by. A method
     `get_expanded_tied_weights_keys` of its own, as our models have, would take its place.
@@ -121,7 +122,7 @@ def set_tied_weights(model: PreTrainedModel, ties: Mapping[str, str]) -> None:
 
 
 def all_ties(model: PreTrainedModel) -> dict[str, str]:
-    """What is tied to what in a model and all models within it, with patterns spelled out.
+    """The tied weights of a model and all models within it, with patterns expanded.
 
     It stands on `PreTrainedModel.get_expanded_tied_weights_keys`, public by spelling and not documented.
     """
@@ -129,7 +130,7 @@ def all_ties(model: PreTrainedModel) -> dict[str, str]:
 
 
 def refresh_ties(model: PreTrainedModel) -> None:
-    """Have a model save, load and tie its weights by what `tied_weights` of it and of the models within it says now.
+    """Make a model save, load and tie weights by the current `tied_weights` of it and of the models within it.
 
     It stands on `PreTrainedModel.all_tied_weights_keys`, which transformers fills once, as a model is made.
     """
@@ -143,12 +144,12 @@ class ExpertsForm(NamedTuple):
     """How a mixture of experts holds its weights: names of parameters, with E experts first.
 
     Attributes:
-        experts: E.
-        up: Of the first weight (E, m, n), m = 2 I where there is a gate.
-        down: Of the second weight (E, n, I).
-        up_bias: Of (E, m).
-        down_bias: Of (E, n).
-        transposed: Weights are (E, n, m) and (E, I, n).
+        experts: Number E of experts.
+        up: Name of the first weight (E, m, n), with m = 2 I where there is a gate.
+        down: Name of the second weight (E, n, I).
+        up_bias: Name of the first bias (E, m).
+        down_bias: Name of the second bias (E, n).
+        transposed: Whether weights are (E, n, m) and (E, I, n).
     """
 
     experts: int
@@ -160,46 +161,46 @@ class ExpertsForm(NamedTuple):
 
 
 def experts_form(module: nn.Module) -> ExpertsForm | None:
-    """How a module holds the weights of its experts; None where it has none, or of another form.
+    """The form in which a module holds the weights of its experts; None where it has none, or another form.
 
     It stands on what `transformers.integrations.moe.use_experts_implementation` leaves in the classes it decorates,
     whose experts can be computed in several ways: `has_gate`, `has_bias`, `is_transposed`, and a `forward` around
     another. A list of the classes would take its place.
     """
-    known: Any = module
+    decorated: Any = module
     if not hasattr(type(module).forward, "__wrapped__") or not hasattr(module, "is_transposed"):
         return None
-    up, up_bias = ("gate_up_proj", "gate_up_proj_bias") if known.has_gate else ("up_proj", "up_proj_bias")
-    form = ExpertsForm(known.num_experts, up, "down_proj", up_bias, "down_proj_bias", known.is_transposed)
-    expected = {form.up: 3, form.down: 3} | ({form.up_bias: 2, form.down_bias: 2} if known.has_bias else {})
+    up, up_bias = ("gate_up_proj", "gate_up_proj_bias") if decorated.has_gate else ("up_proj", "up_proj_bias")
+    form = ExpertsForm(decorated.num_experts, up, "down_proj", up_bias, "down_proj_bias", decorated.is_transposed)
+    expected = {form.up: 3, form.down: 3} | ({form.up_bias: 2, form.down_bias: 2} if decorated.has_bias else {})
     held = dict(module.named_parameters(recurse=False))
     fits = {name: x.dim() for name, x in held.items()} == expected
     return form if fits and all(len(x) == form.experts and x.is_floating_point() for x in held.values()) else None
 
 
 def gated(experts: nn.Module, rows: Tensor) -> Tensor:
-    """What the experts of a class make of the outputs of their first weights (S, m), gates and all: (S, I).
+    """The activation of the experts of a class, with its gate: from outputs (S, m) of their first weights to (S, I).
 
     It stands on `_apply_gate` of such classes, or `act_fn` where they have no gate.
     """
-    known: Any = experts
-    return known._apply_gate(rows) if known.has_gate else known.act_fn(rows)
+    untyped: Any = experts
+    return untyped._apply_gate(rows) if untyped.has_gate else untyped.act_fn(rows)
 
 
 def normed(experts: nn.Module, rows: Tensor) -> Tensor:
-    """What the experts of a class make of the outputs of their second weights (S, n): themselves, or normed.
+    """The outputs (S, n) of the second weights of experts, after the norm that some classes have.
 
     It stands on `has_post_expert_norm` of such classes.
     """
-    known: Any = experts
-    return known.post_expert_norm(rows) if known.has_post_expert_norm else rows
+    untyped: Any = experts
+    return untyped.post_expert_norm(rows) if untyped.has_post_expert_norm else rows
 
 
 # Loading and spreading.
 
 
 def model_from_config(model_class: type[Model], config: PreTrainedConfig) -> Model:
-    """A model of a class with the weights that a configuration starts from.
+    """A model of a class with initial weights, from a configuration.
 
     It stands on `PreTrainedModel._from_config`, which chooses attention and number format as `from_pretrained` does.
     The class itself, called with the configuration, would take its place.
@@ -208,16 +209,16 @@ def model_from_config(model_class: type[Model], config: PreTrainedConfig) -> Mod
 
 
 def was_loaded(parameter: Tensor) -> bool:
-    """Whether a checkpoint has brought a parameter, which then must not be drawn anew.
+    """Whether a parameter was loaded from a checkpoint, and must not be initialised again.
 
-    It stands on the mark `_is_hf_initialized` of tensors, which the `torch.nn.init` of transformers goes by too; of a
-    part of a tensor it cannot know. To draw before loading, and not after it, would take its place.
+    It stands on the mark `_is_hf_initialized` of tensors, which the `torch.nn.init` of transformers reads too; it
+    holds for whole tensors only. Initialising before loading, not after it, would take its place.
     """
     return bool(getattr(parameter, "_is_hf_initialized", False))
 
 
 def leave_as_made(module: nn.Module) -> None:
-    """Keep `_init_weights` of transformers from a module that has no weight to be drawn, though it is a linear layer.
+    """Keep `_init_weights` of transformers from a linear layer that has no weight to initialise.
 
     It stands on the mark `_is_hf_initialized` of modules. To be no nn.Linear would take its place, and PEFT would not
     know the layer.
@@ -226,7 +227,7 @@ def leave_as_made(module: nn.Module) -> None:
 
 
 def allow_training(model: PreTrainedModel) -> None:
-    """Take from a model the mark of a quantised one, which would forbid `.half()`, moving and training.
+    """Remove the mark of a quantised model, which forbids `.half()`, moving and training.
 
     It stands on `PreTrainedModel.is_quantized` and `PreTrainedConfig._is_quantized`, which `from_pretrained` sets where
     a configuration has a `quantization_config`.
@@ -240,7 +241,7 @@ def allow_training(model: PreTrainedModel) -> None:
 
 
 def whole_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules that a model wants on one device each: its layers.
+    """The modules of a model that must stay on one device each: its layers.
 
     It stands on `PreTrainedModel._no_split_modules`. The members of its module lists would take its place.
     """
@@ -249,7 +250,7 @@ def whole_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def mark_as_sharded(model: PreTrainedModel) -> None:
-    """Tell the Trainer that a model is spread over processes already, and is not to be wrapped again.
+    """Mark a model as sharded over processes already, so that the Trainer does not wrap it again.
 
     It stands on `_is_distributed_loading_by_transformers` and `_is_fsdp_managed_module` of models. Sharding by
     accelerate, on GPUs alone, would take its place.
@@ -262,8 +263,8 @@ def mark_as_sharded(model: PreTrainedModel) -> None:
 def parameters_outside(model: nn.Module, layers: Sequence[type[nn.Module]], patterns: Sequence[str]) -> list[str]:
     """Names of parameters that are in no layer of these types and match none of these patterns.
 
-    It stands on `transformers.trainer_pt_utils.get_parameter_names`, by which the Trainer finds what weight decay is
-    for. A walk over `named_modules` would take its place.
+    It stands on `transformers.trainer_pt_utils.get_parameter_names`, by which the Trainer finds the parameters of
+    weight decay. A walk over `named_modules` would take its place.
     """
     return get_parameter_names(model, list(layers), list(patterns))
 
@@ -272,7 +273,7 @@ def parameters_outside(model: nn.Module, layers: Sequence[type[nn.Module]], patt
 
 
 def shift_labels_of(model_type: str, model_class: type[PreTrainedModel]) -> None:
-    """Have the Trainer's label smoothing compare each score of a causal model with the token that follows.
+    """Make the label smoothing of the Trainer compare each score of a causal model with the next token.
 
     It stands on `transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `AutoModel.register`
     leaves as it is. Smoothing in the model itself would take its place.

@@ -1,15 +1,15 @@
-"""How self-attention calls its mechanism: chosen once, when the block is built, by what the mechanism can do.
+"""How self-attention calls its mechanism: chosen once, when the block is built, by capabilities of the mechanism.
 
-Of the sequence alone, with c the codes of x and W the last factors of its projections, q = c_q W_q and so on:
+For the sequence alone, with c the codes of x and W the last factors of its projections, q = c_q W_q and so on:
 
     plain        out = mechanism(q, k, v)
     reduced      out = attend(q, reduce(c_k) W_k, reduce(c_v) W_v), so that W meets fewer positions
 
-On top of a cache of the positions before:
+On top of a cache of the earlier positions:
 
     stepping     out, state = step(q, k, v, state), a state of fixed size in place of keys and values
-    remembering  out = mechanism(q, [kept k; k], [kept v; v]), of which the last are kept
-    cached       out = mechanism(q, [earlier k; k], [earlier v; v]), of which all are kept
+    remembering  out = mechanism(q, [cached k; k], [cached v; v]), the last of which the cache keeps
+    cached       out = mechanism(q, [earlier k; k], [earlier v; v]), all of which the cache keeps
 """
 
 from collections.abc import Callable
@@ -31,20 +31,20 @@ from greenformers.position import Position, Rotation
 Codes = dict[str, Tensor]
 KeyMask = Bool[Tensor, "B M"] | None
 Mixed = tuple[Float[Tensor, "B H N D"], Float[Tensor, ""] | None]
-"""Mixtures of values, and in training the loss of a mechanism that has one."""
+"""Attention outputs, and in training the loss of a mechanism that has one."""
 
 
 class Extras(NamedTuple):
-    """What some mechanisms take besides queries, keys, values and their mask.
+    """Further inputs of some mechanisms besides queries, keys, values and their mask.
 
     Attributes:
         global_mask: True = a position that all see and that sees all (B, N), for mechanisms that take it.
-        choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
-            sequence; filled where it is empty.
-        relative: of networks whose positions add to scores, what adds.
-        pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
-        turn: of networks with rotary positions, what turns queries and keys, and the angles of these positions.
-        attentions: where weights are asked for, the list they are added to.
+        choice: Choice of keys that a mechanism with `choose` made at an earlier call on the same sequence; an empty
+            dictionary is filled.
+        relative: Relative positions that add to scores, in networks that have them.
+        pairs: Which keys each query sees, or a bias of their scores, for mechanisms that take it.
+        turn: Rotary positions and their angles for this sequence, in networks that have them.
+        attentions: List that attention weights are appended to; None: they are not computed.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
@@ -60,16 +60,16 @@ WithCache = Callable[[Projected, Codes, KeyMask, Extras, Cache], Mixed]
 
 
 def without_cache(block: Projected) -> WithoutCache:
-    """How a mechanism is called on a sequence alone."""
+    """The strategy that calls a mechanism on a sequence alone."""
     return reduced if block.can_reduce else plain
 
 
 def with_cache(mechanism: Attention, memory_length: int) -> WithCache:
-    """How a mechanism is called on top of a cache.
+    """The strategy that calls a mechanism on top of a cache.
 
     Args:
-        mechanism: what mixes the positions.
-        memory_length: positions of a memory that are kept besides its compressed ones; 0: all are.
+        mechanism: Mechanism of the attention slot.
+        memory_length: Number of positions of a segment memory, besides compressed ones; 0: all positions are kept.
     """
     if mechanism.can_step:
         return stepping
@@ -84,7 +84,7 @@ def plain(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras) -> 
 
 
 def reduced(block: Projected, codes: Codes, key_mask: KeyMask, _: Extras) -> Mixed:
-    """Attention to keys and values that are shortened while they are still codes."""
+    """Attention to keys and values whose codes are shortened before the last factor."""
     k, v = (block.for_every_head(block.reduce(role, codes[role], key_mask)) for role in get_args(Role))
     return block.mechanism.attend(block.project("q", codes["q"]), k, v), None
 
@@ -102,15 +102,15 @@ def stepping(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, 
 def remembering(
     block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache, *, limit: int
 ) -> Mixed:
-    """Attention to the keys and values that the cache keeps and to those given, a memory's before the sequence's.
+    """Attention to cached keys and values and to new ones, those of a segment memory before those of the sequence.
 
     Args:
-        block: the mechanism and its projections.
-        codes: of the sequence's queries, and of the keys and values of a memory and the sequence.
-        key_mask: True = keep; its end is of these keys.
-        extras: see `Extras`.
-        cache: keeps keys, values and mask.
-        limit: how many positions it keeps.
+        block: The mechanism and its projections.
+        codes: Codes of the queries of the sequence, and of keys and values of segment memory and sequence.
+        key_mask: True = keep (B, P); its last columns are those of these keys.
+        extras: Further inputs of the mechanism.
+        cache: The cache of keys, values and mask.
+        limit: Number of positions the cache keeps.
     """
     given = _inputs(block, codes, extras)
     held = RecentLayer.of(cache, block.mechanism.shape.layer, limit)
@@ -120,7 +120,7 @@ def remembering(
 
 
 def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
-    """Attention to all earlier keys and values, which the cache keeps, and to those given."""
+    """Attention to all earlier keys and values, from the cache, and to new ones."""
     mechanism = block.mechanism
     given, layer = _inputs(block, codes, extras), mechanism.shape.layer
     GrowingLayer.make(cache, layer)
@@ -131,10 +131,10 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
         if extras.attentions is not None:
             raise ValueError("output_attentions must be False in a beam search over shared keys")
         return held.attend(**{name: block.for_every_head(x) for name, x in given.items()}), None
-    # Keys that nobody reads are not kept, but transformers counts positions by them: one number of each.
+    # Keys that the mechanism does not read are cached as one number each: transformers counts positions by them.
     has_keys = "k" in codes or mechanism.shares_qk
     k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
-    # A static cache has room for keys that are yet to come.
+    # A static cache has places for later keys.
     total = int(cache.get_seq_length(layer))
     if k.shape[2] > total:
         k, v = k[:, :, :total], v[:, :, :total]
@@ -142,22 +142,24 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
 
 
 def _inputs(block: Projected, codes: Codes, extras: Extras) -> dict[str, Tensor]:
-    """Queries, keys, values and what else the mechanism has projections of; keys and values in their own heads."""
+    """Queries, keys, values and further projections of the mechanism; keys and values in their own heads."""
     projected = {name: block.project(name, code) for name, code in codes.items()}
     if extras.turn is not None:
         position, angles = extras.turn
         for name in {"q", "k"} & set(projected):
             turned = projected[name]
-            own = Rotation(*(part[:, :, -turned.shape[2] :] for part in angles))  # fewer queries are the last
+            own = Rotation(
+                *(part[:, :, -turned.shape[2] :] for part in angles)
+            )  # fewer queries than keys are the last positions
             projected[name] = position.turn(turned, own)
     if block.mechanism.shares_qk:
         projected["k"] = projected["q"]
-    # What a mechanism has no projection for it does not read, except for its length.
+    # An input that a mechanism has no projection for is read only for its length.
     return {"q": projected["v"], "k": projected["v"]} | projected
 
 
 def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras: Extras) -> Mixed:
-    """The mechanism itself, with what it takes of the extras."""
+    """Call the mechanism with the extras that it takes."""
     mechanism = block.mechanism
     if block.shares_keys:
         given = {name: block.for_every_head(x) for name, x in given.items()}
@@ -183,7 +185,7 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
         # The output from the weights, so that these have a gradient. A query reads one kind of values.
         dropped = F.dropout(whole, getattr(mechanism, "dropout", 0.0), block.training)
         out = dropped @ v
-        for name, other in weights.items():
-            out = torch.where(other.any(-1, keepdim=True), dropped @ given[name], out)
+        for name, kind_weights in weights.items():
+            out = torch.where(kind_weights.any(-1, keepdim=True), dropped @ given[name], out)
         out = out + added
     return out, loss

@@ -18,19 +18,19 @@ from greenformers.position import Position, Rotation
 
 
 class SelfAttention(Projected):
-    """A sequence to itself.
+    """Attention of a sequence to itself.
 
     Args:
-        config: sizes and slots.
-        layer: index of the layer in its stack.
-        causal: position i sees only positions up to i.
-        decoder: the stack is the decoder of an encoder-decoder.
+        config: Sizes and slots of the network.
+        layer: Index of the layer in its stack, from 0.
+        causal: Whether position i sees only positions up to i.
+        decoder: Whether the stack is the decoder of an encoder-decoder.
 
     Attributes:
-        remembers: whether it can attend a memory of earlier segments.
-        asks_apart: whether fewer queries than there are keys can be asked for on top of a cache.
-        without_cache: how the mechanism is called on a sequence alone, see `greenformers.model.attending`.
-        with_cache: how it is called on top of a cache.
+        remembers: Whether it can attend a segment memory.
+        asks_apart: Whether, on top of a cache, outputs of fewer queries than new keys can be computed.
+        without_cache: Strategy that calls the mechanism on a sequence alone, see `greenformers.model.attending`.
+        with_cache: Strategy that calls it on top of a cache.
     """
 
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False, decoder: bool = False) -> None:
@@ -60,28 +60,29 @@ class SelfAttention(Projected):
         attentions: list[Tensor] | None = None,
         last: int = 0,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
-        """Attention of a sequence to itself (B, N, d), before the output projection, which `output` is.
+        """Attention of a sequence to itself (B, N, d), before the projection `output`.
 
         Args:
-            x: the sequence; with a cache, its last N positions.
-            key_mask: True = keep (B, M); M = N without a cache and without memory, m + N with memory.
-            cache: keys and values of earlier positions; those of `x` are added to it.
-            global_mask: True = a position that all see and that sees all, for mechanisms that take it.
-            choice: of mechanisms that choose which keys a query sees, what they chose at an earlier call on the same
-                sequence; filled where it is empty.
-            memory: what is in front of the sequence, to be attended and to attend nothing.
-            rotation: the angles of the positions of `x`, where they are rotary.
-            pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
-            attentions: where the weights are wanted, the list that gets them, (B, H, N, M); see `Attention.weights`.
-            last: on top of a cache, of how many positions at the end mixtures are wanted; 0 for all.
+            x: The sequence (B, N, d); with a cache, its last N positions.
+            key_mask: True = keep (B, M); M = N without a cache and segment memory, m + N with segment memory.
+            cache: Keys and values of earlier positions; those of `x` are added to it.
+            global_mask: True = global (B, N): the position sees all and is seen by all, for mechanisms that take it.
+            choice: Choice of keys that a mechanism with `choose` made at an earlier call on the same sequence; an empty
+                dictionary is filled.
+            memory: Segment memory (B, m, d) in front of the sequence, which is attended and attends nothing.
+            rotation: The angles of the positions of `x`, where they are rotary.
+            pairs: Which keys each query sees, or a bias of their scores, for mechanisms that take it.
+            attentions: List that attention weights (B, H, N, M) are appended to; None: they are not computed; see
+                `Attention.weights`.
+            last: On top of a cache, number of positions at the end to compute outputs of; 0: all.
 
         Returns:
-            The mixtures, of `last` positions or of all, and in training the loss of a mechanism that has one.
+            The outputs, of `last` positions or of all, and in training the loss of a mechanism that has one.
 
         Raises:
-            ValueError: a global mask for a mechanism that takes none, or memory for one without positions of its own.
+            ValueError: The mechanism takes no global mask, or no segment memory as it has no positions of its own.
         """
-        mechanism, position = self.mechanism, self.position  # a look-up is much beside a single token
+        mechanism, position = self.mechanism, self.position  # attribute look-ups cost much for a single token
         if memory is not None and not self.remembers:
             raise ValueError(f"{type(mechanism).__name__} has no memory: its positions are the model's")
         if global_mask is not None and not mechanism.takes_global_mask:
@@ -119,14 +120,14 @@ class SelfAttention(Projected):
         query_mask: Bool[Tensor, "B N"] | None,
         norm: Callable[[Tensor], Tensor],
     ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
-        """What a mechanism with a compressed memory keeps of `old`, see `Attention.compress`.
+        """Compress the positions `old` that leave the segment memory, see `Attention.compress`.
 
         Args:
-            x: the inputs that attend it.
-            old: inputs of this layer.
-            mask: True = keep, of `old`.
-            query_mask: True = keep, of `x`.
-            norm: what inputs go through before they are projected.
+            x: Inputs (B, N, d) that attend the memory.
+            old: Earlier inputs (B, n, d) of this layer.
+            mask: True = keep (B, n), for `old`.
+            query_mask: True = keep (B, N), for `x`.
+            norm: Norm of inputs before their projection.
         """
 
         def project(y: Tensor, names: Sequence[str]) -> list[Tensor]:
@@ -137,23 +138,23 @@ class SelfAttention(Projected):
 
 
 def _check_takes(mechanism: Attention, position: Position | None) -> None:
-    """Raise ValueError where a mechanism has no place for what a kind of position does."""
+    """Raise ValueError where a mechanism cannot apply a kind of position."""
     if position is None:
         return
-    known = mechanism.takes_rotation
+    fits = mechanism.takes_rotation
     if position.acts == "scores":
-        known = mechanism.adds_to_scores == "all" or (
+        fits = mechanism.adds_to_scores == "all" or (
             mechanism.adds_to_scores == "distances" and not position.asks_query and not position.has_values
         )
-    if not known:
-        kinds = (type(each).__module__.rpartition(".")[2] for each in (position, mechanism))
+    if not fits:
+        kinds = (type(part).__module__.rpartition(".")[2] for part in (position, mechanism))
         raise ValueError(
             "position {} does not fit {}: it has no scores of queries and keys to put it in".format(*kinds)
         )
 
 
 class CrossAttention(Projected):
-    """A decoder's sequence to the encoder's."""
+    """Attention of the sequence of a decoder to the encoder output."""
 
     def __init__(self, config: GreenformerConfig, layer: int) -> None:
         mechanism = attention_of(config, "cross_attention", layer, cross=True)
@@ -163,41 +164,41 @@ class CrossAttention(Projected):
     def mix(
         self,
         x: Float[Tensor, "B N d"],
-        memory: Float[Tensor, "B M d"],
+        encoder_output: Float[Tensor, "B M d"],
         key_mask: Bool[Tensor, "B M"] | None,
         cache: EncoderDecoderCache | None = None,
         attentions: list[Tensor] | None = None,
     ) -> Float[Tensor, "B N d"]:
-        """Attention of `x` to `memory` (B, N, d), before the output projection.
+        """Attention of `x` to the encoder output (B, N, d), before the projection `output`.
 
         Args:
-            x: the decoder's sequence; or W for each memory, one after the other, (B W, N, d).
-            memory: the encoder's output.
-            key_mask: True = keep, of the memory.
-            cache: keeps the keys and values of the memory after their first use.
-            attentions: where the weights are wanted, the list that gets them, (B, H, N, M).
+            x: Sequence of the decoder (B, N, d), or W sequences for each encoder output, in order, (B W, N, d).
+            encoder_output: Output of the encoder (B, M, d).
+            key_mask: True = keep (B, M), for the encoder output.
+            cache: Cache that keeps keys and values of the encoder output after their first use.
+            attentions: List that attention weights (B, H, N, M) are appended to; None: they are not computed.
 
         Raises:
-            ValueError: the weights of a mechanism that keeps shortened keys and values are wanted.
+            ValueError: Attention weights are asked of a mechanism that caches shortened keys and values.
         """
         rows = x.shape[0]
         reduces = self.can_reduce and (attentions is None or cache is not None)
         if reduces and attentions is not None:
             raise ValueError("output_attentions must be False where shortened keys and values are kept: use no cache")
         if self.mechanism.queries_apart:
-            # Several sequences are so many queries: the keys and values of the memory are there once.
-            x = x.reshape(memory.shape[0], -1, x.shape[2])
-        elif rows != memory.shape[0]:
-            memory = memory.repeat_interleave(rows // memory.shape[0], 0)
+            # Queries of several sequences in one: keys and values of the encoder output exist once.
+            x = x.reshape(encoder_output.shape[0], -1, x.shape[2])
+        elif rows != encoder_output.shape[0]:
+            encoder_output = encoder_output.repeat_interleave(rows // encoder_output.shape[0], 0)
             key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
         q = self.project("q", self.codes(x, "q")["q"])
-        k, v = self._keys_values(memory, key_mask, cache, reduces=reduces)
+        k, v = self._keys_values(encoder_output, key_mask, cache, reduces=reduces)
         k, v = self.for_every_head(k), self.for_every_head(v)
         if attentions is not None:
             of_values, added = self.mechanism.weights(q, k, key_mask)
             weights = of_values["v"]
-            each = rows // len(weights)  # sequences of a memory
-            by_row = weights.unflatten(2, (each, -1)).transpose(1, 2).flatten(0, 1) if each > 1 else weights
+            copies = rows // len(weights)  # sequences for each encoder output
+            by_row = weights.unflatten(2, (copies, -1)).transpose(1, 2).flatten(0, 1) if copies > 1 else weights
             attentions.append(by_row)
             out = F.dropout(weights, getattr(self.mechanism, "dropout", 0.0), self.training) @ v + added
         else:
@@ -205,13 +206,13 @@ class CrossAttention(Projected):
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
 
     def _keys_values(
-        self, memory: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None, *, reduces: bool
+        self, encoder_output: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None, *, reduces: bool
     ) -> tuple[Tensor, Tensor]:
         layer = self.mechanism.shape.layer
         if cache is not None and cache.is_updated.get(layer):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
             return stored.keys, stored.values
-        codes = self.codes(memory, "k", "v")
+        codes = self.codes(encoder_output, "k", "v")
         if reduces:
             k, v = (self.reduce(role, codes[role], key_mask) for role in get_args(Role))
         else:

@@ -1,7 +1,7 @@
-"""The cache of a beam search: keys and values stay where they were made, and a mask says whose they are.
+"""The cache of a beam search: keys and values are never moved, and a mask says which beam sees them.
 
-Where beams of one sequence change places, a cache with a row for each would be copied as a whole at every step. Here
-the beams of a sequence are queries to the keys of all of them: W times as many scores, which are few, and no copies.
+When beams of a sequence are reordered, a cache with a row for each beam is copied as a whole at every step. Here the
+beams of a sequence are queries to the keys of all of them: W times as many scores, which are few, and no copies.
 """
 
 from typing import Any, cast
@@ -13,15 +13,15 @@ from transformers.cache_utils import CacheLayerMixin
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._tiles import bias_of
 
-_STEPS = 16  # room is made for so many steps at a time
+_STEPS = 16  # steps that storage grows by
 
 
 class Beams:
-    """W beams of each of B sequences, and which of all keys belong to the history of each.
+    """W beams of each of B sequences, and the keys that belong to the history of each.
 
     Attributes:
-        width: W.
-        visible: the keys that each beam sees (B, W, W t) after t steps, W of each step.
+        width: Number W of beams.
+        visible: Which keys each beam sees (B, W, W t) after t steps, with W keys per step.
     """
 
     def __init__(self, batch: int, width: int, device: torch.device) -> None:
@@ -29,16 +29,16 @@ class Beams:
         self.visible = torch.zeros(batch, width, 0, dtype=torch.bool, device=device)
 
     def step(self) -> None:
-        """One position more: each beam sees its own."""
+        """Add a position: each beam sees its own key."""
         own = torch.eye(self.width, dtype=torch.bool, device=self.visible.device)
         self.visible = torch.cat([self.visible, own.expand(len(self.visible), -1, -1)], 2)
 
     def follow(self, parents: Tensor) -> None:
-        """Each beam goes on from its parent (B, W)."""
+        """Continue each beam from its parent (B, W)."""
         self.visible = self.visible.gather(1, parents[..., None].expand_as(self.visible))
 
     def keep(self, sequences: Tensor) -> None:
-        """Only these sequences go on."""
+        """Keep only these sequences."""
         self.visible = self.visible[sequences]
 
 
@@ -46,7 +46,7 @@ class BeamLayer(CacheLayerMixin):
     """A layer of a cache for softmax attention, with one row a sequence for all its beams.
 
     Args:
-        beams: of all layers.
+        beams: The beams, shared by all layers.
     """
 
     is_compileable = False
@@ -56,7 +56,7 @@ class BeamLayer(CacheLayerMixin):
         self.beams, self.count = beams, 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one position more of each beam (B W, H, 1, D), to it and its history."""
+        """Attention of the next position of each beam (B W, H, 1, D), to itself and its history."""
         width = self.beams.width
         q, k, v = (x[:, :, 0].unflatten(0, (-1, width)).transpose(1, 2) for x in (q, k, v))  # (B, H, W, D)
         if self.count % (_STEPS * width) == 0:
@@ -77,7 +77,7 @@ class BeamLayer(CacheLayerMixin):
         return new
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Only these sequences go on."""
+        """Keep only these sequences."""
         self.keys, self.values = cast(Tensor, self.keys)[indices], cast(Tensor, self.values)[indices]
 
     def get_seq_length(self) -> int:  # noqa: D102
@@ -90,12 +90,12 @@ class BeamLayer(CacheLayerMixin):
         return -1
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: room is made when it is needed."""
+        """Do nothing: storage is allocated when it is needed."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Not available.
 
         Raises:
-            ValueError: always: keys of other beams are among those that are kept.
+            ValueError: Always, as the cached keys include those of other beams.
         """
         raise ValueError("keys of beams are only attended to, not given away")

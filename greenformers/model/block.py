@@ -23,13 +23,13 @@ from greenformers.position import Rotation
 
 
 class Layer(GradientCheckpointingLayer):
-    """A layer of a stack; its input is what `output_hidden_states` returns."""
+    """A layer of a stack; `output_hidden_states` returns its input."""
 
 
 class EncoderLayer(Layer):
-    """Attention and feed-forward with residual and layer norm, after ("post") or before ("pre") each block.
+    """Attention and feed-forward with residuals, and layer norm after ("post") or before ("pre") each block.
 
-    With `causal` it is also the layer of a decoder without an encoder. A "reversible" one is run by `stack.run`.
+    With `causal` it is also the layer of a decoder without an encoder. A "reversible" layer is run by `stack.run`.
     """
 
     def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
@@ -37,8 +37,8 @@ class EncoderLayer(Layer):
         self.attention = SelfAttention(config, layer, causal=causal)
         self.feed_forward = feed_forward_of(config, layer, causal=causal)
         for last in (self.attention.output, getattr(self.feed_forward, "down", None)):
-            for part in () if last is None else last.modules():  # of a low-rank one its factors
-                part.into_residual = True  # they start smaller in a causal stack, see `initial_std`
+            for part in () if last is None else last.modules():  # a low-rank layer has two factors
+                part.into_residual = True  # initialised smaller in a causal stack, see `initial_std`
         self.attention_norm, self.feed_forward_norm = norm_of(config), norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.index = layer
@@ -60,27 +60,27 @@ class EncoderLayer(Layer):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
-        On top of a cache, only of the `last` positions where so many are asked for: others are keys and values alone.
+        On top of a cache, with `last` above 0, outputs of the `last` positions only: others are keys and values alone.
 
-        In training, of a mechanism or a feed-forward block that has a loss of its own, that loss too.
+        In training it also returns the loss of a mechanism or a feed-forward block that has one.
         """
         if self.reversible:
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
         if (
             x.shape[1] == 1
             and past_key_values is not None
-            and all(given is None for given in (global_mask, memory, pairs, attentions))
+            and all(argument is None for argument in (global_mask, memory, pairs, attentions))
         ):
-            found = way_of(self, x, past_key_values)
-            if found is not None:
-                way, held = found
+            step = way_of(self, x, past_key_values)
+            if step is not None:
+                way, held = step
                 return way(x, held, key_mask, rotation)
-        # With gradients every intermediate tensor is kept anyway; and an accelerator would rather run wide.
-        # In training also without gradients: it may be a checkpoint, which comes back for the same with them.
+        # With gradients every intermediate tensor is kept anyway; and an accelerator is faster on large tensors.
+        # The same in training without gradients: a checkpoint computes the layer again with them.
         slices_fit = not (torch.is_grad_enabled() or self.training) and x.device.type == "cpu"
         slices_fit = slices_fit and self.feed_forward.by_position and can_slice(x)
         tokens = slice_length(self.feed_forward.inner_width)
-        # Keys and values that are kept for later belong to the whole batch.
+        # Cached keys and values are those of the whole batch.
         whole_batch = past_key_values is not None or memory is not None or attentions is not None
         if whole_batch or pairs is not None or not slices_fit:
             earlier = None if memory is None else self._before(memory)
@@ -99,7 +99,7 @@ class EncoderLayer(Layer):
         masks = (repeat(None) if mask is None else mask.split(rows) for mask in (key_mask, global_mask))
         angles = repeat(rotation) if rotation is None or len(rotation.cos) == 1 else _split(rotation, rows)
         slices = zip(x.split(rows), *masks, angles, strict=False)
-        parts = [self._in_slices(some, key, wide, turn, tokens) for some, key, wide, turn in slices]
+        parts = [self._in_slices(x_rows, key, wide, turn, tokens) for x_rows, key, wide, turn in slices]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _in_slices(
@@ -110,7 +110,7 @@ class EncoderLayer(Layer):
         return self._after_in_slices(x, mixed, key_mask, tokens)
 
     def _after_in_slices(self, x: Tensor, mixed: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
-        """All that follows once positions are mixed, in slices that overwrite what they were made from."""
+        """The layer after attention, in slices that overwrite the attention outputs."""
         mixed = mixed.contiguous()
         masks = repeat(None) if key_mask is None else key_mask[:, -x.shape[1] :].flatten().split(tokens)
         slices = (y.flatten(0, 1).split(tokens) for y in (x, mixed))
@@ -133,8 +133,8 @@ class EncoderLayer(Layer):
         return self.attention_norm(x) if self.pre_norm else x
 
     def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """All that follows once positions are mixed, and in training the loss of a feed-forward block that has one."""
-        dropout = self.dropout if self.training else _as_it_is  # a call is much beside a single token
+        """The layer after attention, and in training the loss of a feed-forward block that has one."""
+        dropout = self.dropout if self.training else _as_it_is  # a module call costs much for a single token
         x = x + dropout(self.attention.output(mixed))
         if self.pre_norm:
             added, loss = feed(self.feed_forward, self.feed_forward_norm(x), mask)
@@ -149,7 +149,7 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def _split(rotation: Rotation, rows: int) -> Iterator[Rotation]:
-    """The angles of so many sequences at a time."""
+    """The angles of `rows` sequences at a time."""
     return map(Rotation._make, zip(*(part.split(rows) for part in rotation), strict=True))
 
 
@@ -166,8 +166,8 @@ class BlockLayer(Layer):
         self, x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None, memory: Float[Tensor, "B S d"] | None
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"] | None]:
         """See `Block.forward`."""
-        found: tuple[Tensor, Tensor | None] = self.block(x, mask, memory)
-        return found
+        output: tuple[Tensor, Tensor | None] = self.block(x, mask, memory)
+        return output
 
 
 def layer_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> EncoderLayer | BlockLayer:
@@ -177,7 +177,7 @@ def layer_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> 
 
 
 def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> blocks.Size:
-    """What a block is told of the network."""
+    """The sizes of the network that a block is built with."""
     return blocks.Size(
         config.hidden_size,
         config.num_attention_heads,
@@ -197,7 +197,7 @@ def feed_forward_of(config: GreenformerConfig, layer: int, *, causal: bool = Fal
     """The feed-forward block of one layer, of the kind in its slot; a decoder's layers count on from the encoder's.
 
     Raises:
-        ValueError: it cannot do what is asked for, or an option is out of range.
+        ValueError: It cannot do what is asked for, or an option is out of range.
     """
     name = config.feed_forward_names(causal=causal)[layer]
     size = Size(
@@ -214,12 +214,12 @@ def feed_forward_of(config: GreenformerConfig, layer: int, *, causal: bool = Fal
 
 
 def feed(block: FeedForward, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What a feed-forward block gives, and in training the loss of one that has a loss of its own.
+    """The output of a feed-forward block, and in training the loss of a block that has one.
 
     Args:
-        block: which.
-        x: the sequence (..., N, d).
-        mask: True = keep (..., M); its last N are of the sequence.
+        block: The feed-forward block.
+        x: The sequence (..., N, d).
+        mask: True = keep (..., M); its last N columns are those of the sequence.
     """
     mask = None if mask is None else mask[..., -x.shape[-2] :]
     if block.has_loss and block.training:

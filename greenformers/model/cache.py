@@ -1,4 +1,4 @@
-"""What the cache of `generate` holds in place of all keys and values: a state of fixed size, or the last positions."""
+"""Layers of the cache of `generate`: a state of fixed size, all keys and values, or those of the last positions."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -15,13 +15,13 @@ Kind = TypeVar("Kind", bound=CacheLayerMixin)
 
 
 State = tuple[Tensor, ...]
-"""What a mechanism keeps in place of keys and values, see `Attention.step`."""
+"""State of a mechanism in place of keys and values, see `Attention.step`."""
 
 
 class WithWay(CacheLayerMixin):
-    """A layer of a cache that keeps with it how one token more goes through a layer of a network.
+    """A layer of a cache that also holds the function of one further token through a layer of the network.
 
-    See `greenformers.model.next_token`. It is found anew by whoever copies or reads it.
+    See `greenformers.model.next_token`. Copies and pickles leave it out, and it is built again.
     """
 
     way: Any = None
@@ -33,8 +33,8 @@ class WithWay(CacheLayerMixin):
 class StateLayer(WithWay):
     """A layer of a cache that keeps a tuple of tensors (B, ...) in place of keys and values.
 
-    For assisted generation, which takes back what was guessed wrong, it also keeps the state before the last call and
-    how to go on from there.
+    For assisted generation, which takes back rejected tokens, it also keeps the state before the last call and a
+    function that continues from there.
     """
 
     is_compileable = False
@@ -52,30 +52,30 @@ class StateLayer(WithWay):
         """The layer of a cache, which becomes one of this kind if it has not been used.
 
         Raises:
-            ValueError: it holds keys and values, or makes room for a fixed number of them.
+            ValueError: The layer holds keys and values, or is of another kind.
         """
         return _layer_of(cache, layer, cls, cls, "a state")
 
     def attend(
         self, mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
     ) -> Float[Tensor, "B H N D"]:
-        """Attention of the next N positions, which the state is of from now on; see `Attention.step`."""
+        """Attention of the next N positions, which are added to the state; see `Attention.step`."""
         before = self.state
         out, state = mechanism.step(q, k, v, before, key_mask)
 
-        def again(some: int) -> State:
-            mask = None if key_mask is None else key_mask[:, :some]
-            return mechanism.step(q[:, :, :0], k[:, :, :some], v[:, :, :some], before, mask)[1]
+        def again(count: int) -> State:
+            mask = None if key_mask is None else key_mask[:, :count]
+            return mechanism.step(q[:, :, :0], k[:, :, :count], v[:, :, :count], before, mask)[1]
 
         self.before, self.count, self.again = before, v.shape[2], again
         self.state, self.length, self.is_initialized = state, self.length + v.shape[2], True
         return out
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last positions, given as a number that is not above 0.
+        """Remove the last positions from the state; their number is given negative.
 
         Raises:
-            ValueError: more than those of the last call, before which there is no state to go back to.
+            ValueError: More positions than those of the last call are removed: there is no earlier state.
         """
         removed = -tokens_to_remove
         if not 0 <= removed <= self.count:
@@ -97,13 +97,13 @@ class StateLayer(WithWay):
         return -1
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the first state comes from the mechanism."""
+        """Do nothing: the first state comes from the mechanism."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Not available.
 
         Raises:
-            ValueError: always: the state is all that is kept.
+            ValueError: Always, as there is only a state.
         """
         raise ValueError("a layer that keeps a state takes no keys and values")
 
@@ -112,32 +112,32 @@ class StateLayer(WithWay):
         self.before, self.count, self.again = None, 0, None
 
     def offload(self) -> None:
-        """Nothing: a state is small and stays on its device."""
+        """Do nothing: a state is small and stays on its device."""
 
     def prefetch(self) -> None:
-        """Nothing: see `offload`."""
+        """Do nothing, see `offload`."""
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:  # noqa: D102
-        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        self._change(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:  # noqa: D102
-        self._map(lambda x: x.repeat_interleave(repeats, dim=0))
+        self._change(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:  # noqa: D102
-        self._map(lambda x: x[indices])
+        self._change(lambda x: x[indices])
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> None:
+    def _change(self, function: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
             self.state = type(self.state)(*map(function, self.state))
-        # What was put in another order cannot be taken back.
+        # A reordered state cannot be cropped.
         self.before, self.count, self.again = None, 0, None
 
 
 class GrowingLayer(WithWay, DynamicLayer):
-    """All keys and values, in tensors with room for some more: new ones are written behind them, and none is copied.
+    """All keys and values, in tensors with room for more: new ones are written behind them, without copies.
 
-    `keys` and `values` are views of what is there. Where a gradient may be wanted of them, and where nobody can look
-    at what they are, all is as in `DynamicLayer`.
+    `keys` and `values` are views of the filled part. With gradients, and where tensors are traced, it behaves as
+    `DynamicLayer`.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class GrowingLayer(WithWay, DynamicLayer):
 
     @staticmethod
     def make(cache: Cache, layer: int) -> None:
-        """Let an unused plain layer of a cache be one of this kind."""
+        """Replace an unused plain layer of a cache by one of this kind."""
         if getattr(cache, "offloading", False):
             return
         while len(cache.layers) <= layer and cache.layer_class_to_replicate is DynamicLayer:
@@ -157,7 +157,7 @@ class GrowingLayer(WithWay, DynamicLayer):
             cache.layers[layer] = GrowingLayer()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, M, D) with those of N positions more."""
+        """Add the keys and values of N positions, and return all (B, H, M, D)."""
         if torch.is_grad_enabled() or is_traced(key_states):
             return super().update(key_states, value_states)
         if not self.is_initialized:
@@ -171,7 +171,7 @@ class GrowingLayer(WithWay, DynamicLayer):
         self.rooms, self.views, self.way = {}, {}, None
 
     def _with(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
-        """What is held, and `new` behind it."""
+        """The tensor `held` followed by `new`."""
         before = 0 if held is None or not held.numel() else held.shape[2]
         count, room = new.shape[2], self.rooms.get(name)
         total = before + count
@@ -185,7 +185,7 @@ class GrowingLayer(WithWay, DynamicLayer):
         return self.views[name]
 
     def _begins(self, name: str, held: Tensor) -> bool:
-        """Whether `held` is still what the room begins with, and this can be written to."""
+        """Whether the storage still begins with `held`, and can be written to."""
         room = self.rooms[name]
         if room.is_inference() != torch.is_inference_mode_enabled():
             return False
@@ -202,7 +202,7 @@ class RecentLayer(DynamicLayer):
     """A layer of a cache that keeps the keys and values of the last positions, those of a segment memory among them.
 
     Args:
-        limit: how many are kept.
+        limit: Number of positions that are kept.
     """
 
     is_compileable = False
@@ -217,18 +217,18 @@ class RecentLayer(DynamicLayer):
         """The layer of a cache, which becomes one of this kind if it has not been used.
 
         Raises:
-            ValueError: it holds keys and values of its own kind.
+            ValueError: The layer holds keys and values of another kind.
         """
         return _layer_of(cache, layer, cls, lambda: cls(limit), "a memory")
 
     def add(self, k: Tensor, v: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values of what is kept and of what is given (B, H, M, D), and their mask (B, M), None for all.
+        """The kept keys and values followed by new ones (B, H, M, D), and their mask (B, M), None where all are kept.
 
         Args:
-            k: keys: of a memory, where there was nothing yet, and of `count` positions.
-            v: values, alike.
-            mask: True = keep, of the same.
-            count: of positions, the memory's left out.
+            k: Keys of `count` positions, in the first call behind those of a segment memory.
+            v: Values, as `k`.
+            mask: True = keep, for these keys.
+            count: Number of positions without those of the segment memory.
         """
         if not self.is_initialized:
             self.lazy_initialization(k, v)
@@ -269,12 +269,12 @@ class RecentLayer(DynamicLayer):
         """Not available.
 
         Raises:
-            ValueError: always: what was forgotten cannot be brought back.
+            ValueError: Always, as dropped positions cannot be restored.
         """
         raise ValueError("a memory of the last positions cannot be cropped")
 
 
-def _layer_of(cache: Cache, layer: int, kind: type[Kind], make: Callable[[], Kind], what: str) -> Kind:
+def _layer_of(cache: Cache, layer: int, kind: type[Kind], make: Callable[[], Kind], content: str) -> Kind:
     """The layer of a cache, which becomes one of a kind if it has not been used."""
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
@@ -282,10 +282,10 @@ def _layer_of(cache: Cache, layer: int, kind: type[Kind], make: Callable[[], Kin
     if isinstance(held, kind):
         return held
     if type(held) not in (DynamicLayer, StaticLayer) or held.get_seq_length():
-        raise ValueError(f"a mechanism with {what} needs an empty plain cache, got {type(held).__name__}")
-    made = make()
-    cache.layers[layer] = made
-    return made
+        raise ValueError(f"a mechanism with {content} needs an empty plain cache, got {type(held).__name__}")
+    new = make()
+    cache.layers[layer] = new
+    return new
 
 
 def _or_all(mask: Tensor | None, k: Tensor) -> Tensor:

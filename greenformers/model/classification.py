@@ -9,7 +9,7 @@ from greenformers.model.loss import token_loss
 
 
 def problem_of(config: GreenformerConfig, labels: Tensor) -> str:
-    """The configuration's `problem_type`; where that is None, what transformers' models take it for.
+    """The `problem_type` of the configuration; where that is None, the one that models of transformers assume.
 
     One label: "regression"; integers: "single_label_classification"; else "multi_label_classification".
     """
@@ -30,15 +30,15 @@ def classification_loss(
     """Cross-entropy in nats, or the mean squared error of numbers.
 
     Args:
-        logits: scores (..., L) of L labels.
-        labels: classes (...) of "single_label_classification"; numbers (..., L) of "regression", (...) too where L is
+        logits: Scores (..., L) of L labels.
+        labels: Classes (...) of "single_label_classification"; numbers (..., L) of "regression", (...) too where L is
             1; 0 or 1 for each label (..., L) of "multi_label_classification".
-        config: says which of these it is, see `problem_of`.
-        items: what the sum is divided by; by default the number of labels.
-        ignored: the label that stands for none among numbers; in classes, -100 is none anyway.
+        config: Configuration with the kind of problem, see `problem_of`.
+        items: Divisor of the sum; by default the number of labels.
+        ignored: Label that counts as missing among numbers; among classes -100 always does.
 
     Raises:
-        ValueError: labels do not fit the kind of problem.
+        ValueError: The labels do not fit the kind of problem.
     """
     problem = problem_of(config, labels)
     if problem == "single_label_classification":

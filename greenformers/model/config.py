@@ -1,4 +1,4 @@
-"""One configuration for every variant: the sizes of the network and what stands in each of its slots."""
+"""One configuration for every variant: the sizes of the network and the entry of each of its slots."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -20,17 +20,17 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "block": ("standard",),
     "pooling": ("cls", "mean"),
 }
-"""What slots take that is no file of a folder, their defaults first. `rank` takes any LED rank."""
+"""Entries of slots that are no file of a folder, defaults first. `rank` takes any LED rank."""
 
 SHARED = {
     "all": ("attention", "cross_attention", "feed_forward"),
     "attention": ("attention", "cross_attention"),
     "feed_forward": ("feed_forward",),
 }
-"""Which parts of a layer share their parameters, each with its layer norm."""
+"""Parts of a layer that share their parameters, each with its layer norm."""
 
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-"""Kinds of problems of classifying heads, see `greenformers.model.classification`."""
+"""Kinds of problems of classification heads, see `greenformers.model.classification`."""
 
 PROJECTIONS = (
     "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "gate", "down",
@@ -41,7 +41,7 @@ feed-forward block (`gate` of a gated one), and four of cross-attention."""
 
 
 def choices(slot: str) -> list[str]:
-    """What a slot takes, by name; the files of its folder, where it has one.
+    """Names of the entries of a slot; the files of its folder, where it has one.
 
     `block` takes the blocks that keep the length, `pooling` those that do not.
     """
@@ -73,7 +73,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""What the layers of well-known networks are made of; their sizes, where they differ from BERT-base's, too."""
+"""Slots of the layers of well-known networks, and sizes where they differ from those of BERT-base."""
 
 
 DEFAULTS: dict[str, tuple[Any, Any]] = {
@@ -82,7 +82,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "bias": (True, False),
     "embedding_norm": (True, False),
 }
-"""What None stands for, and what it stands for in a stack that is causal by itself: today's language models' layers."""
+"""Values that None stands for: in general, and in a causal stack alone, whose layers are those of language models."""
 
 FOREIGN = {
     **dict.fromkeys(("n_embd", "d_model", "dim", "n_embed", "hidden_dim"), "hidden_size"),
@@ -99,95 +99,95 @@ FOREIGN = {
     **dict.fromkeys(("n_kv_heads", "num_kv_heads"), "num_key_value_heads"),
     **dict.fromkeys(("init_std", "initializer_std"), "initializer_range"),
 }
-"""What other models of transformers call options of ours, and would be kept here without effect."""
+"""Names that other models of transformers use for options of ours, which would have no effect here."""
 
 Rank = int | dict[str, int | None] | None
 
 
-def _check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a misspelt name, and another model's: what else there is transformers keeps, for friends."""
+def _check_names(given: Iterable[str], options: Iterable[str]) -> None:
+    """Raise TypeError for misspelt names and those of other models; transformers stores all others."""
     for name in set(given) - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
         if name in FOREIGN:
             raise TypeError(f"GreenformerConfig takes no option {name!r}; here it is {FOREIGN[name]!r}")
-        if close := get_close_matches(name, known, n=1, cutoff=0.8):
+        if close := get_close_matches(name, options, n=1, cutoff=0.8):
             raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
 
 
 class GreenformerConfig(PreTrainedConfig):
-    """Sizes and slots of a Greenformers network; the defaults are BERT-base's.
+    """Sizes and slots of a Greenformers network; the defaults are those of BERT-base.
 
     Args:
-        vocab_size: size of the vocabulary; None for networks that are fed values.
-        input_features: numbers per position for networks that are fed values (`input_values`, with a learned
-            [CLS] in front); None for tokens.
-        image_size: height and width of images, in pixels, for networks that are fed these in patches; then
-            `input_features` is num_channels * patch_size^2. Dosovitskiy 2020, arXiv:2010.11929.
-        patch_size: height and width of a patch, a divisor of `image_size`.
-        num_channels: numbers per pixel.
-        max_position_embeddings: longest sequence, [CLS] included.
-        hidden_size: d.
-        type_vocab_size: number of token types, each with a learned vector added to its tokens' embeddings: the first
-            and second text of a pair, `token_type_ids`. Devlin 2018, arXiv:1810.04805, 3. 0: none.
-        embedding_size: width of the word and position embeddings where it is not d; a linear map joins the two.
+        vocab_size: Size of the vocabulary; None for networks of values.
+        input_features: Numbers per position for networks of values (`input_values`, with a learned [CLS] in front);
+            None for tokens.
+        image_size: Height and width of images, in pixels, for networks of image patches; then `input_features` is
+            num_channels * patch_size^2. Dosovitskiy 2020, arXiv:2010.11929.
+        patch_size: Height and width of a patch, a divisor of `image_size`.
+        num_channels: Number of channels of a pixel.
+        max_position_embeddings: Length of the longest sequence, [CLS] included.
+        hidden_size: Width d of the network.
+        type_vocab_size: Number of token types (`token_type_ids`), each with a learned vector added to the embeddings of
+            its tokens, for the first and second text of a pair. Devlin 2018, arXiv:1810.04805, 3. 0: none.
+        embedding_size: Width e of word and position embeddings, with a linear layer from e to d; None: d.
             Lan 2019, arXiv:1909.11942, 3.1.
-        num_hidden_layers: layers; of the encoder, where there is a decoder too.
-        decoder_layers: layers of the decoder of an encoder-decoder; None for a single stack.
-        num_attention_heads: H, a divisor of d.
-        num_key_value_heads: heads of keys and values, a divisor of H, each shared by as many heads of queries; None: H.
+        num_hidden_layers: Number of layers, of the encoder where there is a decoder too.
+        decoder_layers: Number of layers of the decoder of an encoder-decoder; None for a single stack.
+        num_attention_heads: Number H of heads, a divisor of d.
+        num_key_value_heads: Number of heads of keys and values, a divisor of H; query heads share them. None: H.
             Ainslie 2023, arXiv:2305.13245.
-        intermediate_size: f.
-        hidden_act: activation of the feed-forward block, a name of transformers' ACT2FN. None: "silu" of gated ones,
-            "gelu" of others.
-        attention_dropout: probability of dropping an attention weight in training, of all layers whose options do not
-            name another; for mechanisms that have weights to drop.
-        hidden_dropout_prob: dropout after the embedding and each block.
-        initializer_range: standard deviation of initial weights; None: d^-1/2, which keeps variance at any width; in a
-            causal stack 0.02, and 0.02 / sqrt(2 layers) for the last linear layers of attention and feed-forward, so
-            that their sum over layers stays as large (Radford 2019, 2.3). With sinusoidal positions embeddings start at
-            e^-1/2 whatever it is, so as not to drown in the waves.
-        norm: slot; "layer", or "rms": without mean and bias (Zhang 2019, arXiv:1910.07467).
-        layer_norm_eps: epsilon of either norm.
-        embedding_norm: whether a norm follows the embedding. None: not in a causal stack.
-        bias: whether the linear layers of attention and feed-forward have a bias. None: not in a causal stack.
-        qk_norm: whether queries and keys of each head go through an RMS norm before their product. Henry 2020,
+        intermediate_size: Inner width f of the feed-forward block.
+        hidden_act: Activation of the feed-forward block, a name in ACT2FN of transformers. None: "silu" in gated
+            blocks, "gelu" in others.
+        attention_dropout: Probability of dropping an attention weight in training, in all layers whose options do not
+            set another; for mechanisms with attention weights.
+        hidden_dropout_prob: Probability of dropout after the embedding and each block.
+        initializer_range: Standard deviation of initial weights; None: d^-1/2, which keeps variance at any width; in a
+            causal stack 0.02, and 0.02 / sqrt(2 layers) for the last linear layers of attention and feed-forward, which
+            keeps the size of their sum over layers (Radford 2019, 2.3). With sinusoidal positions embeddings always
+            start at e^-1/2, as large as these positions.
+        norm: Slot; "layer", or "rms": without mean and bias (Zhang 2019, arXiv:1910.07467).
+        layer_norm_eps: Epsilon of either norm.
+        embedding_norm: Whether a norm follows the embedding. None: not in a causal stack.
+        bias: Whether the linear layers of attention and feed-forward have a bias. None: not in a causal stack.
+        qk_norm: Whether queries and keys of each head go through an RMS norm before their product. Henry 2020,
             arXiv:2010.04245.
-        attention: slot; a name, or one per layer. Causal where the model is a decoder only.
-        attention_options: options of the mechanism; a dictionary, or one per layer.
-        decoder_attention: slot; as `attention`, for the causal self-attention of an encoder-decoder's decoder.
-        decoder_attention_options: options of that mechanism.
-        cross_attention: slot; as `attention`, from the decoder to the encoder.
-        cross_attention_options: options of that mechanism.
-        rank: slot "linear maps"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
-            (those not named stay dense), or a list of these, one per layer, the encoder's first.
-        rank_per_head: whether the ranks of q, k and v are those of each head, with two factors of its own and no bias:
-            the thesis' LRMHA as eq. 3.2 prints it. They must have ranks.
-        feed_forward: slot; a name, or one per layer, the encoder's first. "dense", "gated" (SwiGLU where hidden_act is
+        attention: Slot; a name, or one per layer. Causal in models with a decoder only.
+        attention_options: Options of the mechanism; a dictionary, or one per layer.
+        decoder_attention: Slot; as `attention`, for the causal self-attention of an encoder-decoder's decoder.
+        decoder_attention_options: Options of that mechanism.
+        cross_attention: Slot; as `attention`, from the decoder to the encoder.
+        cross_attention_options: Options of that mechanism.
+        rank: Slot "linear layers"; None (dense), an LED rank for all, a dictionary from `PROJECTIONS` to ranks
+            (others stay dense), or a list of these, one per layer, the encoder's first.
+        rank_per_head: Whether the ranks of q, k and v are those of each head, with two factors of its own and no bias:
+            LRMHA as printed in the Greenformers thesis (Cahyawijaya 2021), eq. 3.2. They must have ranks.
+        feed_forward: Slot; a name, or one per layer, the encoder's first. "dense", "gated" (SwiGLU where hidden_act is
             "silu"), or "chunked": computed in slices of positions, again in the backward pass. None: "gated" in a
             causal stack, else "dense".
-        feed_forward_options: options of that feed-forward block; a dictionary, or one per layer.
-        residual: slot; "post" or "pre" norm, or "reversible": pre-norm, activations are computed back from the output,
-            so that their memory does not grow with the layers; for a single stack. None: "pre" in a causal stack, else
-            "post".
-        depth: slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
-        shared: of "shared", which parameters: "all", "attention" or "feed_forward", each with its layer norm.
-        position: slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
+        feed_forward_options: Options of that feed-forward block; a dictionary, or one per layer.
+        residual: Slot; "post" or "pre" norm, or "reversible": pre-norm, with activations computed back from the output,
+            so that the memory they take does not grow with the layers; for a single stack. None: "pre" in a causal
+            stack, else "post".
+        depth: Slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
+        shared: Parameters that depth "shared" shares: "all", "attention" or "feed_forward", each with its layer norm.
+        position: Slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
             "huang", which add to scores), or "none". None: "rotary" in a causal stack whose attention takes it, else
-            "learned". Attention with positions of its own has them in place of these.
-        position_options: options of that kind of position.
-        memory_length: positions of earlier segments that each layer attends, see `SegmentMemory`; for causal attention
-            with positions of its own. In `generate` no more are kept; 0: all are.
-        block: slot; "standard", or a layer that is more than attention and then feed-forward ("bp", "isab", "star"): a
-            file of `greenformers.blocks`. It has residuals of its own, and no place for `attention`.
-        block_options: options of that layer.
-        pooling: slot; "cls", "mean", or a block that does not keep the length ("pma": attention of a learned seed).
-        contrastive_temperature: what similarities of sentences are divided by in their loss. Chen 2020,
+            "learned". Attention with positions of its own uses those instead.
+        position_options: Options of that kind of position.
+        memory_length: Number of positions of earlier segments that each layer attends, see `SegmentMemory`; for causal
+            attention with positions of its own. `generate` keeps as many; 0: all.
+        block: Slot; "standard", or a layer that is more than attention and then feed-forward ("bp", "isab", "star"): a
+            file of `greenformers.blocks`. It has residuals of its own, and does not use `attention`.
+        block_options: Options of that layer.
+        pooling: Slot; "cls", "mean", or a block that does not keep the length ("pma": attention of a learned seed).
+        contrastive_temperature: Divisor of similarities of sentences in their loss. Chen 2020,
             arXiv:2002.05709.
-        sparse_prediction: where labels are given, language model heads score only the positions that have one,
-            and return their logits (n, vocabulary).
+        sparse_prediction: Whether language model heads, given labels, score only the positions that have one, and
+            return their logits (n, vocabulary).
 
     Raises:
-        ValueError: a value out of range, or a slot that does not take it.
-        TypeError: an option that is nearly one of these.
+        ValueError: A value is out of range, or a slot does not take it.
+        TypeError: The name of an option is misspelt, or that of another model.
     """
 
     model_type = "greenformer"
@@ -260,7 +260,7 @@ class GreenformerConfig(PreTrainedConfig):
         return cls(**SHAPES[name] | options)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # What was saved can be loaded, whatever its user kept in it.
+        # Saved configurations load with any further entries that a user stored in them.
         if self.transformers_version is None:
             _check_names(kwargs, type(self).__annotations__)
         super().__post_init__(**kwargs)
@@ -365,18 +365,18 @@ class GreenformerConfig(PreTrainedConfig):
                 raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
 
     def _check_block(self) -> None:
-        """What has no place beside a block of its own kind is refused."""
-        wanted = {"attention": "full", "residual": "post", "feed_forward": "dense"}
+        """Raise ValueError for slots that a block of its own kind does not use."""
+        required = {"attention": "full", "residual": "post", "feed_forward": "dense"}
         if blocks.block_class(self.block).has_feed_forward:
-            del wanted["feed_forward"]
-        for slot, value in wanted.items():
+            del required["feed_forward"]
+        for slot, value in required.items():
             if getattr(self, slot) not in (None, value):
                 raise ValueError(f"{slot} must be {value} where block is {self.block}, got {getattr(self, slot)!r}")
         if self.depth == "shared" and self.shared != "all":
             raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
 
     def _check_position(self) -> None:
-        """Positions that turn queries and keys need attention that reads nothing of them but their products."""
+        """Raise ValueError where the kind of position does not fit the attention, or its options are out of range."""
         if self.position == "none":
             if self.position_options:
                 raise ValueError("position none takes no options")
@@ -392,17 +392,17 @@ class GreenformerConfig(PreTrainedConfig):
                         "their products"
                     )
         with torch.device("meta"):
-            self.make_position("embedding" if kind.acts == "embedding" else "layers")  # refuses its options
+            self.make_position("embedding" if kind.acts == "embedding" else "layers")  # raises for its options
 
     def make_position(
         self, where: Literal["embedding", "layers"], *, causal: bool = False, decoder: bool = False
     ) -> positions.Position | None:
-        """The positions of a stack, where they act there; None where it has none, or its attention brings them all.
+        """The positions of a stack at its embedding or in its layers; None where they act elsewhere or not at all.
 
         Args:
-            where: at its embedding, or in its layers.
-            causal: the stack is causal: alone, None stands for rotary positions there, where attention takes them.
-            decoder: it is the decoder of an encoder-decoder.
+            where: Place to build positions for, "embedding" or "layers".
+            causal: Whether the stack is causal; alone, None stands for rotary positions where attention takes them.
+            decoder: Whether the stack is the decoder of an encoder-decoder.
         """
         name = self.position_of(causal=causal and not decoder)
         if name == "none" or (positions.position_class(name).acts == "embedding") != (where == "embedding"):
@@ -417,7 +417,7 @@ class GreenformerConfig(PreTrainedConfig):
         return positions.build(name, place, **self.position_options or {})
 
     def position_of(self, *, causal: bool = False) -> str:
-        """The kind of position of a stack by name, with what None stands for, see `make_position`."""
+        """Name of the kind of position of a stack, with None resolved, see `make_position`."""
         if self.own_positions:
             return "none"
         if self.position is not None:
@@ -427,21 +427,21 @@ class GreenformerConfig(PreTrainedConfig):
         return "learned"
 
     def resolved(self, name: str, *, causal: bool = False) -> Any:
-        """An option of `DEFAULTS` as it is in a stack, with what None stands for."""
+        """The value of an option of `DEFAULTS` in a stack, with None resolved."""
         value = getattr(self, name)
         return DEFAULTS[name][self._alone(causal)] if value is None else value
 
     def feed_forward_names(self, *, causal: bool = False) -> list[str]:
-        """The kind of feed-forward block of each layer of a stack, with what None stands for."""
+        """Name of the feed-forward block of each layer of a stack, with None resolved."""
         default = DEFAULTS["feed_forward"][self._alone(causal)]
         return [name or default for name in self.per_layer("feed_forward")]
 
     def initial_std(self, *, causal: bool = False, into_residual: bool = False) -> float:
-        """The standard deviation of initial weights in a stack, with what None stands for.
+        """The standard deviation of initial weights in a stack, with None resolved.
 
         Args:
-            causal: the stack is causal.
-            into_residual: of linear layers whose outputs are added to the residual stream.
+            causal: Whether the stack is causal.
+            into_residual: Whether it is that of linear layers whose outputs are added to the residual stream.
         """
         if self.initializer_range is not None:
             return self.initializer_range
@@ -450,11 +450,11 @@ class GreenformerConfig(PreTrainedConfig):
         return 0.02 / (2 * self.num_hidden_layers) ** 0.5 if into_residual else 0.02
 
     def activation_of(self, feed_forward: str) -> str:
-        """The activation of a kind of feed-forward block, with what None stands for."""
+        """The activation of a kind of feed-forward block, with None resolved."""
         return self.hidden_act or ("silu" if feed_forward == "gated" else "gelu")
 
     def _alone(self, causal: bool) -> bool:
-        """Whether a stack is causal by itself: there None stands for what today's language models have."""
+        """Whether a stack is causal without an encoder: None then stands for the choice of current language models."""
         return causal and self.decoder_layers is None and self.block == "standard"
 
     def _self_attention(self) -> set[str]:
@@ -463,13 +463,13 @@ class GreenformerConfig(PreTrainedConfig):
 
     @property
     def own_positions(self) -> bool:
-        """Whether the attention of all layers brings its own positions, or the block does."""
+        """Whether the attention of all layers, or the block, has positions of its own."""
         if self.block != "standard":
             return blocks.block_class(self.block).positions == "own"
         return all(attention_class(name).positions == "own" for name in self._self_attention())
 
     def per_layer(self, slot: str) -> list[Any]:
-        """The value of an attention or feed-forward slot, its options or `rank` in every layer it is about."""
+        """The value of an attention or feed-forward slot, its options or `rank` in each of its layers."""
         value = getattr(self, slot)
         layers = 0 if slot.startswith(("decoder_", "cross_")) else self.num_hidden_layers
         if slot.startswith(("decoder_", "cross_", "rank", "feed_forward")):
@@ -481,7 +481,7 @@ class GreenformerConfig(PreTrainedConfig):
         return value
 
     def rank_of(self, layer: int, projection: str) -> int | None:
-        """The LED rank of one linear map; None where it is dense. A decoder's layers count on from the encoder's."""
+        """The LED rank of a linear layer; None where it is dense. Layers of a decoder count on from the encoder."""
         rank = self.per_layer("rank")[layer]
         return rank.get(projection) if isinstance(rank, dict) else rank
 

@@ -1,4 +1,4 @@
-"""The decoder: causal layers, with attention to an encoder where there is one. Vaswani 2017, 3.1; thesis 3.1.1."""
+"""The decoder: causal layers, with attention to an encoder where there is one. Vaswani 2017, 3.1; Winata 2020."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -45,29 +45,29 @@ class DecoderLayer(Layer):
     def forward(
         self,
         x: Float[Tensor, "B N d"],
-        memory: Float[Tensor, "B M d"],
+        encoder_output: Float[Tensor, "B M d"],
         key_mask: Bool[Tensor, "B P"] | None = None,
-        memory_mask: Bool[Tensor, "B M"] | None = None,
+        encoder_mask: Bool[Tensor, "B M"] | None = None,
         *,
         past_key_values: EncoderDecoderCache | None = None,
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
         attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
     ) -> Float[Tensor, "B N d"]:
-        """One layer (B, N, d) over the last N of P positions; `attentions` are of the sequence, and of the memory."""
-        own = None if past_key_values is None else past_key_values.self_attention_cache
+        """One layer (B, N, d) over the last N of P positions; `attentions` are lists for self- and cross-attention."""
+        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
         x = self._residual(
             x,
             self.attention_norm,
             lambda y: attention.output(
-                attention.mix(y, key_mask, own, rotation=rotation, pairs=pairs, attentions=attentions[0])[0]
+                attention.mix(y, key_mask, own_cache, rotation=rotation, pairs=pairs, attentions=attentions[0])[0]
             ),
         )
         x = self._residual(
             x,
             self.cross_attention_norm,
-            lambda y: cross.output(cross.mix(y, memory, memory_mask, past_key_values, attentions[1])),
+            lambda y: cross.output(cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1])),
         )
         return self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask)[0])
 
@@ -78,7 +78,7 @@ class DecoderLayer(Layer):
 
 
 class GreenformerDecoder(GreenformerPreTrainedModel):
-    """Decoder without a head; with `decoder_layers` in the configuration, the one of an encoder-decoder."""
+    """Decoder without a head; with `decoder_layers` in the configuration, that of an encoder-decoder."""
 
     stack_is_causal = True
 
@@ -97,11 +97,11 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The map from tokens to vectors."""
+        """The embedding of tokens."""
         return self.embedding.word
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Replace the map from tokens to vectors."""
+        """Replace the embedding of tokens."""
         self.embedding.word = value
 
     @capture_outputs
@@ -127,35 +127,37 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         """Decode the last N of P positions; the P - N before them are in the cache.
 
         Args:
-            input_ids: tokens (B, N).
-            attention_mask: 1 = keep (B, P), or which positions each one sees, see `of_keys`. Positions are counted
-                over what is kept, so that padding on the left changes nothing.
-            encoder_hidden_states: the encoder's output (B, M, d), or (B / W, M, d) for W rows of tokens each;
-                exactly where the network has an encoder.
-            encoder_attention_mask: 1 = keep, of the encoder's output.
-            past_key_values: keys and values of the positions before.
-            use_cache: return keys and values for the positions to come.
-            token_type_ids: which text of a pair each token is of, below `type_vocab_size`; by default 0.
-            position_ids: of the tokens, from 0; by default those above. Where they begin anew with each text of one
-                row, texts are packed, and attend themselves alone; they have no cache.
-            inputs_embeds: vectors of the tokens, in place of them.
-            cache_position: where the tokens stand behind those in the cache, which must be what it says.
-            memory: of the segments before, for attention with positions of its own; read where the cache is empty.
-            logits_to_keep: on top of a cache the last layer may leave out all positions but the last so many, which
-                are all that is scored; 0 for none.
-            output_hidden_states: also return the input of every layer.
-            output_attentions: also return how much of each position each one gets, (B, H, N, P) a layer, of an
-                encoder's too; slow, and quadratic in memory with any mechanism, see `Attention.weights`.
-            **lengths: of texts packed in one row, see `greenformers.model.packed.Lengths`.
+            input_ids: Tokens (B, N).
+            attention_mask: 1 = keep (B, P), or a mask of queries and keys, see `of_keys`. Positions count kept tokens
+                only, so that padding on the left changes nothing.
+            encoder_hidden_states: Encoder output (B, M, d), or (B / W, M, d) for W rows of tokens each; given exactly
+                where the network has an encoder.
+            encoder_attention_mask: 1 = keep (B, M), for the encoder output.
+            past_key_values: Keys and values of the earlier positions.
+            use_cache: Whether keys and values are returned for later positions.
+            token_type_ids: Index of the text of a pair that each token belongs to, below `type_vocab_size`; by default
+                0.
+            position_ids: Positions of the tokens, from 0; by default those above. Where they restart with each text of
+                one row, texts are packed: each attends itself alone, without a cache.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            cache_position: Positions of the tokens behind those in the cache; they must agree with the cache.
+            memory: Segment memory, for attention with positions of its own; read where the cache is empty.
+            logits_to_keep: On top of a cache, number of last positions that are scored: the last layer may leave out
+                the others. 0: all are computed.
+            output_hidden_states: Whether the input of every layer is returned too.
+            output_attentions: Whether attention weights are returned too, (B, H, N, P) a layer, of
+                cross-attention too; slow, and quadratic in bytes of memory with any mechanism, see `Attention.weights`.
+            **lengths: Lengths of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
-            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss, of mechanisms that have one;
-            where a memory was given and no cache, that of the next segment.
+            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss of mechanisms that have one;
+                where
+            a segment memory was given and no cache, that of the next segment.
 
         Raises:
-            ValueError: input, masks and network do not fit each other, or it has not what is asked for.
+            ValueError: Input, masks and network do not fit each other, or the network cannot return what is asked for.
         """
-        attentions, cross_attentions = self.wanted(output_attentions), self.wanted(output_attentions)
+        attentions, cross_attentions = self.attention_list(output_attentions), self.attention_list(output_attentions)
         crossed = self.config.is_encoder_decoder
         if crossed != (encoder_hidden_states is not None):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
@@ -189,7 +191,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         key_mask, positions = self._places(attention_mask, tokens, past)
         if position_ids is not None:
             positions = self.positions(position_ids, tokens)
-        memory_mask = self._memory_mask(encoder_attention_mask, encoder_hidden_states)
+        encoder_mask = self._encoder_mask(encoder_attention_mask, encoder_hidden_states)
         x = self.embedding(input_ids, positions=positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
@@ -204,7 +206,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
                 given = {"past_key_values": past_key_values, "rotation": rotation, "pairs": pairs}
                 for layer in self.layers:
                     both = (attentions, cross_attentions)
-                    x = layer(x, encoder_hidden_states, key_mask, memory_mask, **given, attentions=both)
+                    x = layer(x, encoder_hidden_states, key_mask, encoder_mask, **given, attentions=both)
             else:
                 x, loss, following = run(
                     self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
@@ -226,11 +228,11 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         past_key_values: Cache | None = None,
         loss: Tensor | None = None,
     ) -> DecoderOutput:
-        """What follows the layers: the last norm. The mask, which an encoder's pooling needs, changes nothing."""
+        """The output after the last norm. The mask, which the pooling of an encoder needs, is not read."""
         return DecoderOutput(self.final_norm(x), past_key_values, auxiliary_loss=loss)
 
     def _checked(self, memory: SegmentMemory, x: Tensor, past: int) -> SegmentMemory | None:
-        """The memory; None where a cache has it already."""
+        """The segment memory, checked; None where the cache holds it already."""
         if not self.config.own_positions or self.config.is_encoder_decoder:
             raise ValueError("memory is for a single stack of attention with positions of its own, transformer_xl say")
         if memory.recent and (len(memory.recent), len(memory.recent[0])) != (len(self.layers), len(x)):
@@ -240,15 +242,17 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             )
         return None if past else memory
 
-    def _memory_mask(self, mask: Tensor | None, memory: Tensor | None) -> Tensor | None:
-        if mask is None or memory is None:
+    def _encoder_mask(self, mask: Tensor | None, encoder_output: Tensor | None) -> Tensor | None:
+        if mask is None or encoder_output is None:
             return None
-        if mask.shape != memory.shape[:2]:
-            raise ValueError(f"encoder_attention_mask must be {tuple(memory.shape[:2])}, got {tuple(mask.shape)}")
+        if mask.shape != encoder_output.shape[:2]:
+            raise ValueError(
+                f"encoder_attention_mask must be {tuple(encoder_output.shape[:2])}, got {tuple(mask.shape)}"
+            )
         return mask.bool()
 
     def _places(self, mask: Tensor | None, tokens: Tensor, past: int) -> tuple[Tensor | None, Tensor | None]:
-        """Key mask (B, P) and positions (B, N) of the tokens, None where they are what they would be anyway."""
+        """Key mask (B, P) and positions (B, N) of the tokens, None where they are the default."""
         batch, length = tokens.shape[:2]
         total = past + length
         self.embedding.check_length(total)

@@ -13,7 +13,7 @@ from greenformers.model.norm import norm_of
 
 
 class Placed(nn.Module):
-    """Content and positions, to vectors of width d."""
+    """The sum of content and positions, as vectors of width d."""
 
     def __init__(self, config: GreenformerConfig, *, causal: bool = False) -> None:
         super().__init__()
@@ -25,18 +25,18 @@ class Placed(nn.Module):
         self.position = config.make_position("embedding", causal=causal)
         word: Any = getattr(self, "word", None)
         if word is not None:
-            word.is_scaled = self.scales_tokens  # its vectors start as large as the waves that are added to them
+            word.is_scaled = self.scales_tokens  # its vectors start as large as the positions that are added to them
         self.norm = norm_of(config, d) if config.resolved("embedding_norm", causal=causal) else nn.Identity()
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     @property
     def scales_tokens(self) -> bool:
-        """Whether its positions have content multiplied by the root of its width."""
+        """Whether positions require content to be multiplied by the root of its width."""
         return self.position is not None and self.position.scales_tokens
 
     def make_content(self, config: GreenformerConfig, width: int) -> None:
-        """Make what the content comes from."""
+        """Make the modules that content comes from."""
         raise NotImplementedError
 
     def place(
@@ -48,7 +48,7 @@ class Placed(nn.Module):
         """Content (B, N, e) at positions from 0, by default 0 to N - 1, and of types, by default 0.
 
         Raises:
-            ValueError: it is empty, or longer than there are learned positions; types that the network does not have.
+            ValueError: The content is empty or longer than the learned positions, or a type is out of range.
         """
         self.check_length(x.shape[1])
         self._check_types(types, x)
@@ -59,7 +59,7 @@ class Placed(nn.Module):
         return self.dropout(self.widen(self.norm(x)))
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError where there are not so many positions; there is no end to positions that are not learned."""
+        """Raise ValueError for a length without positions; only learned positions are bounded."""
         longest = self.config.max_position_embeddings
         if self.position is not None and self.position.bounded and not 1 <= length <= longest:
             raise ValueError(f"length must be in 1..{longest}, got {length}")
@@ -71,7 +71,7 @@ class Placed(nn.Module):
             return
         if types.shape != x.shape[:2]:
             raise ValueError(f"token_type_ids must be {tuple(x.shape[:2])}, got {tuple(types.shape)}")
-        number = self.config.type_vocab_size or 1  # without types all are 0, as tokenizers give them
+        number = self.config.type_vocab_size or 1  # without types all are 0, as tokenizers return them
         if not is_traced(types) and not 0 <= int(types.min()) <= (most := int(types.max())) < number:
             raise ValueError(f"token_type_ids must be in 0..{number - 1} (type_vocab_size), got {most}")
 
@@ -98,20 +98,20 @@ class Embedding(Placed):
         """Embed tokens (B, N), or values (B, n, C) to (B, n + 1, d).
 
         Args:
-            input_ids: tokens.
-            input_values: values, for networks that are fed these.
-            positions: see `place`.
-            inputs_embeds: vectors of tokens as the input embeddings give them, in place of tokens.
-            types: see `place`.
+            input_ids: Tokens (B, N).
+            input_values: Values (B, n, C), for networks of values.
+            positions: Positions, as in `place`.
+            inputs_embeds: Embeddings of tokens (B, N, e), in place of tokens.
+            types: Token types, as in `place`.
 
         Raises:
-            ValueError: the input is not of the kind the network is made for, or too long.
+            ValueError: The input is of a kind the network does not take, or too long.
         """
-        wanted = ["input_ids", "inputs_embeds"] if self.config.vocab_size is not None else ["input_values"]
+        accepted = ["input_ids", "inputs_embeds"] if self.config.vocab_size is not None else ["input_values"]
         inputs = {"input_ids": input_ids, "input_values": input_values, "inputs_embeds": inputs_embeds}
         given = [name for name, x in inputs.items() if x is not None]
-        if len(given) != 1 or given[0] not in wanted:
-            raise ValueError(f"this network takes {' or '.join(wanted)}, got {' and '.join(given) or 'nothing'}")
+        if len(given) != 1 or given[0] not in accepted:
+            raise ValueError(f"this network takes {' or '.join(accepted)}, got {' and '.join(given) or 'nothing'}")
         if inputs_embeds is not None:
             x = inputs_embeds
         elif input_ids is not None:
@@ -120,16 +120,16 @@ class Embedding(Placed):
             values = self.value(input_values)
             x = torch.cat([self.cls.expand(values.shape[0], 1, -1), values], dim=1)
         if self.scales_tokens:
-            # Vaswani 2017, 3.4: without the factor, tokens would be lost beside waves of amplitude 1.
+            # Vaswani 2017, 3.4: without the factor, tokens would be small beside positions of amplitude 1.
             x = x * x.shape[2] ** 0.5
         return self.place(x, positions, types)
 
 
 def checked(positions: Int[Tensor, "b N"], length: int, longest: int | None) -> Int[Tensor, "b N"]:
-    """Positions that a user gave.
+    """Check positions given by a user, and return them.
 
     Raises:
-        ValueError: they are not (1 or B, `length`), or not below `longest`.
+        ValueError: The positions are not (1 or B, `length`), or not below `longest`.
     """
     if positions.dim() != 2 or positions.shape[1] != length:
         raise ValueError(f"position_ids must be (B, {length}), got {tuple(positions.shape)}")
@@ -142,7 +142,7 @@ def checked(positions: Int[Tensor, "b N"], length: int, longest: int | None) -> 
 
 
 def counted(key_mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"] | None:
-    """Positions counted from the first kept one, padding before it being at 0; None where they are 0 to N - 1."""
+    """Positions counted from the first kept one, with padding before it at 0; None where they are 0 to N - 1."""
     if key_mask is None or (padding := left_padding(key_mask)) is None:
         return None
     return (torch.arange(key_mask.shape[1], device=key_mask.device) - padding[:, None]).clamp(min=0)
@@ -150,7 +150,7 @@ def counted(key_mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"] | None:
 
 @torch.no_grad()
 def draw_embeddings(word: nn.Embedding, std: float) -> None:
-    """Draw embeddings, that of padding being 0; what a checkpoint has brought stays as it is."""
+    """Draw embeddings, with 0 for padding; weights loaded from a checkpoint stay as they are."""
     nn.init.normal_(word.weight, std=std)
     if word.padding_idx is not None and not was_loaded(word.weight):
         nn.init.zeros_(word.weight[word.padding_idx])

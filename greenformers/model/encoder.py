@@ -1,4 +1,4 @@
-"""The encoder: embedding, layers, and the pooled vector the heads read; and what all models share."""
+"""The encoder: embedding, layers, and the pooled vector that heads read; and the base class of all models."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -28,12 +28,12 @@ from greenformers.position import Position
 
 
 def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
-    """Let layers take from layer 0 what they share with it; returns what is tied to what in a checkpoint.
+    """Share parameters of layer 0 with other layers, and return the tied names of a checkpoint.
 
     Mechanisms may share parameters of their own over layers; with depth "shared" whole blocks do.
 
     Raises:
-        ValueError: layers that are to share have parameters of different names or sizes.
+        ValueError: Layers that share have parameters of different names or sizes.
     """
     tied = _tied_mechanisms(layers) | _tied_positions(layers)
     shared = ("block",) if config.block != "standard" else SHARED[config.shared]
@@ -44,7 +44,7 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
             first = dict(layers[0].get_submodule(part).named_parameters(remove_duplicate=False))
             for index, layer in enumerate(layers):
                 own = dict(layer.get_submodule(part).named_parameters(remove_duplicate=False))
-                sizes = [{name: tuple(one.shape) for name, one in each.items()} for each in (first, own)]
+                sizes = [{name: tuple(x.shape) for name, x in parameters.items()} for parameters in (first, own)]
                 if sizes[0] != sizes[1]:
                     raise ValueError(f"depth shared needs layers alike, {part} of layer {index} is not as layer 0's")
                 for name, parameter in first.items() if index else ():
@@ -70,19 +70,19 @@ def _tied_mechanisms(layers: nn.ModuleList) -> dict[str, str]:
 
 
 def _tied_positions(layers: nn.ModuleList) -> dict[str, str]:
-    """What layers share of positions: the first layer that has them lends."""
+    """Share parameters of positions: those of the first layer that has them."""
     own = [(index, getattr(getattr(layer, "attention", None), "position", None)) for index, layer in enumerate(layers)]
-    having = [(index, position) for index, position in own if position is not None]
+    holders = [(index, position) for index, position in own if position is not None]
     tied = {}
-    for index, position in having[1:]:
-        position.shared(having[0][1])
+    for index, position in holders[1:]:
+        position.shared(holders[0][1])
         for name in position.shared_parameters:
-            tied[f"layers.{index}.attention.position.{name}"] = f"layers.{having[0][0]}.attention.position.{name}"
+            tied[f"layers.{index}.attention.position.{name}"] = f"layers.{holders[0][0]}.attention.position.{name}"
     return tied
 
 
 class GreenformerPreTrainedModel(PreTrainedModel):
-    """What every Greenformers model shares: configuration, initialisation, saving and loading."""
+    """Base of every Greenformers model: configuration, initialisation, saving and loading."""
 
     config: GreenformerConfig
     config_class = GreenformerConfig
@@ -91,31 +91,31 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["EncoderLayer", "DecoderLayer", "BlockLayer"]  # noqa: RUF012 - the name and type transformers wants
     _can_record_outputs = {"hidden_states": Layer}  # noqa: RUF012 - as above
     _supports_sdpa = True
-    # Every head divides its loss by `num_items_in_batch`, so that a batch in parts has the loss of the whole.
+    # Every head divides its loss by `num_items_in_batch`, so that losses of parts of a batch add up.
     accepts_loss_kwargs = True
-    stack_is_causal = False  # what None stands for in a configuration depends on it
+    stack_is_causal = False  # the meaning of None in a configuration depends on it
     _shared: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """What is tied to what; what mechanisms share over layers is, whether or not the embeddings are."""
+        """The tied weights, with those that layers share, whether or not embeddings are tied."""
         return super().get_expanded_tied_weights_keys(all_submodels) | ({} if all_submodels else self._shared)
 
     def kernels(self) -> AbstractContextManager[object]:
         """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels."""
         return sdpa_kernel(SDPBackend.MATH) if attention_of(self.config) == "eager" else nullcontext()
 
-    def wanted(self, output_attentions: bool | None) -> list[Tensor] | None:
-        """A list for the weights of the layers, where a call or the configuration wants them."""
+    def attention_list(self, output_attentions: bool | None) -> list[Tensor] | None:
+        """An empty list for attention weights, where a call or the configuration asks for them, else None."""
         wants = self.config.output_attentions if output_attentions is None else output_attentions
         return [] if wants else None
 
     def positions(
         self, position_ids: Int[Tensor, "b N"], given: Tensor | None, *, has_cls: bool = False
     ) -> Int[Tensor, "b N"]:
-        """Positions that a user gave, of what is given and of the [CLS] before it.
+        """Check positions given by a user, of the input and of a [CLS] before it, and return them.
 
         Raises:
-            ValueError: the network has none of its own, or not these.
+            ValueError: The network has no positions of tokens, or not these.
         """
         own = [
             cast(Any, self.embedding).position,
@@ -132,8 +132,8 @@ class GreenformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # Called for every module with parameters of its own, also after loading: transformers makes torch.nn.init leave
-        # loaded weights alone.
+        # Called for every module with parameters of its own, also after loading: transformers makes torch.nn.init skip
+        # loaded weights.
         into_residual = getattr(module, "into_residual", False)
         std = self.config.initial_std(causal=self.stack_is_causal, into_residual=into_residual)
         if isinstance(module, Position):
@@ -149,7 +149,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            # With standard deviation s scaled ones would have s sqrt(e) beside the 0.7 of a wave: 0.2 with 0.02, e 128.
+            # With deviation s scaled embeddings would have s sqrt(e), 0.2 for 0.02 and e 128, beside 0.7 of sinusoids.
             draw_embeddings(module, module.embedding_dim**-0.5 if getattr(module, "is_scaled", False) else std)
         elif isinstance(module, Embedding) and hasattr(module, "cls"):
             nn.init.normal_(module.cls, std=std)
@@ -174,15 +174,15 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.post_init()
 
     def embed(self, config: GreenformerConfig) -> Any:
-        """What turns the input into vectors."""
+        """The embedding of the input."""
         return Embedding(config)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The map from tokens or values to vectors."""
+        """The embedding of tokens, or the linear layer of values."""
         return self.embedding.word if self.config.vocab_size is not None else self.embedding.value
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Replace the map from tokens or values to vectors."""
+        """Replace the embedding of tokens, or the linear layer of values."""
         if self.config.vocab_size is not None:
             self.embedding.word = value
         else:
@@ -206,32 +206,32 @@ class GreenformerModel(GreenformerPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids: tokens (B, N), for networks with a vocabulary.
-            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept); or which
-                positions each one sees, see `of_keys`. Positions
-                are counted from the first kept one: padding changes nothing, on either side of tokens, and behind
-                values.
-            input_values: values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
-            token_type_ids: which text of a pair each token is of, below `type_vocab_size`; by default 0.
-            position_ids: of the tokens, or of the [CLS] and the values behind it, from 0; by default counted from the
-                first kept one. Where they begin anew with each text of one row, texts are packed, and attend
-                themselves alone.
-            inputs_embeds: vectors of the tokens, in place of them.
-            global_attention_mask: 1 or True = a position that all see and that sees all, as `attention_mask`; for
-                mechanisms that take it (`longformer`). A [CLS] before values is global where it is given.
-            output_hidden_states: also return the input of every layer; `return_dict=False` gives a tuple.
-            output_attentions: also return how much of each position each one gets, (B, H, N, N) a layer; slow, and
-                quadratic in memory with any mechanism, see `Attention.weights`.
-            **lengths: of texts packed in one row, see `greenformers.model.packed.Lengths`.
+            input_ids: Tokens (B, N), for networks with a vocabulary.
+            attention_mask: 1 or True = keep, (B, N) for tokens, (B, n) for values (the [CLS] is always kept); or a mask
+                of queries and keys, see `of_keys`. Positions are counted from the first kept one: padding changes
+                nothing, on either side of tokens, and behind values.
+            input_values: Values (B, n, C), for networks with `input_features`; a learned [CLS] goes in front.
+            token_type_ids: Index of the text of a pair that each token belongs to, below `type_vocab_size`; by default
+                0.
+            position_ids: Positions of the tokens, or of the [CLS] and the values behind it, from 0; by default counted
+                from the first kept one. Where they restart with each text of one row, texts are packed: each attends
+                itself alone.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            global_attention_mask: 1 or True = global, shaped as `attention_mask`: the position sees all and is seen by
+                all; for mechanisms that take it (`longformer`). A [CLS] before values is then global too.
+            output_hidden_states: Whether the input of every layer is returned too; `return_dict=False` gives a tuple.
+            output_attentions: Whether attention weights are returned too, (B, H, N, N) a layer; slow, and
+                quadratic in bytes of memory with any mechanism, see `Attention.weights`.
+            **lengths: Lengths of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
             last_hidden_state (B, N, d) and pooler_output (B, d), one for each packed text, with pooling "cls" that of
-            the first kept position; in training auxiliary_loss, of mechanisms with one.
+            the first kept position; in training auxiliary_loss of mechanisms that have one.
 
         Raises:
-            ValueError: the input or the mask does not fit the network, or it has not what is asked for.
+            ValueError: The input or the mask does not fit the network, or it cannot return what is asked for.
         """
-        attentions = self.wanted(output_attentions)
+        attentions = self.attention_list(output_attentions)
         packs, of_texts = None, Lengths.of(lengths)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens is not None and input_values is None:
@@ -267,14 +267,14 @@ class GreenformerModel(GreenformerPreTrainedModel):
         return out
 
     def finish(self, x: Tensor, key_mask: Tensor | None, loss: Tensor | None = None) -> EncoderOutput:
-        """What follows the layers: the last norm, and the vector that stands for each sequence."""
+        """The output after the last norm, and the pooled vector of each sequence."""
         x = self.final_norm(x)
         return EncoderOutput(last_hidden_state=x, pooler_output=self._pool(x, key_mask), auxiliary_loss=loss)
 
     def key_mask(
         self, name: str, mask: Tensor | None, given: Tensor | None, has_cls: bool
     ) -> Bool[Tensor, "B N"] | None:
-        """The mask of the given tokens or values as the layers want it: bool, and over the [CLS] too."""
+        """The bool mask of the given tokens or values for the layers, with the [CLS] where there is one."""
         if mask is None or given is None:
             return None
         if mask.shape != given.shape[:2]:

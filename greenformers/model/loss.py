@@ -1,4 +1,4 @@
-"""What the language model heads share: which positions are scored, and the loss of the scores."""
+"""The base of language model heads: the positions that are scored, and the loss of the scores."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -6,42 +6,42 @@ from torch import Tensor, nn
 from greenformers.model.config import GreenformerConfig
 
 IGNORED = -100
-"""The label of a position where no token is asked for; transformers' convention."""
+"""Label of positions that are left out of the loss, as in transformers."""
 
 
 class Scoring:
-    """A model whose `score` is the output matrix; transformers asks for it under these names."""
+    """A model whose `score` is its output embedding, which transformers reads under these names."""
 
     score: nn.Module
 
     def get_output_embeddings(self) -> nn.Module:
-        """The map from vectors to scores of tokens."""
+        """The linear layer from vectors to scores of tokens."""
         return self.score
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the map from vectors to scores of tokens."""
+        """Replace the linear layer from vectors to scores of tokens."""
         self.score = new_embeddings
 
 
 def asked_for(x: Tensor, labels: Tensor | None, config: GreenformerConfig) -> tuple[Tensor, Tensor | None]:
-    """With `sparse_prediction` and labels, only the positions that have a label: (n, d) and (n,).
+    """Select the positions that have a label, (n, d) and (n,), with `sparse_prediction` and labels; else all.
 
-    In masked language modelling they are 15 % of all, and a score of the whole vocabulary costs as much as layers do.
+    In masked language modelling they are 15 % of all, and scoring the whole vocabulary costs as much as layers do.
     """
     if labels is None or not config.sparse_prediction:
         return x, labels
-    kept = labels != IGNORED
-    return x[kept], labels[kept]
+    labelled = labels != IGNORED
+    return x[labelled], labels[labelled]
 
 
 def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
     """Cross-entropy in nats over the labels that are not -100; 0 where there is none.
 
     Args:
-        logits: (..., V).
-        labels: (...), -100 where none is asked for.
-        items: what the sum is divided by; by default the number of labels. A batch that is spread over processes
-            or steps has the loss of the whole batch only if all parts divide by the labels of the whole.
+        logits: Scores (..., V).
+        labels: Right tokens (...), -100 at positions without a label.
+        items: Divisor of the sum; by default the number of labels. For a batch spread over processes or steps, the
+            number of labels of the whole batch: losses of the parts then add up to that of the whole.
     """
     labels = labels.flatten()
     if logits.element_size() < 4:
@@ -53,13 +53,13 @@ def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Te
 def with_auxiliary(
     loss: Tensor | None, auxiliary: Tensor | None, labels: Tensor | None, items: Tensor | int | None
 ) -> Tensor | None:
-    """The loss of a task, and that of its mechanisms; of a part of a batch its share by labels: the parts add up.
+    """The loss of a task plus that of mechanisms, which counts by the share of labels in this part of the batch.
 
     Args:
-        loss: of the task; None where there are no labels.
-        auxiliary: of the mechanisms; None where there is none.
-        labels: of the task, -100 where none is asked for.
-        items: labels of the whole batch, where this is a part of it.
+        loss: Loss of the task; None without labels.
+        auxiliary: Loss of the mechanisms; None where there is none.
+        labels: Labels of the task, -100 at positions without a label.
+        items: Number of labels of the whole batch, where this is a part of it.
     """
     if loss is None or auxiliary is None or labels is None:
         return loss
@@ -68,7 +68,7 @@ def with_auxiliary(
 
 
 def narrow(config: GreenformerConfig) -> nn.Module:
-    """From d to the width of the embeddings, which score the tokens."""
+    """The linear layer from d to the width of the embeddings, which score the tokens."""
     if config.embedding_size in (None, config.hidden_size):
         return nn.Identity()
     return nn.Linear(config.hidden_size, config.embedding_size)

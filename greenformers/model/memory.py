@@ -1,9 +1,11 @@
-"""Segment-level memory: what a segment is read on top of. Dai 2019, arXiv:1901.02860, 3.2; Rae 2019, arXiv:1911.05507.
+"""Segment memory: inputs of earlier segments that a segment attends. Dai 2019, arXiv:1901.02860, 3.2.
 
-Of each layer the detached inputs at the last positions of earlier segments; of layers that compress, older ones in
-front of these, c in one. With current weights they become keys and values of the segment's queries.
+Compressed memory: Rae 2019, arXiv:1911.05507.
 
-Of each sequence what is kept stands at the end: padding before and behind its segments is not remembered as distance.
+For each layer it holds the detached inputs at the last positions of earlier segments; for layers that compress, older
+inputs in front of these, c in one. Current weights project them to keys and values for the queries of the segment.
+
+Kept positions of each sequence stand at the end, so that padding before and behind segments adds no distance.
 """
 
 import math
@@ -22,14 +24,14 @@ class SegmentMemory:
     """Memory of B sequences; `SegmentMemory(512)` is an empty one.
 
     Attributes:
-        length: positions that are kept; where memory is compressed up to c - 1 more.
-        recent: of each layer (B, m, d).
-        compressed: of each layer (B, m', d), m' = 0 in layers that do not compress.
-        mask: True = keep (B, m), of the recent ones; None: all.
-        compressed_mask: True = keep, of the compressed ones of each layer; None: all.
+        length: Number of positions that are kept; up to c - 1 more where memory is compressed.
+        recent: Recent inputs of each layer (B, m, d).
+        compressed: Compressed inputs of each layer (B, m', d), m' = 0 in layers that do not compress.
+        mask: True = keep (B, m), for recent inputs; None: all.
+        compressed_mask: True = keep (B, m'), for compressed inputs of each layer; None: all.
 
     Raises:
-        ValueError: length below 0.
+        ValueError: `length` is below 0.
     """
 
     length: int
@@ -43,7 +45,7 @@ class SegmentMemory:
             raise ValueError(f"length must be at least 0, got {self.length}")
 
     def of(self, layer: int) -> Float[Tensor, "B m d"] | None:
-        """What a layer attends besides its segment; None where there is nothing."""
+        """The inputs that a layer attends besides its segment; None for an empty memory."""
         if not self.recent:
             return None
         return self._joined(layer)[0]
@@ -69,31 +71,33 @@ class SegmentMemory:
     def after(
         self, layers: Sequence[Any], inputs: Sequence[Float[Tensor, "B N d"]], mask: Bool[Tensor, "B N"] | None
     ) -> tuple["SegmentMemory", Float[Tensor, ""] | None]:
-        """The memory of the next segment, and the loss of what was compressed, in training.
+        """The memory for the next segment, and in training the loss of the compression.
 
         Args:
-            layers: of the network.
-            inputs: of each layer, of this segment.
-            mask: True = keep, of this segment.
+            layers: Layers of the network.
+            inputs: Input of each layer for this segment (B, N, d).
+            mask: True = keep (B, N), for this segment.
         """
         inputs = [x.detach() for x in inputs]
         empty = tuple(x.new_empty(len(x), 0, x.shape[2]) for x in inputs)
-        held = (
+        memory_before = (
             self if self.recent else replace(self, recent=empty, compressed=empty, compressed_mask=(None,) * len(empty))
         )
-        recent = [torch.cat(pair, 1) for pair in zip(held.recent, inputs, strict=True)]
+        recent = [torch.cat(pair, 1) for pair in zip(memory_before.recent, inputs, strict=True)]
         total = recent[0].shape[1]
         masks, counts = None, [total] * len(inputs[0])
-        if held.mask is not None or mask is not None:
-            recent, masks, counts = _at_the_end(recent, _or_all(held.mask, held.recent[0]), _or_all(mask, inputs[0]))
-        # All layers forget alike, and each compresses so many positions at a time.
+        if memory_before.mask is not None or mask is not None:
+            recent, masks, counts = _at_the_end(
+                recent, _or_all(memory_before.mask, memory_before.recent[0]), _or_all(mask, inputs[0])
+            )
+        # All layers drop the same positions, a multiple of what each compresses at a time.
         multiple = math.lcm(*(layer.attention.mechanism.compress_multiple for layer in layers))
         over = [max(0, count - self.length) // multiple * multiple for count in counts]
-        compressed, compressed_masks, losses = list(held.compressed), list(held.compressed_mask), []
+        compressed, compressed_masks, losses = list(memory_before.compressed), list(memory_before.compressed_mask), []
         for index, layer in enumerate(layers):
             mechanism = layer.attention.mechanism
             if any(over) and mechanism.compresses:
-                old = [(total - count, total - count + some) for count, some in zip(counts, over, strict=True)]
+                old = [(total - count, total - count + removed) for count, removed in zip(counts, over, strict=True)]
                 new, new_mask, loss = _compress(layer, inputs[index], mask, recent[index], masks, old)
                 first, limit = compressed[index], mechanism.compressed
                 both = torch.cat([first, new], 1)
@@ -103,7 +107,7 @@ class SegmentMemory:
                     compressed_masks[index] = own[:, -limit:]
                 compressed[index] = both[:, -limit:]
                 losses += [] if loss is None else [loss]
-        left = [count - some for count, some in zip(counts, over, strict=True)]
+        left = [count - removed for count, removed in zip(counts, over, strict=True)]
         start = total - max(left)
         if masks is not None:
             at, own = (torch.tensor(x, device=masks.device) for x in (range(start, total), left))
@@ -114,25 +118,25 @@ class SegmentMemory:
         return memory, sum(losses[1:], losses[0]) if losses else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, each with memory of its own, as `read` takes it."""
+        """All tensors by name, as contiguous copies, for `read`."""
         return {name: x.clone(memory_format=torch.contiguous_format) for name, x in self._named().items()}
 
     def _named(self) -> dict[str, Tensor]:
-        found = {f"recent.{index}": x for index, x in enumerate(self.recent)}
-        found |= {f"compressed.{index}": x for index, x in enumerate(self.compressed)}
-        found |= {f"compressed_mask.{index}": x for index, x in enumerate(self.compressed_mask) if x is not None}
-        return found | ({} if self.mask is None else {"mask": self.mask})
+        tensors = {f"recent.{index}": x for index, x in enumerate(self.recent)}
+        tensors |= {f"compressed.{index}": x for index, x in enumerate(self.compressed)}
+        tensors |= {f"compressed_mask.{index}": x for index, x in enumerate(self.compressed_mask) if x is not None}
+        return tensors | ({} if self.mask is None else {"mask": self.mask})
 
     def rows(self, count: int) -> "SegmentMemory":
-        """That of the first sequences."""
+        """The memory of the first `count` sequences."""
         return self._each(lambda x: x[:count])
 
     def repeated(self, times: int) -> "SegmentMemory":
-        """Each sequence so many times in a row, for beams."""
+        """The memory with each sequence repeated, for beams."""
         return self._each(lambda x: x.repeat_interleave(times, 0))
 
     def to(self, device: torch.device) -> "SegmentMemory":
-        """The same on a device."""
+        """The memory on a device."""
         return self._each(lambda x: x.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "SegmentMemory":
@@ -140,7 +144,7 @@ class SegmentMemory:
 
     @classmethod
     def read(cls, length: int, tensors: dict[str, Tensor]) -> "SegmentMemory":
-        """A memory from what `tensors` gave."""
+        """A memory from the result of `tensors`."""
         layers = sum(name.startswith("recent.") for name in tensors)
         recent, compressed = (
             tuple(tensors[f"{part}.{index}"] for index in range(layers)) for part in ("recent", "compressed")
@@ -156,7 +160,7 @@ def _or_all(mask: Tensor | None, x: Tensor) -> Tensor:
 def without_gap(
     x: Float[Tensor, "B M d"], mask: Bool[Tensor, "B M"], second: int
 ) -> tuple[Float[Tensor, "B M d"], Bool[Tensor, "B M"]]:
-    """Two parts, of which the second begins at position `second`, with all padding before a part in front of both."""
+    """Move the padding before both parts of x to the front; the second part begins at position `second`."""
     if bool(mask[:, second].all()):
         return x, mask
     own = torch.cat([_from_first(part) for part in (mask[:, :second], mask[:, second:])], 1)
@@ -166,9 +170,9 @@ def without_gap(
 def _at_the_end(
     whole: Sequence[Tensor], old: Bool[Tensor, "B m"], new: Bool[Tensor, "B N"]
 ) -> tuple[list[Tensor], Bool[Tensor, "B M"], list[int]]:
-    """Positions of each layer with the padding before and behind the new ones in front, their mask, and their number.
+    """Positions of each layer with padding around the new ones moved to the front, their mask, and their numbers.
 
-    Of each sequence the number is that of positions from the first kept one on.
+    The number of a sequence counts positions from its first kept one on.
     """
     own = torch.cat([_from_first(old), _from_first(new) & _from_first(new.flip(1)).flip(1)], 1)
     masks = torch.cat([old, new], 1)
@@ -179,39 +183,39 @@ def _at_the_end(
 def _compress(
     layer: Any, x: Tensor, mask: Tensor | None, recent: Tensor, masks: Tensor | None, old: Sequence[tuple[int, int]]
 ) -> tuple[Float[Tensor, "B m d"], Bool[Tensor, "B m"] | None, Float[Tensor, ""] | None]:
-    """What a layer makes of the positions that leave its memory, from one to another of each sequence.
+    """Compress the positions `old` of each sequence, a range, which leave the memory of a layer.
 
-    Sequences of as many are compressed together; where there are fewer than in others, padding stands before them.
+    Sequences with equally many are compressed together; padding stands before those with fewer.
     """
     groups: dict[int, list[int]] = {}
     for row, (first, end) in enumerate(old):
         groups.setdefault(end - first, []).append(row)
     groups.pop(0, None)
-    found: dict[int, Tensor] = {}
-    found_masks: dict[int, Tensor] = {}
+    by_row: dict[int, Tensor] = {}
+    masks_by_row: dict[int, Tensor] = {}
     losses: list[Tensor] = []
     for rows in groups.values():
         parts = torch.stack([recent[row, slice(*old[row])] for row in rows])
         part_masks = None if masks is None else torch.stack([masks[row, slice(*old[row])] for row in rows])
         new, new_mask, loss = layer.compress(x[rows], parts, part_masks, None if mask is None else mask[rows])
-        found |= dict(zip(rows, new, strict=True))
-        found_masks |= dict(zip(rows, _or_all(new_mask, new), strict=True))
+        by_row |= dict(zip(rows, new, strict=True))
+        masks_by_row |= dict(zip(rows, _or_all(new_mask, new), strict=True))
         losses += [] if loss is None else [loss * (len(rows) / len(x))]
-    size = max(len(new) for new in found.values())
+    size = max(len(new) for new in by_row.values())
     none = recent.new_zeros(0, recent.shape[2])
-    news = [F.pad(found.get(row, none), (0, 0, size - len(found.get(row, none)), 0)) for row in range(len(x))]
-    new_masks = [found_masks.get(row, none[:, 0].bool()) for row in range(len(x))]
-    padded = torch.stack([F.pad(one, (size - len(one), 0)) for one in new_masks])
+    new_rows = [F.pad(by_row.get(row, none), (0, 0, size - len(by_row.get(row, none)), 0)) for row in range(len(x))]
+    new_masks = [masks_by_row.get(row, none[:, 0].bool()) for row in range(len(x))]
+    padded = torch.stack([F.pad(row_mask, (size - len(row_mask), 0)) for row_mask in new_masks])
     loss = sum(losses[1:], losses[0]) if losses else None
-    return torch.stack(news), None if masks is None else padded, loss
+    return torch.stack(new_rows), None if masks is None else padded, loss
 
 
 def _from_first(mask: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """From the first kept position on."""
+    """Mask of the positions from the first kept one on."""
     return mask.cumsum(1) > 0
 
 
 def _padding_first(x: Tensor, own: Bool[Tensor, "B N"]) -> Tensor:
-    """(B, N, ...) with what is not `own` in front, all else in its order."""
+    """(B, N, ...) with positions outside `own` moved to the front, the others in order."""
     at = own.int().argsort(dim=1, stable=True)
     return x.gather(1, at if x.dim() == 2 else at[..., None].expand_as(x))

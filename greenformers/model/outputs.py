@@ -1,4 +1,4 @@
-"""What encoder and decoder give to their heads: as transformers', and the loss of mechanisms that have one."""
+"""Outputs of encoders, decoders and heads: those of transformers, with the loss of mechanisms that have one."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ from greenformers.model.memory import SegmentMemory
 
 @dataclass
 class EncoderOutput(BaseModelOutputWithPooling):
-    """An encoder's.
+    """Output of an encoder.
 
     Attributes:
-        auxiliary_loss: sum over the layers, already weighted; None outside training, and where no mechanism has one.
+        auxiliary_loss: Weighted loss of mechanisms, summed over layers; None outside training and without such a loss.
     """
 
     auxiliary_loss: Tensor | None = None
@@ -26,11 +26,11 @@ class EncoderOutput(BaseModelOutputWithPooling):
 
 @dataclass
 class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """A decoder's.
+    """Output of a decoder.
 
     Attributes:
-        auxiliary_loss: as `EncoderOutput`.
-        memory: for the next segment, where a memory was given.
+        auxiliary_loss: Weighted loss of mechanisms, as in `EncoderOutput`.
+        memory: Segment memory for the next segment, where one was given.
     """
 
     auxiliary_loss: Tensor | None = None
@@ -39,10 +39,10 @@ class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
 
 @dataclass
 class CausalLMOutput(CausalLMOutputWithPast):
-    """A causal language model's.
+    """Output of a causal language model.
 
     Attributes:
-        memory: as `DecoderOutput`.
+        memory: Segment memory for the next segment, where one was given.
     """
 
     memory: SegmentMemory | None = None
@@ -50,14 +50,14 @@ class CausalLMOutput(CausalLMOutputWithPast):
 
 @dataclass
 class PreTrainingOutput(ModelOutput):
-    """That of masked tokens and pairs of texts, by the names that BERT's has.
+    """Output of pre-training on masked tokens and pairs of texts, with the names of BERT's.
 
     Attributes:
-        loss: sum of both tasks.
-        prediction_logits: scores of tokens (B, N, vocabulary).
-        seq_relationship_logits: scores (B, 2) of "the second text follows the first" and "it does not".
-        hidden_states: input of every layer.
-        attentions: weights of every layer, where they were asked for.
+        loss: Sum of the losses of both tasks.
+        prediction_logits: Scores of tokens (B, N, vocabulary).
+        seq_relationship_logits: Scores (B, 2) of "the second text follows the first" and "it does not".
+        hidden_states: Input of every layer (B, N, d).
+        attentions: Attention weights of every layer, where `output_attentions` is set.
     """
 
     loss: Tensor | None = None
@@ -69,13 +69,13 @@ class PreTrainingOutput(ModelOutput):
 
 @dataclass
 class SentenceEmbeddingOutput(ModelOutput):
-    """That of sentence embeddings.
+    """Output of sentence embeddings.
 
     Attributes:
-        loss: contrastive, where pairs were given.
-        embeddings: vectors of length 1 (B, d), or (B, 2, d) of pairs.
-        hidden_states: input of every layer.
-        attentions: weights of every layer, where they were asked for.
+        loss: Contrastive loss, where pairs were given.
+        embeddings: Vectors of norm 1, (B, d), or (B, 2, d) for pairs.
+        hidden_states: Input of every layer (B, N, d).
+        attentions: Attention weights of every layer, where `output_attentions` is set.
     """
 
     loss: Tensor | None = None

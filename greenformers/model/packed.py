@@ -1,7 +1,7 @@
-"""Texts packed into one row, without padding: what each gets is what it would get alone.
+"""Texts packed into one row, without padding: the outputs of each are those of the text alone.
 
-`transformers.DataCollatorWithFlattening` packs them, and says by `cu_seq_lens_q` where each begins, or by
-`position_ids` that begin anew. Here they are laid side by side in rows of their own, for no mechanism knows of others.
+`transformers.DataCollatorWithFlattening` packs them, and marks the start of each by `cu_seq_lens_q`, or by
+`position_ids` that restart at 0. Here each text gets a row of its own, as mechanisms attend within a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from greenformers.attention._aligned import is_traced
 
 
 class Lengths(NamedTuple):
-    """What `DataCollatorWithFlattening` says of packed texts; the longest lengths follow from where texts begin."""
+    """The arguments of `DataCollatorWithFlattening` for packed texts; the longest lengths follow from the starts."""
 
     cu_seq_lens_q: Int[Tensor, " n"] | None = None
     cu_seq_lens_k: Int[Tensor, " n"] | None = None
@@ -25,7 +25,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Lengths":
-        """Raise TypeError for what is none of these."""
+        """These arguments; raises TypeError for others."""
         for name in given:
             if name not in cls._fields:
                 raise TypeError(f"this network takes no {name!r}")
@@ -33,28 +33,28 @@ class Lengths(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Where texts stand in a row.
+    """Lengths of the texts packed in a row.
 
     Attributes:
-        lengths: of the texts, one after the other.
+        lengths: Length of each text, in order.
     """
 
     lengths: tuple[int, ...]
 
     def unpacked(self, x: Tensor) -> Tensor:
-        """(1, N, ...) to (texts, longest, ...), 0 behind the end of a text."""
+        """Unpack (1, N, ...) to (texts, longest, ...), with 0 behind the end of a text."""
         return torch.nn.utils.rnn.pad_sequence(list(x[0].split(self.lengths)), batch_first=True)
 
     def all_unpacked(self, *several: Tensor | None) -> list[Tensor | None]:
-        """Several, of which some may be None."""
+        """Unpack several tensors, of which some may be None."""
         return [None if x is None else self.unpacked(x) for x in several]
 
     def packed(self, x: Tensor) -> Tensor:
-        """(texts, longest, ...) to (1, N, ...)."""
+        """Pack (texts, longest, ...) to (1, N, ...)."""
         return x[self.mask(x.device)][None]
 
     def mask(self, device: torch.device) -> Bool[Tensor, "texts longest"]:
-        """True = of a text."""
+        """Mask of the unpacked texts: True at positions of a text."""
         lengths = torch.tensor(self.lengths, device=device)
         return torch.arange(max(self.lengths), device=device) < lengths[:, None]
 
@@ -65,21 +65,21 @@ def packing(
     position_ids: Int[Tensor, "1 N"] | None,
     lengths: Lengths,
 ) -> Packing | None:
-    """How the texts of a batch are packed, None where they are not.
+    """The packing of the texts of a batch; None where they are not packed.
 
     Args:
-        shape: of the tokens, (B, N).
-        attention_mask: of tokens: packed texts have none.
-        position_ids: that begin anew with each text, or not.
-        lengths: where each text begins, and the end of the last, where it is said.
+        shape: Shape of the tokens, (B, N).
+        attention_mask: Mask of the tokens; packed texts have none.
+        position_ids: Positions (1, N), which restart at 0 with each packed text.
+        lengths: Start of each text, and end of the last, where given.
 
     Raises:
-        ValueError: what is said does not fit the batch.
+        ValueError: The arguments do not fit the batch.
     """
-    given = [each for each in lengths[:2] if each is not None]
+    given = [offsets for offsets in lengths[:2] if offsets is not None]
     if given:
         starts: list[int] = given[0].tolist()
-        if len({tuple(each.tolist()) for each in given}) > 1:
+        if len({tuple(offsets.tolist()) for offsets in given}) > 1:
             raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be the same: a text attends itself")
         if shape[0] != 1 or starts[0] != 0 or starts[-1] != shape[1] or sorted(set(starts)) != starts:
             raise ValueError(f"cu_seq_lens_q must rise from 0 to the length of the one row, {shape[1]}, got {starts}")

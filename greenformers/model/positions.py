@@ -1,7 +1,8 @@
-"""Longer inputs for pretrained models whose positions are a table: it goes on by copies of itself.
+"""Longer inputs for pretrained models with position embeddings, which are extended by copies.
 
-Positions N + p get what p has, as Longformer's were begun (Beltagy 2020, arXiv:2004.05150, section 5): what is near
-stays near but at the seams, and training mends these. Rotary positions need no table.
+Position N + p gets the vector of position p, as in the initialisation of Longformer (Beltagy 2020, arXiv:2004.05150,
+section 5): near positions stay near except where copies meet, which training repairs. Rotary positions need no
+embedding.
 """
 
 from typing import Any
@@ -10,27 +11,27 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-TABLES = ("position_embeddings", "wpe", "embed_positions")
-"""How models of `transformers` name the table."""
+POSITION_EMBEDDINGS = ("position_embeddings", "wpe", "embed_positions")
+"""Names of the position embeddings in models of `transformers`."""
 
 
 def reach(model: PreTrainedModel) -> int | None:
-    """The longest input that a model says it has positions for; None if it does not say."""
+    """Length of the longest input that a model has positions for; None where its configuration does not say."""
     config: Any = model.config.get_text_config()
     stated = getattr(config, "max_position_embeddings", None)
     if stated is None:
         return None
-    tables = _tables(model)
-    return min((table.num_embeddings - _offset(table) for _, table in tables), default=int(stated))
+    embeddings = _embeddings(model)
+    return min((embedding.num_embeddings - _offset(embedding) for _, embedding in embeddings), default=int(stated))
 
 
 def check_extendable(model: PreTrainedModel) -> None:
-    """See that a model's positions can be continued.
+    """Check that the positions of a model can be extended.
 
     Raises:
-        ValueError: it has neither an embedding of positions nor rotary ones, or the embedding is something else by now.
+        ValueError: The model has neither position embeddings nor rotary positions, or the embedding was replaced.
     """
-    if not _tables(model) and getattr(model.config.get_text_config(), "rope_parameters", None) is None:
+    if not _embeddings(model) and getattr(model.config.get_text_config(), "rope_parameters", None) is None:
         raise ValueError(
             f"{type(model).__name__} has no embedding of positions that could be continued, and no rotary ones: at "
             f"most {reach(model)} tokens. Where a change replaced that embedding, lengthen the network first"
@@ -38,23 +39,23 @@ def check_extendable(model: PreTrainedModel) -> None:
 
 
 def extend(model: PreTrainedModel, length: int) -> None:
-    """Make a model take inputs of `length` tokens. Nothing is changed if this raises.
+    """Extend a model to inputs of `length` tokens. It is unchanged if this raises.
 
     Raises:
-        ValueError: it has neither a table of positions nor rotary ones, or the table is no longer one.
+        ValueError: The model has neither position embeddings nor rotary positions, or the embedding was replaced.
     """
     check_extendable(model)
     config: Any = model.config.get_text_config()
-    tables = _tables(model)
+    embeddings = _embeddings(model)
     before = reach(model)
     assert before is not None
-    for _, table in tables:
-        offset = _offset(table)
-        weight = table.weight.detach()
-        places = offset + torch.arange(length, device=weight.device) % (table.num_embeddings - offset)
+    for _, embedding in embeddings:
+        offset = _offset(embedding)
+        weight = embedding.weight.detach()
+        places = offset + torch.arange(length, device=weight.device) % (embedding.num_embeddings - offset)
         longer = torch.cat([weight[:offset], weight[places]])
-        table.weight = nn.Parameter(longer, table.weight.requires_grad)
-        table.num_embeddings = len(longer)
+        embedding.weight = nn.Parameter(longer, embedding.weight.requires_grad)
+        embedding.num_embeddings = len(longer)
     stated = config.max_position_embeddings
     config.max_position_embeddings = stated + length - before
     for module in model.modules():
@@ -62,25 +63,25 @@ def extend(model: PreTrainedModel, length: int) -> None:
 
 
 def _buffers(module: nn.Module, stated: int, longer: int) -> None:
-    """What models keep beside the table, one entry a position: the positions, and a kind of 0 for each."""
+    """Lengthen the buffers of position ids and of token types, which are 0, where models have them."""
     for name in ("position_ids", "token_type_ids"):
-        found = dict(module.named_buffers(recurse=False)).get(name)
-        if found is not None and found.shape == (1, stated):
-            ids = torch.arange(longer, device=found.device) if name == "position_ids" else found.new_zeros(longer)
+        buffer = dict(module.named_buffers(recurse=False)).get(name)
+        if buffer is not None and buffer.shape == (1, stated):
+            ids = torch.arange(longer, device=buffer.device) if name == "position_ids" else buffer.new_zeros(longer)
             module.register_buffer(name, ids[None], persistent=name in module.state_dict())
 
 
-def _tables(model: nn.Module) -> list[tuple[str, nn.Embedding]]:
+def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding]]:
     return [
         (path, module)
         for path, module in model.named_modules()
-        if path.rpartition(".")[2] in TABLES and isinstance(module, nn.Embedding)
+        if path.rpartition(".")[2] in POSITION_EMBEDDINGS and isinstance(module, nn.Embedding)
     ]
 
 
-def _offset(table: nn.Embedding) -> int:
-    """Rows before the one of the first position: of padding, where a model counts from behind it."""
-    offset = getattr(table, "offset", None)
+def _offset(embedding: nn.Embedding) -> int:
+    """Number of rows before that of the first position, for models that count from behind the padding."""
+    offset = getattr(embedding, "offset", None)
     if offset is not None:
         return int(offset)
-    return 0 if table.padding_idx is None else table.padding_idx + 1
+    return 0 if embedding.padding_idx is None else embedding.padding_idx + 1

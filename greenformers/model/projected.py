@@ -1,8 +1,8 @@
 """The projections around a mechanism of the attention slot. Vaswani 2017, 3.2.2; low-rank: Cahyawijaya 2021, 3.1.1.
 
-A projection is x W, or (x E) D where it is low-rank. Its code is what is left of it before the last factor: x E, or x
-itself where it is dense. Keys and values may have fewer heads than queries, each read by several (Ainslie 2023,
-arXiv:2305.13245); queries and keys of a head may be normalised (Henry 2020, arXiv:2010.04245).
+A projection is x W, or (x E) D where it is low-rank. Its code is the input of the last factor: x E, or x itself where
+it is dense. Keys and values may have fewer heads than queries, each read by several (Ainslie 2023, arXiv:2305.13245);
+queries and keys of a head may be normalised (Henry 2020, arXiv:2010.04245).
 """
 
 from typing import cast
@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from greenformers._registry import options_of
 from greenformers.attention import Attention, Role, Shape, attention_class, build
-from greenformers.lowrank.linear import LinearMap, decode, encode, linear_map
+from greenformers.lowrank.linear import LinearLayer, decode, encode, linear_layer
 from greenformers.model.config import GreenformerConfig
 
 
 class Projected(nn.Module):
-    """A mechanism, the projections it reads, and the one of its output.
+    """A mechanism, the projections it reads, and the projection of its output.
 
     Args:
-        config: sizes and slots.
-        layer: index of the layer, a decoder's counted on from the encoder's.
-        mechanism: what mixes the positions.
-        bias: whether the projections have one.
-        prefix: of the names that `config.rank` has for these projections.
+        config: Sizes and slots of the network.
+        layer: Index of the layer; layers of a decoder count on from the encoder.
+        mechanism: Mechanism of the attention slot.
+        bias: Whether the projections have a bias.
+        prefix: Prefix of the names of these projections in `config.rank`.
     """
 
     def __init__(
@@ -43,19 +43,21 @@ class Projected(nn.Module):
                 f"got {self.key_heads}"
             )
         ranks = {name: config.rank_of(layer, prefix + name) for name in mechanism.projections}
-        self.maps = nn.ModuleDict({name: self._map(config, rank, name, bias=bias) for name, rank in ranks.items()})
-        self.output = linear_map(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
+        self.maps = nn.ModuleDict(
+            {name: self._projection(config, rank, name, bias=bias) for name, rank in ranks.items()}
+        )
+        self.output = linear_layer(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
         self.normalised = (
             nn.ModuleDict({name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.maps if name[0] in "qk"})
             if config.qk_norm
             else None
         )
 
-    def _map(self, config: GreenformerConfig, rank: int | None, name: str, *, bias: bool) -> LinearMap:
+    def _projection(self, config: GreenformerConfig, rank: int | None, name: str, *, bias: bool) -> LinearLayer:
         """The projection of this name."""
         heads, D = self.key_heads if name[0] in "kv" else config.num_attention_heads, self.mechanism.shape.head_dim
         own = heads if config.rank_per_head else None
-        return linear_map(config.hidden_size, heads * D, rank, bias=bias, heads=own)
+        return linear_layer(config.hidden_size, heads * D, rank, bias=bias, heads=own)
 
     @property
     def can_reduce(self) -> bool:
@@ -63,32 +65,32 @@ class Projected(nn.Module):
         return self.mechanism.can_reduce and self.normalised is None
 
     def codes(self, x: Float[Tensor, "B N d"], *names: str) -> dict[str, Tensor]:
-        """Codes of the named projections, those of all low-rank ones by one product."""
-        projections = [cast(LinearMap, self.maps[name]) for name in names]
+        """Codes of the named projections; those of all low-rank ones by one product."""
+        projections = [cast(LinearLayer, self.maps[name]) for name in names]
         return dict(zip(names, encode(projections, x), strict=True))
 
     def project(self, name: str, code: Float[Tensor, "B N r"]) -> Float[Tensor, "B h N D"]:
         """Queries, keys or values from their code; h heads, H or fewer for keys and values."""
-        x = self.split_heads(decode(cast(LinearMap, self.maps[name]), code))
+        x = self.split_heads(decode(cast(LinearLayer, self.maps[name]), code))
         normalised = self.normalised
         return normalised[name](x) if normalised is not None and name in normalised else x
 
     def for_every_head(self, x: Float[Tensor, "B h N D"]) -> Float[Tensor, "B H N D"]:
-        """Keys or values once for each head of queries that reads them."""
+        """Keys or values repeated for each head of queries that reads them."""
         H = self.mechanism.shape.heads
         return x if x.shape[1] == H else x.repeat_interleave(H // x.shape[1], 1)
 
     def reduce(
         self, role: Role, code: Float[Tensor, "B M r"], key_mask: Bool[Tensor, "B M"] | None
     ) -> Float[Tensor, "B h k D"]:
-        """Keys or values of a mechanism that shortens them, shortened before the last factor, where it is cheaper."""
+        """Keys or values shortened by the mechanism before the last factor, where that is cheaper."""
         ones = code.new_ones(code.shape[0], code.shape[1], 1)
         short = self.mechanism.reduce(code, key_mask, role=role)
         weights = self.mechanism.reduce(ones, key_mask, role=role)
-        return self.split_heads(decode(cast(LinearMap, self.maps[role]), short, kept=weights))
+        return self.split_heads(decode(cast(LinearLayer, self.maps[role]), short, weight_sum=weights))
 
     def split_heads(self, x: Float[Tensor, "B N hD"]) -> Float[Tensor, "B h N D"]:
-        """One vector of a position as those of its heads, of D numbers each."""
+        """Split the vector of each position into heads of D numbers."""
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
 
@@ -98,7 +100,8 @@ def attention_of(
     """The mechanism in an attention slot of one layer.
 
     Raises:
-        ValueError: it has no causal or no cross form, or needs more than queries, keys and values for one.
+        ValueError: The mechanism has no causal or no cross-attention form, or cross-attention would need further
+            projections.
     """
     layers = config.per_layer(slot)
     shape = Shape(
@@ -126,7 +129,7 @@ def attention_of(
 
 
 def constant(module: nn.Module, x: Tensor) -> Tensor:
-    """A module of `x`, without a gradient for its parameters."""
+    """The output of a module for `x`, without a gradient for its parameters."""
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
     y: Tensor = torch.func.functional_call(module, parameters, (x,))
     return y

@@ -2,9 +2,9 @@
 
 Kitaev 2020, arXiv:2001.04451, section 3: y1 = x1 + f(x2), y2 = x2 + g(y1), with f attention and g feed-forward, each
 behind its layer norm. Backward: x2 = y2 - g(y1), then x1 = y1 - f(x2). Both streams begin as the input, and their mean
-is the output. What the stack keeps for the backward pass does not grow with its depth, but for the state of the
-generator before each layer, that dropout is the same again, and what a mechanism has chosen (hash buckets): computed
-back, activations differ by rounding, and a choice could be another one.
+is the output. Memory for the backward pass does not grow with depth, except for the state of the random generator
+before each layer, which repeats dropout, and the choices of mechanisms (hash buckets): activations computed back
+differ by rounding, which could change a choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ class Half(NamedTuple):
     """f or g of a layer.
 
     Attributes:
-        run: a stream, and a dictionary in which choices are kept, or found, to what is added to the other stream; and
-            the loss of a mechanism that has one, or None.
-        parameters: that it reads.
+        run: Function from a stream and a dictionary of choices, which it fills or reads, to the update of the other
+            stream and the loss of a mechanism that has one, or None.
+        parameters: Parameters that it reads.
     """
 
     run: Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor | None]]
@@ -38,16 +38,16 @@ class Half(NamedTuple):
 def reversible(
     x: Float[Tensor, "B N d"], halves: Sequence[Half]
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
-    """Run the layers.
+    """The mean of both streams after the layers.
 
     Args:
-        x: the input of both streams.
-        halves: f and g of each layer, one after the other.
+        x: Input of both streams (B, N, d).
+        halves: The halves f and g of each layer, in order.
 
     Returns:
-        Mean of the two streams (B, N, d), and the sum of the losses, None where there is none.
+        Mean of the two streams (B, N, d), and the sum of the losses, or None.
     """
-    learnt = {id(one): one for half in halves for one in half.parameters if one.requires_grad}
+    learnt = {id(parameter): parameter for half in halves for parameter in half.parameters if parameter.requires_grad}
     if torch.is_grad_enabled() and not in_transform() and (learnt or x.requires_grad):
         first, second, loss = _Reversible.apply(x, halves, *learnt.values())
         return (first + second) / 2, loss
@@ -62,14 +62,14 @@ def reversible(
 class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halves: Sequence[Half], *parameters: Tensor) -> Any:
-        streams, ctx.kept, total = [x.clone(), x.clone()], [], None
-        ctx.halves, ctx.places = halves, {id(one): place for place, one in enumerate(parameters)}
+        streams, ctx.before, total = [x.clone(), x.clone()], [], None
+        ctx.halves, ctx.places = halves, {id(parameter): place for place, parameter in enumerate(parameters)}
         ctx.autocast = _autocast(x)
         for number, half in enumerate(halves):
             state, choice = _state(x.device), dict[str, Tensor]()
             added, loss = half.run(streams[1 - number % 2], choice)
-            ctx.kept.append((state, choice))
-            # In place: no stream but the last two is ever read again.
+            ctx.before.append((state, choice))
+            # In place: only the last two streams are read again.
             streams[number % 2].add_(added)
             total = loss if total is None else total if loss is None else total + loss
         ctx.save_for_backward(*streams)
@@ -78,24 +78,24 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     @only_once("a reversible stack")
     def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor, grad_loss: Tensor | None) -> Any:
-        streams = [one.clone() for one in ctx.saved_tensors]
+        streams = [stream.clone() for stream in ctx.saved_tensors]
         grads = [grad_first.clone(), grad_second.clone()]
         sums: list[Tensor | None] = [None] * len(ctx.places)
         for number in reversed(range(len(ctx.halves))):
-            half, (state, choice), side = ctx.halves[number], ctx.kept[number], number % 2
-            own = [one for one in half.parameters if id(one) in ctx.places]
+            half, (state, choice), side = ctx.halves[number], ctx.before[number], number % 2
+            own = [parameter for parameter in half.parameters if id(parameter) in ctx.places]
             with torch.enable_grad(), _replayed(state, streams[0].device), ctx.autocast():
                 leaf = streams[1 - side].detach().requires_grad_()
                 added, loss = half.run(leaf, choice)
             streams[side].sub_(added.detach())
-            outs, ways = [added], [grads[side].to(added.dtype)]
+            outputs, output_grads = [added], [grads[side].to(added.dtype)]
             if loss is not None and loss.requires_grad and grad_loss is not None:
-                outs, ways = [added, loss], [*ways, grad_loss.to(loss.dtype)]
-            found = torch.autograd.grad(outs, [leaf, *own], ways, allow_unused=True)
-            if found[0] is not None:
-                grads[1 - side] += found[0]
-            for one, grad in zip(own, found[1:], strict=True):
-                place = ctx.places[id(one)]
+                outputs, output_grads = [added, loss], [*output_grads, grad_loss.to(loss.dtype)]
+            half_grads = torch.autograd.grad(outputs, [leaf, *own], output_grads, allow_unused=True)
+            if half_grads[0] is not None:
+                grads[1 - side] += half_grads[0]
+            for parameter, grad in zip(own, half_grads[1:], strict=True):
+                place = ctx.places[id(parameter)]
                 if grad is not None:
                     before = sums[place]
                     sums[place] = grad if before is None else before.add_(grad)
@@ -117,7 +117,7 @@ def _replayed(state: tuple[Tensor, Tensor | None], device: torch.device) -> "Ite
 
 
 def _autocast(x: Tensor) -> Callable[[], AbstractContextManager[object]]:
-    """The autocast of now, for later."""
+    """A function that enters the current autocast again."""
     if x.is_meta:  # there is none for the meta device, on which operations are counted
         return nullcontext
     kind = x.device.type

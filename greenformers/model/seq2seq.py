@@ -1,4 +1,4 @@
-"""The encoder-decoder. Vaswani 2017, arXiv:1706.03762, 3.1; with LED in every map the LRT of thesis 3.1.1."""
+"""The encoder-decoder. Vaswani 2017, arXiv:1706.03762, 3.1; with LEDs the Low-Rank Transformer (Winata 2020)."""
 
 from typing import Any, cast
 
@@ -17,14 +17,14 @@ from greenformers.model.loss import IGNORED, Scoring, asked_for, narrow, token_l
 
 
 class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
-    """A decoder behind an encoder, the scores of its tokens and their loss.
+    """An encoder and a decoder, the scores of tokens and their loss.
 
     Args:
-        config: needs `decoder_layers`, `vocab_size`, `pad_token_id` and `decoder_start_token_id`.
-        encoder: what gives it a memory.
+        config: Configuration with `decoder_layers`, `vocab_size`, `pad_token_id` and `decoder_start_token_id`.
+        encoder: Class of the encoder.
 
     Raises:
-        ValueError: one of these is None.
+        ValueError: One of these entries is None.
     """
 
     def __init__(self, config: GreenformerConfig, encoder: type[GreenformerModel]) -> None:
@@ -38,32 +38,34 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-        """Teacher forcing: the labels one place to the right, behind the start token; padding where they are -100."""
+        """Teacher forcing: labels shifted by one position behind the start token, with padding in place of -100."""
         start, padding = cast(int, self.config.decoder_start_token_id), cast(int, self.config.pad_token_id)
-        moved = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
-        return moved.masked_fill(moved == IGNORED, padding)
+        shifted = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == IGNORED, padding)
 
     def decode(
         self,
         encoder_outputs: BaseModelOutput | tuple[Float[Tensor, "B M d"], ...],
-        memory_mask: Tensor | None,
+        encoder_mask: Tensor | None,
         decoder_input_ids: Tensor | None,
         decoder_attention_mask: Tensor | None,
         labels: Tensor | None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """What follows the encoder; arguments as in `GreenformerForSeq2SeqLM.forward`.
+        """The output of the decoder and its head; arguments as in `GreenformerForSeq2SeqLM.forward`.
 
         Raises:
-            ValueError: neither decoder_input_ids nor labels are given.
+            ValueError: Neither `decoder_input_ids` nor `labels` are given.
         """
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids or labels must be given, got neither")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        memory = encoder_outputs[0]
-        out = self.decoder(decoder_input_ids, decoder_attention_mask, memory, memory_mask, return_dict=True, **kwargs)
+        encoder_output = encoder_outputs[0]
+        out = self.decoder(
+            decoder_input_ids, decoder_attention_mask, encoder_output, encoder_mask, return_dict=True, **kwargs
+        )
         x, labels = asked_for(out.last_hidden_state, labels, self.config)
         logits = self.score(self.narrow(x))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
@@ -74,7 +76,7 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
             decoder_hidden_states=out.hidden_states,
             decoder_attentions=out.attentions,
             cross_attentions=out.cross_attentions,
-            encoder_last_hidden_state=memory,
+            encoder_last_hidden_state=encoder_output,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
@@ -109,23 +111,23 @@ class GreenformerForSeq2SeqLM(EncoderDecoder):
         """Score the token that follows each of the decoder's positions.
 
         Args:
-            input_ids: tokens of the source (B, M).
+            input_ids: Tokens of the source (B, M).
             attention_mask: 1 = keep (B, M).
-            decoder_input_ids: tokens of the target so far (B, N); by default the labels, one place to the right.
+            decoder_input_ids: Tokens of the target so far (B, N); by default the labels, shifted by one position.
             decoder_attention_mask: 1 = keep (B, P), P counting the positions in the cache too.
-            labels: the right tokens (B, N), -100 where none is asked for.
-            encoder_outputs: of an earlier call, in place of `input_ids`.
-            past_key_values: keys and values of the target's positions before and of the source.
-            use_cache: return keys and values for the positions to come.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            **kwargs: to encoder and decoder.
+            labels: The right tokens (B, N), -100 at positions without a label.
+            encoder_outputs: Encoder output of an earlier call, in place of `input_ids`.
+            past_key_values: Keys and values of earlier positions of the target, and of the source.
+            use_cache: Whether keys and values are returned for later positions.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            **kwargs: Further arguments of encoder and decoder.
 
         Returns:
-            loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
+            loss in nats per token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that have a label.
 
         Raises:
-            ValueError: neither decoder_input_ids nor labels are given.
+            ValueError: Neither `decoder_input_ids` nor `labels` are given.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, return_dict=True, **kwargs)

@@ -1,4 +1,4 @@
-"""A stack of layers, whatever its residual: one after the other, or reversible."""
+"""A stack of layers with any residual: one after the other, or reversible."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -28,28 +28,29 @@ def run(
     attentions: list[Tensor] | None = None,
     last: int = 0,
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
-    """The output of the last layer; in training the sum of the layers' own losses, None where there is none.
+    """The output of the last layer; in training the sum of losses of its layers, or None; and the next segment memory.
 
-    These are losses of mechanisms and feed-forward blocks. Third, where a memory was given, that of the next segment.
+    Losses are those of mechanisms and feed-forward blocks. The segment memory is returned where one was given.
 
     Args:
-        layers: of `EncoderLayer`, encoder or decoder.
-        x: input of the first one.
+        layers: Layers of an encoder, or of a decoder without encoder.
+        x: Input of the first layer (B, N, d).
         key_mask: True = keep (B, M).
-        past_key_values: keys and values of the positions before.
+        past_key_values: Keys and values of the earlier positions.
         global_mask: True = a position that all see, for mechanisms that take it.
-        memory: of the segments before.
-        pairs: which keys each query sees, or what is added to their scores, for mechanisms that take it.
-        positions: of `x`; by default those behind what is cached, 0 to N - 1 without.
-        attentions: where the weights are wanted, the list that gets those of each layer, (B, H, N, M).
-        last: on top of a cache, of how many positions at the end an output is wanted; 0 for all.
+        memory: Segment memory.
+        pairs: Which keys each query sees, or a bias of their scores, for mechanisms that take it.
+        positions: Positions of `x`; by default those after the cached ones, or 0 to N - 1.
+        attentions: List that the attention weights of each layer (B, H, N, M) are appended to; None: they are not
+            computed.
+        last: On top of a cache, number of positions at the end to compute outputs of; 0: all.
 
     Raises:
-        ValueError: layers that have no place for what is given or wanted.
+        ValueError: The layers do not take an argument, or cannot return attention weights.
     """
     whole = list(layers)
     rotation = rotation_of(whole, x, past_key_values, positions)
-    given = {"past_key_values": past_key_values, "global_mask": global_mask, "rotation": rotation, "pairs": pairs}
+    options = {"past_key_values": past_key_values, "global_mask": global_mask, "rotation": rotation, "pairs": pairs}
     if whole[0].reversible or isinstance(whole[0], BlockLayer):
         if pairs is not None:
             raise ValueError("a mask of queries and keys is for layers of attention one after the other")
@@ -61,7 +62,7 @@ def run(
         halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask, rotation)]
         return *reversible(x, halves), None
     if isinstance(whole[0], BlockLayer):
-        if any(one is not None for one in (past_key_values, global_mask, memory)):
+        if any(argument is not None for argument in (past_key_values, global_mask, memory)):
             raise ValueError("blocks of their own kind take no cache, no global mask and no memory of segments")
         carried: Tensor | None = None
         for layer in whole:
@@ -73,10 +74,10 @@ def run(
         if memory is not None:
             inputs.append(x)
             mask = memory.key_mask(index, key_mask, x)
-            out = layer(x, mask, **given, memory=memory.of(index), attentions=attentions)
+            out = layer(x, mask, **options, memory=memory.of(index), attentions=attentions)
         else:
             own_last = last if index == len(whole) - 1 else 0
-            out = layer(x, key_mask, **given, attentions=attentions, last=own_last)
+            out = layer(x, key_mask, **options, attentions=attentions, last=own_last)
         if isinstance(out, tuple):
             x, own = out
             losses.append(own)
@@ -95,9 +96,9 @@ def rotation_of(
     cache: Cache | None = None,
     positions: Int[Tensor, "b N"] | None = None,
 ) -> Rotation | None:
-    """The angles of all layers with rotary positions; None where no layer has them."""
+    """The angles of rotary positions, for all layers; None where no layer has them."""
     turning = (layer.attention.position for layer in layers if hasattr(layer, "attention"))
-    position = next((each for each in turning if each is not None and each.acts == "rotation"), None)
+    position = next((p for p in turning if p is not None and p.acts == "rotation"), None)
     if position is None:
         return None
     if positions is None:
@@ -138,10 +139,10 @@ def _feed_forward(
 
 
 def of_keys(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A mask as it was given: of keys, (B, M), or second one of queries and keys, (B, 1 or H, N, M).
+    """A mask as keys (B, M), or, as the second, as queries and keys (B, 1 or H, N, M); the other is None.
 
-    The latter says all, also of the future: True = sees, or, of floats, what is added to scores, the least number of
-    the type or less being unseen. That is for mechanisms that take it (`full`).
+    The latter includes the causal mask: True = sees, or, as floats, a bias of scores, where the least number of the
+    dtype hides a key. It is for mechanisms that take it (`full`).
     """
     if mask is None or mask.dim() != 4:
         return mask, None

@@ -1,4 +1,4 @@
-"""Kinds of position, one a file: how a network learns where its tokens stand. The folder is the registry.
+"""Kinds of position, one a file: how the positions of tokens enter a network. The folder is the registry.
 
 >>> position = build("rotary", Place(width=512, head_dim=64, max_len=4096), base=500_000.0)
 >>> angles = position.rotation(torch.arange(128)[None])
@@ -23,7 +23,7 @@ def build(name: str, place: Place, **options: Any) -> Position:
 
     Args:
         name: One of `names()`.
-        place: The network around it.
+        place: Sizes of the network around it.
         **options: Keyword arguments of its class; each has a default that works.
 
     Raises:

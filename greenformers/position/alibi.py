@@ -19,7 +19,7 @@ class Alibi(Position):
     one of the power above.
 
     Args:
-        place: number of heads.
+        place: Sizes of the network; the number of heads is read.
     """
 
     acts = "scores"
@@ -34,7 +34,7 @@ class Alibi(Position):
 
 
 def slopes(heads: int) -> list[float]:
-    """m_h of each head, largest first."""
+    """The slope m_h of each head, in descending order."""
     below = 2 ** math.floor(math.log2(heads))
-    some = [2 ** (-8 * h / below) for h in range(1, below + 1)]
-    return some + [2 ** (-4 * h / below) for h in range(1, 2 * (heads - below), 2)]
+    powers = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+    return powers + [2 ** (-4 * h / below) for h in range(1, 2 * (heads - below), 2)]

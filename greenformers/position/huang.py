@@ -21,14 +21,15 @@ class Huang(Position):
     """Vectors of distances for each head, whose products with the queries are added to the scores.
 
     Args:
-        place: heads and their width, and whether they are causal: else distances have two sides.
-        longest: L, distances from L - 1 on have one vector; by default the longest sequence.
+        place: Heads and their width, and whether they are causal: else distances have two sides.
+        longest: Number L of distances with a vector of their own: distances from L - 1 on share one; by default the
+            length of the longest sequence.
 
     Attributes:
         E: (H, L, D) of distances 0 to L - 1 where causal; else (H, 2L - 1, D), of 1 - L to L - 1.
 
     Raises:
-        ValueError: longest is below 1.
+        ValueError: Longest is below 1.
     """
 
     acts = "scores"
@@ -48,7 +49,7 @@ class Huang(Position):
             nn.init.normal_(self.E, std=std)
 
     def row(self, distance: Tensor) -> Tensor:
-        """Which vector a distance i - j has."""
+        """Row of E for a distance i - j."""
         last = self.longest - 1
         return distance.clamp(0, last) if self.place.causal else distance.clamp(-last, last) + last
 

@@ -1,6 +1,6 @@
-"""Learned positions. Gehring 2017, arXiv:1705.03122, 3.1; Devlin 2018: x_i + p_i, one vector p_i a position.
+"""Learned positions. Gehring 2017, arXiv:1705.03122, 3.1; Devlin 2018: x_i + p_i, one vector p_i per position.
 
-Parameters N e for the longest sequence N; none beyond it.
+Parameters N e for the longest sequence N; longer ones have no positions.
 """
 
 import torch
@@ -11,13 +11,13 @@ from greenformers.position._contract import Place, Position
 
 
 class Learned(Position):
-    """One learned vector a position, added to the embedding.
+    """One learned vector per position, added to the embedding.
 
     Args:
-        place: width and longest sequence.
+        place: Width and longest sequence.
 
     Attributes:
-        weight: the vectors (N, e).
+        weight: The vectors (N, e).
     """
 
     bounded = True

@@ -27,19 +27,19 @@ def reference(x: Float[Tensor, "... N D"], positions: Int[Tensor, " N"], base: f
 
 
 class Rotary(Position):
-    """Queries and keys turned by their positions before their product.
+    """Queries and keys, rotated by their positions before their product.
 
     Args:
-        place: width D of a head.
-        base: of the wavelengths, from 2 pi to 2 pi base.
-        share: of the columns of a head that are turned, the first ones; in (0, 1].
-        interleaved: pairs are neighbours, (2c, 2c + 1), as in the paper; else (c, c + R/2), as in Llama, which is the
-            same but for the order of the rows of the projections.
-        factor: how many times longer than in training sequences may be.
-        scaling: what the factor changes: "linear", positions are divided by it; "base", the base grows.
+        place: Sizes of the network; the width D of a head is read.
+        base: Base of the wavelengths, which go from 2 pi to 2 pi base.
+        share: Share of the columns of a head that are rotated, the first ones; in (0, 1].
+        interleaved: Whether pairs are neighbours, (2c, 2c + 1), as in the paper; else (c, c + R/2), as in Llama, which
+            differs only by the order of the rows of the projections.
+        factor: Ratio of the longest sequence to the longest one in training, at least 1.
+        scaling: How the factor is applied: "linear" divides positions by it, "base" multiplies the base.
 
     Raises:
-        ValueError: an option is out of range, or fewer than two columns would be turned.
+        ValueError: An option is out of range, or fewer than two columns would be rotated.
     """
 
     acts = "rotation"
@@ -82,9 +82,9 @@ class Rotary(Position):
         cos, sin = rotation if rotation.cos.dtype == x.dtype else (part.to(x.dtype) for part in rotation)
         part, rest = (x, None) if self.turned == x.shape[3] else x.split([self.turned, x.shape[3] - self.turned], 3)
         if self.interleaved:
-            other = part.unflatten(3, (-1, 2)).flip(-1).flatten(3)
+            partners = part.unflatten(3, (-1, 2)).flip(-1).flatten(3)
         else:
             first, second = part.chunk(2, 3)
-            other = torch.cat([second, first], 3)
-        out = (part * cos).addcmul_(other, sin)
+            partners = torch.cat([second, first], 3)
+        out = (part * cos).addcmul_(partners, sin)
         return out if rest is None else torch.cat([out, rest], 3)

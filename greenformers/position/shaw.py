@@ -1,6 +1,6 @@
 """Relative positions as vectors. Shaw 2018, arXiv:1803.02155, eq. 3-4: q_i (k_j + a^K_c) / sqrt(D), P (v_j + a^V_c).
 
-c = j - i, cut to -k..k; one a^K and one a^V (2k + 1, D) a layer, for all heads. In the fast form q a^K^T is computed
+c = j - i, cut to -k..k; one a^K and one a^V (2k + 1, D) per layer, for all heads. In the fast form q a^K^T is computed
 for the 2k + 1 vectors and read by c, and the weights are summed by c before they meet a^V: time O(N M + N k D), and
 never the (N, M, D) of the formula.
 """
@@ -27,15 +27,15 @@ class Shaw(Position):
     """Vectors of distances, added to keys and to values.
 
     Args:
-        place: width D of a head.
-        clip: k, the distance from which on all have one vector.
+        place: Sizes of the network; the width D of a head is read.
+        clip: Distance k: all distances from k on share one vector.
 
     Attributes:
-        keys: a^K (2k + 1, D).
-        of_values: a^V (2k + 1, D).
+        keys: Vectors a^K (2k + 1, D).
+        of_values: Vectors a^V (2k + 1, D).
 
     Raises:
-        ValueError: clip is below 1.
+        ValueError: `clip` is below 1.
     """
 
     acts = "scores"
@@ -65,5 +65,5 @@ class Shaw(Position):
         return by_vector @ self.of_values.to(weights.dtype)
 
     def _vectors(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "N M"]:
-        """Which vector a query has for a key."""
+        """Row of the vectors for each query and key."""
         return (-distances(queries, keys, device)).clamp(-self.clip, self.clip) + self.clip

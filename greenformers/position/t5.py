@@ -1,7 +1,7 @@
 """T5's relative positions. Raffel 2019, arXiv:1910.10683, 2.1: score_ij + b_h[bucket(i - j)], b learned.
 
-Small distances have a bucket each, larger ones share buckets that grow as their logarithm, up to `farthest`. One table
-for all layers. (T5 does not divide q k by sqrt(D); here it is divided, which a factor in the weights of q undoes.)
+Small distances have a bucket each, larger ones share buckets that grow as their logarithm, up to `farthest`. All
+layers share b. (T5 does not divide q k by sqrt(D); here it is divided, which a factor in the weights of q undoes.)
 """
 
 import math
@@ -17,15 +17,16 @@ class T5(Position):
     """A learned number for each head and bucket of distances, added to the scores.
 
     Args:
-        place: number of heads, and whether they are causal: else half of the buckets are for either side.
-        buckets: number of buckets, half of which are for one distance each.
-        farthest: the distance from which on all share the last bucket.
+        place: Sizes of the network; the number H of heads is read, and whether they are causal: if not, half of the
+            buckets are for keys ahead of the query.
+        buckets: Number of buckets, half of which are for one distance each.
+        farthest: Distance from which on all share the last bucket.
 
     Attributes:
-        table: b (buckets, H).
+        table: The biases b (buckets, H).
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: An option is out of range.
     """
 
     acts = "scores"

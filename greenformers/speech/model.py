@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from greenformers.lowrank.linear import linear_map
+from greenformers.lowrank.linear import linear_layer
 from greenformers.model import GreenformerConfig, GreenformerModel, GreenformerPreTrainedModel
 from greenformers.model.embedding import Placed
 from greenformers.model.loss import IGNORED
@@ -28,7 +28,7 @@ class AudioEmbedding(Placed):
     def make_content(self, config: GreenformerConfig, width: int) -> None:  # noqa: D102
         assert isinstance(config, SpeechConfig)
         self.front_end = VGG(config.spectrogram().bins, config.channels)
-        self.map = linear_map(self.front_end.width, width, config.input_rank)
+        self.map = linear_layer(self.front_end.width, width, config.input_rank)
         # As large as the positions that are added: beside louder sound they would be lost.
         self.scale = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
@@ -93,7 +93,7 @@ class SpeechEncoder(Scaled, GreenformerModel):
         Raises:
             ValueError: input and mask do not fit each other or the network, or it has not what is asked for.
         """
-        attentions = self.wanted(output_attentions)
+        attentions = self.attention_list(output_attentions)
         if attention_mask is not None and attention_mask.shape != input_features.shape[:2]:
             wanted = tuple(input_features.shape[:2])
             raise ValueError(f"attention_mask must be {wanted}, got {tuple(attention_mask.shape)}")

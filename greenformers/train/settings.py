@@ -169,7 +169,9 @@ class Training:
             sizes |= {"depth": "shared", "shared": self.share}
         if self.decoder_layers is not None:
             sizes["decoder_layers"] = self.decoder_layers
-        return sizes | slots(self.variant, rank=self.rank, kept=kept, options={attention: options} if options else None)
+        return sizes | slots(
+            self.variant, rank=self.rank, attention_size=kept, options={attention: options} if options else None
+        )
 
     @staticmethod
     def networks() -> ModuleType:

@@ -55,7 +55,7 @@ def test_equals_that_of_transformers(length, block, random, padded, monkeypatch)
         )
         module = mechanism(block=block, random=random, padding="batch")
         # Blocks are counted from the first in transformers, here from the first that is not global.
-        module.table = lambda *_: plans[-1] - 1
+        module.extra_blocks = lambda *_: plans[-1] - 1
         out = module(q, k, v, kept).transpose(1, 2).flatten(2)
     assert plans[-1].shape == (HEADS, length // block - 2, random)
     assert plans[-1].unique().numel() > random
@@ -64,7 +64,7 @@ def test_equals_that_of_transformers(length, block, random, padded, monkeypatch)
 
 @each_size
 def test_random_blocks_are_outside_the_window_and_each_once(blocks, random, extra):
-    table = mechanism(random=random, extra_globals=extra).table(blocks, CPU)
+    table = mechanism(random=random, extra_globals=extra).extra_blocks(blocks, CPU)
     whole = blocks if extra is None else blocks - 1  # the last of them may be short
     if min(random, whole - 3) < 1:
         assert table is None
@@ -78,32 +78,32 @@ def test_random_blocks_are_outside_the_window_and_each_once(blocks, random, extr
 
 
 def test_a_table_as_large_as_can_be_has_all_blocks_outside_the_window():
-    table = mechanism(random=99).table(9, CPU)
+    table = mechanism(random=99).extra_blocks(9, CPU)
     for tile in range(1, 8):
         others = [block for block in range(9) if abs(block - tile) > 1]
         assert table[0, tile].sort().values.tolist() == others
 
 
 def test_random_blocks_differ_between_heads_layers_and_seeds():
-    table = mechanism().table(40, CPU)
+    table = mechanism().extra_blocks(40, CPU)
     assert not torch.equal(table[0], table[1])
-    assert not torch.equal(mechanism(layer=1).table(40, CPU), table)
-    assert not torch.equal(mechanism(seed=1).table(40, CPU), table)
+    assert not torch.equal(mechanism(layer=1).extra_blocks(40, CPU), table)
+    assert not torch.equal(mechanism(seed=1).extra_blocks(40, CPU), table)
 
 
 def test_random_blocks_stay_the_same_from_call_to_call_and_in_a_copy():
     module = mechanism()
-    table = module.table(40, CPU)
+    table = module.extra_blocks(40, CPU)
     torch.manual_seed(1)
-    assert torch.equal(module.table(40, CPU), table)
-    assert torch.equal(deepcopy(module).table(40, CPU), table)
-    assert torch.equal(mechanism().table(40, CPU), table)
+    assert torch.equal(module.extra_blocks(40, CPU), table)
+    assert torch.equal(deepcopy(module).extra_blocks(40, CPU), table)
+    assert torch.equal(mechanism().extra_blocks(40, CPU), table)
 
 
 @pytest.mark.parametrize("slot", range(3))
 def test_each_block_outside_the_window_is_as_likely(slot):
     """Chi-squared of 9 blocks less 3, over 4000 heads: below its 99.9% point of 5 degrees of freedom, 20.5."""
-    table = mechanism(heads=4000).table(9, CPU)[:, 4, slot]
+    table = mechanism(heads=4000).extra_blocks(9, CPU)[:, 4, slot]
     counts = table.bincount(minlength=9).double()
     counts = counts[[block for block in range(9) if abs(block - 4) > 1]]
     expected = 4000 / 6

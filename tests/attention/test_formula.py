@@ -125,7 +125,7 @@ def test_the_formula_comes_first_and_uses_nothing_of_the_fast_form(name):
         for call in calls
         if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "mechanism"
     ]
-    assert of_mechanism == (["table"] if name == "bigbird" else [])  # what has been drawn
+    assert of_mechanism == (["extra_blocks"] if name == "bigbird" else [])  # what has been drawn
 
 
 def test_the_formula_the_synthesizers_share_uses_nothing_of_the_fast_form():

@@ -136,7 +136,7 @@ def test_help_shows_every_setting_with_its_default(
         ("compare --data sst2", "data set 'sst2' is text; images are needed here: one of digits, mnist"),
         ("compare --data mnist", "mnist needs the folder"),
         ("compare --data mnist --folder nowhere", "'nowhere' is not a folder"),
-        ("compare --rank 65", "rank must be in 1..64 for a 64 x 64 map, got 65"),
+        ("compare --rank 65", "rank must be in 1..64 for a 64 x 64 linear layer, got 65"),
         ("compare --rank 0", "rank must be in 1..64"),
         ("compare --k 66", "k must be in 1..65 (the longest sequence), got 66"),
         ("compare --hidden 0", "hidden must be at least 1, got 0"),

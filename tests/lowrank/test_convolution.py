@@ -247,7 +247,7 @@ def test_rank_out_of_range():
         for rank in (-1, 0, limit + 1):
             with pytest.raises(ValueError, match="rank must be") as caught:
                 LowRankConv(5, 5, (3, 5), rank, groups=groups)
-            message = f"rank must be in 1..{limit} for {groups} x ({75 // groups} x {limit}) maps, got {rank}"
+            message = f"rank must be in 1..{limit} for {groups} x ({75 // groups} x {limit}) weights, got {rank}"
             assert str(caught.value) == message
     LowRankConv(1, 101, (3, 5), 15)
     with pytest.raises(ValueError, match=r"1\.\.15 .* got 16"):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from greenformers.lowrank.linear import LED, decode, encode, linear_map
+from greenformers.lowrank.linear import LED, decode, encode, linear_layer
 from greenformers.measure.parameters import parameters
 
 n, m, r = 13, 11, 3
@@ -54,7 +54,7 @@ def test_rank_out_of_range(sizes, limit):
     for rank in (-1, 0, limit + 1):
         with pytest.raises(ValueError, match="rank must be") as caught:
             LED(*sizes, rank)
-        assert str(caught.value) == f"rank must be in 1..{limit} for a {sizes[0]} x {sizes[1]} map, got {rank}"
+        assert str(caught.value) == f"rank must be in 1..{limit} for a {sizes[0]} x {sizes[1]} linear layer, got {rank}"
 
 
 def test_state_dict():
@@ -118,8 +118,8 @@ def test_the_weight_is_computed_where_it_is_used():
         layer.weight.data = torch.zeros(m, n)
 
 
-def test_linear_map_is_dense_without_a_rank():
-    dense, low_rank = linear_map(n, m, None), linear_map(n, m, r)
+def test_linear_layer_is_dense_without_a_rank():
+    dense, low_rank = linear_layer(n, m, None), linear_layer(n, m, r)
     assert type(dense) is nn.Linear
     assert (dense.in_features, dense.out_features) == (n, m)
     assert type(low_rank) is LED

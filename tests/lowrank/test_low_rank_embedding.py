@@ -190,7 +190,7 @@ def test_rank_out_of_range(sizes, limit):
     for rank in (-1, 0, limit + 1):
         with pytest.raises(ValueError, match="rank must be") as caught:
             LowRankEmbedding(*sizes, rank)
-        assert str(caught.value) == f"rank must be in 1..{limit} for a {sizes[0]} x {sizes[1]} table, got {rank}"
+        assert str(caught.value) == f"rank must be in 1..{limit} for a {sizes[0]} x {sizes[1]} embedding, got {rank}"
 
 
 @pytest.mark.parametrize("padding_idx", [V, -V - 1])

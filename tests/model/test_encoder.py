@@ -143,7 +143,7 @@ def test_a_k_of_each_layer():
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"rank": 16}, ValueError, "rank must be in 1..15 for a 15 x 15 map, got 16"),
+        ({"rank": 16}, ValueError, "rank must be in 1..15 for a 15 x 15 linear layer, got 16"),
         ({"attention": "linformer", "attention_options": {"k": 24}}, ValueError, "k must be in 1..23"),
         ({"attention": "linformer", "attention_options": {"q": 5}}, TypeError, "'q'"),
     ],

@@ -36,16 +36,16 @@ def test_every_mechanism_is_a_variant_with_and_without_lrt(name):
 def test_what_is_kept_goes_to_the_option_of_any_mechanism_that_has_one(name):
     option = attention_class(name).rank_option
     assert rank_option(name) == rank_option(f"lrt+{name}") == option
-    found = slots(f"lrt+{name}", rank=7, kept=5)
+    found = slots(f"lrt+{name}", rank=7, attention_size=5)
     assert found["attention_options"] == (None if option is None else {option: 5})
     # What is said of the mechanism itself holds.
     own = {"dropout": 0.5} if option is None else {option: 3, "dropout": 0.5}
-    assert slots(name, rank=7, kept=5, options={name: own})["attention_options"] == own
+    assert slots(name, rank=7, attention_size=5, options={name: own})["attention_options"] == own
 
 
 def test_blocks_and_dense_networks_keep_everything():
     assert [rank_option(variant) for variant in ("transformer", "lrt", "bp", "lrt+star")] == [None] * 4
-    assert slots("bp", rank=7, kept=5)["block_options"] is None
+    assert slots("bp", rank=7, attention_size=5)["block_options"] is None
     with pytest.raises(ValueError, match="variant must be one of"):
         rank_option("bert")
 

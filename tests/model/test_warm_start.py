@@ -122,7 +122,7 @@ def take_over_plans(model, ours):
             plan = draw(**options)
             # Theirs are counted from the first block, ours from the one behind it.
             table = torch.stack([torch.as_tensor(head) for head in plan]).long() - 1
-            mechanism.table = lambda *_: table
+            mechanism.extra_blocks = lambda *_: table
             return plan
 
         theirs._bigbird_block_rand_mask_with_head = drawn
@@ -138,7 +138,7 @@ def test_bigbird_with_its_random_blocks(cls):
     same(model, ours, whole())
     same(model, ours, ids, mask)
     assert model.base_model.attention_type == "block_sparse"
-    tables = [layer.attention.mechanism.table(9, ids.device) for layer in ours.base_model.layers]
+    tables = [layer.attention.mechanism.extra_blocks(9, ids.device) for layer in ours.base_model.layers]
     assert tables[0].shape == (3, 9, 2)
     assert not torch.equal(*tables)
     with pytest.raises(AssertionError, match="not close"):

@@ -1,4 +1,4 @@
-"""Several texts an example (B, C, N), which the encoder reads one by one."""
+"""Several texts per example (B, C, N), which the encoder reads one by one."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def texts_an_example(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> int | None:
-    """How many texts there are an example, C; None where an example is a text, (B, N).
+    """Number C of texts per example; None where an example is a single text, (B, N).
 
     Raises:
         ValueError: Neither tokens nor vectors are given.
@@ -21,5 +21,5 @@ def texts_an_example(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> 
 
 
 def one_by_one(given: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Inputs (B, texts, ...) as (B texts, ...)."""
+    """Flatten inputs (B, texts, ...) to (B texts, ...)."""
     return {name: None if x is None else x.flatten(0, 1) for name, x in given.items()}

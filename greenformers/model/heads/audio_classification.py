@@ -12,10 +12,10 @@ from greenformers.model.heads.classifier import Classifier
 
 
 class GreenformerForAudioClassification(Classifier):
-    """Encoder of frames behind a learned [CLS], that labels the recording.
+    """Encoder of a learned [CLS] and frames, which labels the recording.
 
     Raises:
-        ValueError: The configuration has no `input_features`, the numbers of a frame.
+        ValueError: The configuration has no `input_features`, the number of features of a frame.
     """
 
     main_input_name = "input_values"
@@ -39,18 +39,18 @@ class GreenformerForAudioClassification(Classifier):
         """Score every label.
 
         Args:
-            input_values: frames (B, T, features).
+            input_values: Frames (B, T, features).
             attention_mask: 1 = keep (B, T).
-            labels: as `greenformers.model.classification.classification_loss` says, one row a recording.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            position_ids: of the [CLS] and the frames behind it (B or 1, T + 1).
-            **kwargs: what else the encoder takes.
+            labels: Labels as in `greenformers.model.classification.classification_loss`, one row a recording.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            position_ids: Positions of the [CLS] and the frames behind it (B or 1, T + 1).
+            **kwargs: Further arguments of the encoder.
 
         Returns:
             loss (cross-entropy in nats, or squared error for numbers), if labels are given, and logits (B, labels).
 
         Raises:
-            ValueError: frames have another number of features than the network is made for.
+            ValueError: The frames do not have `input_features` numbers.
         """
         features = self.config.input_features
         if input_values.dim() != 3 or input_values.shape[2] != features:

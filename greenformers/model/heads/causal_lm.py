@@ -34,11 +34,11 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
         self.post_init()
         if config.block != "standard" and self.generation_config is not None:
-            self.generation_config.use_cache = False  # its layers read the whole sequence each time
+            self.generation_config.use_cache = False  # its layers read the whole sequence at each step
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-        """The mask of tokens as it is, which all mechanisms take: `generate` asks for one where a cache is static."""
+        """The mask of tokens unchanged, as all mechanisms take it; `generate` calls this for a static cache."""
         return attention_mask
 
     @can_return_tuple
@@ -59,26 +59,26 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         """Score the token that follows each position.
 
         Args:
-            input_ids: tokens (B, N).
+            input_ids: Tokens (B, N).
             attention_mask: 1 = keep (B, P), P counting the positions in the cache too.
-            past_key_values: keys and values of the positions before.
-            labels: the tokens themselves (B, N), shifted here; -100 where none is asked for.
-            use_cache: return keys and values for the positions to come.
-            logits_to_keep: only score the last so many positions; 0 for all.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            memory: of the segments before, see `SegmentMemory`.
-            token_type_ids: to the decoder; as all that follows.
-            inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the decoder takes, `position_ids` say; and `shift_labels`, in place of `labels` the
-                tokens that follow, for texts in parts. (The Trainer would wait for an argument of that name.)
+            past_key_values: Keys and values of the earlier positions.
+            labels: The tokens themselves (B, N), which are shifted here; -100 at positions without a label.
+            use_cache: Whether keys and values are returned for later positions.
+            logits_to_keep: Number of last positions to score; 0: all.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            memory: Segment memory, see `SegmentMemory`.
+            token_type_ids: Passed to the decoder, as all arguments that follow.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            **kwargs: Further arguments of the decoder, such as `position_ids`; and `shift_labels`, the following tokens
+                in place of `labels`, for texts in parts. (The Trainer would require an argument of that name.)
 
         Returns:
-            loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
-            labels, the logits (n, vocabulary) of the n positions that are followed by a label. Where a memory was
-            given and no cache, that of the next segment.
+            loss in nats per token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
+            labels, the logits (n, vocabulary) of the n positions that are followed by a label. Where a segment
+            memory was given and no cache, that for the next segment.
 
         Raises:
-            ValueError: labels and logits_to_keep are given.
+            ValueError: Both labels and `logits_to_keep` are given.
         """
         given: dict[str, Any] = {"past_key_values": past_key_values, "use_cache": use_cache, "memory": memory}
         given |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
@@ -97,7 +97,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         logits_to_keep: int = 0,
         shift_labels: Tensor | None = None,
     ) -> CausalLMOutput:
-        """What follows the decoder; arguments as in `forward`."""
+        """The head on a decoder output; arguments as in `forward`."""
         x = cast(Tensor, out.last_hidden_state)[:, -logits_to_keep:]
         following = shift_labels
         if following is None and labels is not None:

@@ -1,4 +1,4 @@
-"""What all heads share that give one score a label to a whole sequence."""
+"""The base of heads that score labels for a whole sequence."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ from greenformers.model.loss import with_auxiliary
 
 
 class Classifier(GreenformerPreTrainedModel):
-    """Encoder, and a linear layer over the vector that stands for the sequence."""
+    """Encoder, and a linear layer over the pooled vector of the sequence."""
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
@@ -27,7 +27,7 @@ class Classifier(GreenformerPreTrainedModel):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> SequenceClassifierOutput:
-        """What follows the encoder; arguments as in `forward`."""
+        """The head on an encoder output; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.pooler_output))
         loss = None if labels is None else classification_loss(logits, labels, self.config, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)

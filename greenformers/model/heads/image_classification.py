@@ -13,7 +13,7 @@ from greenformers.model.heads.classifier import Classifier
 
 
 class GreenformerForImageClassification(Classifier):
-    """Encoder of patches behind a learned [CLS], that labels the image.
+    """Encoder of a learned [CLS] and patches, which labels the image.
 
     >>> sizes = {"image_size": 224, "patch_size": 16, "input_features": 3 * 16**2, "vocab_size": None}
     >>> logits = GreenformerForImageClassification(GreenformerConfig(**sizes))(pixel_values).logits  # (B, labels)
@@ -41,16 +41,16 @@ class GreenformerForImageClassification(Classifier):
         """Score every label.
 
         Args:
-            pixel_values: images (B, channels, height, width).
-            labels: as `greenformers.model.classification.classification_loss` says, one row an image.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            **kwargs: what else the encoder takes, `position_ids` of the [CLS] and the patches say.
+            pixel_values: Images (B, channels, height, width).
+            labels: Labels as in `greenformers.model.classification.classification_loss`, one row an image.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            **kwargs: Further arguments of the encoder, such as `position_ids` of the [CLS] and the patches.
 
         Returns:
             loss (cross-entropy in nats, or squared error for numbers), if labels are given, and logits (B, labels).
 
         Raises:
-            ValueError: images are not of the size that the network is made for.
+            ValueError: The images are not of the size in the configuration.
         """
         out = self.encoder(input_values=self.patches(pixel_values), return_dict=True, **kwargs)
         return self.head(out, labels, num_items_in_batch)

@@ -34,11 +34,11 @@ class TokenPrediction(GreenformerPreTrainedModel):
         self.decoder = nn.Linear(width, config.vocab_size)
 
     def get_output_embeddings(self) -> nn.Module:
-        """The map from vectors to scores of tokens."""
+        """The linear layer from vectors to scores of tokens."""
         return self.decoder
 
     def set_output_embeddings(self, new_embeddings: Any) -> None:
-        """Replace the map from vectors to scores of tokens."""
+        """Replace the linear layer from vectors to scores of tokens."""
         self.decoder = new_embeddings
 
     def predict(self, x: Tensor, labels: Tensor | None, items: Tensor | int | None) -> tuple[Tensor | None, Tensor]:
@@ -70,17 +70,17 @@ class GreenformerForMaskedLM(TokenPrediction):
         """Score every token at every position.
 
         Args:
-            input_ids: tokens (B, N).
+            input_ids: Tokens (B, N).
             attention_mask: 1 = keep (B, N).
-            labels: the right tokens (B, N), -100 where none is asked for.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            token_type_ids: to the encoder; as all that follows.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the encoder takes.
+            labels: The right tokens (B, N), -100 at positions without a label.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            token_type_ids: Passed to the encoder, as all arguments that follow.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
-            loss in nats a token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
+            loss in nats per token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
             labels, the logits (n, vocabulary) of the n positions that have a label.
         """
         given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
@@ -90,7 +90,7 @@ class GreenformerForMaskedLM(TokenPrediction):
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
     ) -> MaskedLMOutput:
-        """What follows the encoder; arguments as in `forward`."""
+        """The head on an encoder output; arguments as in `forward`."""
         loss, logits = self.predict(cast(Tensor, out.last_hidden_state), labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)

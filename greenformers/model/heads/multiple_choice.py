@@ -14,7 +14,7 @@ from greenformers.model.loss import token_loss, with_auxiliary
 
 
 class GreenformerForMultipleChoice(GreenformerPreTrainedModel):
-    """Encoder that reads every choice by itself, gives each one score, and is to give the right one the highest."""
+    """Encoder that scores every choice by itself; the right one is to get the highest score."""
 
     def __init__(self, config: GreenformerConfig) -> None:
         super().__init__(config)
@@ -39,21 +39,21 @@ class GreenformerForMultipleChoice(GreenformerPreTrainedModel):
         """Score every choice.
 
         Args:
-            input_ids: tokens (B, choices, N).
+            input_ids: Tokens (B, choices, N).
             attention_mask: 1 = keep (B, choices, N).
-            labels: the number of the right choice (B,), from 0.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            token_type_ids: to the encoder, choice by choice; as all that follows.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            global_attention_mask: of mechanisms that take it.
-            **kwargs: what else the encoder takes.
+            labels: Index of the right choice (B,), from 0.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            token_type_ids: Passed to the encoder, choice by choice, as all arguments that follow.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            global_attention_mask: Mask of global positions, for mechanisms that take it.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
-            loss in nats an example, if labels are given, and logits (B, choices).
+            loss in nats per example, if labels are given, and logits (B, choices).
 
         Raises:
-            ValueError: the input is not (B, choices, N).
+            ValueError: The input is not (B, choices, N).
         """
         choices = texts_an_example(input_ids, inputs_embeds)
         if choices is None:
@@ -73,7 +73,7 @@ class GreenformerForMultipleChoice(GreenformerPreTrainedModel):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> MultipleChoiceModelOutput:
-        """What follows the encoder, of so many choices an example; arguments as in `forward`."""
+        """The head on an encoder output, with the number of choices per example; arguments as in `forward`."""
         logits = self.score(self.dropout(out.pooler_output)).view(-1, choices)
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), labels, num_items_in_batch)

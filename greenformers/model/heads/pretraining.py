@@ -16,7 +16,7 @@ from greenformers.model.outputs import PreTrainingOutput
 class GreenformerForPreTraining(TokenPrediction):
     """Encoder that fills in masked tokens, and tells whether the second text of a pair follows the first.
 
-    Its weights but those of the second task are also read by `GreenformerForMaskedLM`.
+    `GreenformerForMaskedLM` loads its weights too, except those of the second task.
     """
 
     def __init__(self, config: GreenformerConfig) -> None:
@@ -40,16 +40,16 @@ class GreenformerForPreTraining(TokenPrediction):
         """Score every token at every position, and whether the second text follows the first.
 
         Args:
-            input_ids: tokens (B, N) of both texts.
+            input_ids: Tokens (B, N) of both texts.
             attention_mask: 1 = keep (B, N).
-            labels: the right tokens (B, N), -100 where none is asked for.
+            labels: The right tokens (B, N), -100 at positions without a label.
             next_sentence_label: 0 where the second text follows the first, 1 where it does not (B,).
-            num_items_in_batch: number of masked tokens of the whole batch, where this is a part of it: what the loss of
-                tokens is divided by; the mean loss of pairs then counts by the share of these that is here.
-            token_type_ids: to the encoder; as all that follows. 0 for the first text, 1 for the second.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the encoder takes.
+            num_items_in_batch: Number of masked tokens of the whole batch, where this is a part of it: the divisor of
+                the loss of tokens. The mean loss of pairs then counts by the share of these tokens in this part.
+            token_type_ids: Passed to the encoder, as all arguments that follow. 0 for the first text, 1 for the second.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
             loss in nats, the sum of the two tasks whose labels are given; prediction_logits (B, N, vocabulary), with
@@ -67,7 +67,7 @@ class GreenformerForPreTraining(TokenPrediction):
         next_sentence_label: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> PreTrainingOutput:
-        """What follows the encoder; arguments as in `forward`."""
+        """The head on an encoder output; arguments as in `forward`."""
         loss, logits = self.predict(cast(Tensor, out.last_hidden_state), labels, num_items_in_batch)
         related = self.next_sentence(out.pooler_output)
         if next_sentence_label is not None:

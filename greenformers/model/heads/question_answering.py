@@ -37,22 +37,22 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
         """Score the two ends of the answer.
 
         Args:
-            input_ids: tokens (B, N) of question and text.
+            input_ids: Tokens (B, N) of question and text.
             attention_mask: 1 = keep (B, N).
-            start_positions: where answers begin (B,); those that are no position of the sequence are ignored.
-            end_positions: their last positions (B,), likewise.
-            num_items_in_batch: what each cross-entropy is divided by, where not by the number of its positions.
-            token_type_ids: to the encoder; as all that follows.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the encoder takes.
+            start_positions: First positions of answers (B,); those outside the sequence are ignored.
+            end_positions: Last positions of answers (B,), likewise.
+            num_items_in_batch: Divisor of each cross-entropy; by default the number of its positions.
+            token_type_ids: Passed to the encoder, as all arguments that follow.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
             loss, the mean of the two cross-entropies in nats, if both positions are given; start_logits (B, N) and
             end_logits (B, N).
 
         Raises:
-            ValueError: one of the two positions is given alone.
+            ValueError: Only one of the two positions is given.
         """
         given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         out = self.encoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
@@ -65,7 +65,7 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
         end_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> QuestionAnsweringModelOutput:
-        """What follows the encoder; arguments as in `forward`."""
+        """The head on an encoder output; arguments as in `forward`."""
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         if (start_positions is None) != (end_positions is None):
             missing = "start_positions" if start_positions is None else "end_positions"
@@ -81,6 +81,6 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
 
 
 def _inside(positions: Tensor, length: int) -> Tensor:
-    """Positions (B,), or (B, 1) as some collators give them; -100 for those that the sequence does not have."""
+    """Positions (B,), flattened from (B, 1) of some collators, with -100 for those outside the sequence."""
     positions = positions.flatten()
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORED)

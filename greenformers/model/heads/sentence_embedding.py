@@ -1,4 +1,4 @@
-"""Sentence embeddings, trained on pairs: each is to find its own among all of the batch.
+"""Sentence embeddings, trained on pairs: each text is to find its partner among all of the batch.
 
 Henderson 2017, arXiv:1705.00652, 4.4 (the other pairs of the batch are the negatives); Chen 2020, arXiv:2002.05709, 2.1
 (cosine similarity over a temperature).
@@ -20,9 +20,9 @@ from greenformers.model.outputs import SentenceEmbeddingOutput
 
 
 class GreenformerForSentenceEmbedding(GreenformerPreTrainedModel):
-    """Encoder whose pooled vector, of length 1, stands for a text: products of two are their cosine similarity.
+    """Encoder whose pooled vector, of norm 1, represents a text: products of two are their cosine similarity.
 
-    What is pooled, and how, is the configuration's `pooling`.
+    `pooling` in the configuration says how vectors are pooled.
     """
 
     def __init__(self, config: GreenformerConfig) -> None:
@@ -45,21 +45,22 @@ class GreenformerForSentenceEmbedding(GreenformerPreTrainedModel):
         """Embed texts, or pairs of texts that belong together.
 
         Args:
-            input_ids: tokens (B, N); of pairs (B, 2, N), and then all that follows has this dimension too.
+            input_ids: Tokens (B, N), or (B, 2, N) of pairs; the arguments that follow then have this dimension too.
             attention_mask: 1 = keep.
-            num_items_in_batch: what the loss is divided by, where not by the number of pairs here.
-            token_type_ids: to the encoder; as all that follows.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            return_loss: compute the loss of pairs; under this name the Trainer finds that there is one without labels.
-            **kwargs: what else the encoder takes.
+            num_items_in_batch: Divisor of the loss; by default the number of pairs of this batch.
+            token_type_ids: Passed to the encoder, as all arguments that follow.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            return_loss: Whether the loss of pairs is computed; by this name the Trainer knows of a loss without labels.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
-            embeddings (B, d) of length 1, of pairs (B, 2, d). Of pairs also the loss, in nats a pair: the cross-entropy
+            embeddings (B, d) of norm 1, or (B, 2, d) of pairs. For pairs also the loss in nats per pair: the
+                cross-entropy
             of the second text of each pair among the second texts of the batch, given the first.
 
         Raises:
-            ValueError: there are other than two texts an example.
+            ValueError: There are not two texts per example.
         """
         texts = texts_an_example(input_ids, inputs_embeds)
         if texts not in (None, 2):

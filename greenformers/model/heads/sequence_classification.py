@@ -29,15 +29,15 @@ class GreenformerForSequenceClassification(Classifier):
         """Score every label.
 
         Args:
-            input_ids: tokens (B, N).
+            input_ids: Tokens (B, N).
             attention_mask: 1 = keep.
-            input_values: values (B, n, C), in place of tokens.
-            labels: as `greenformers.model.classification.classification_loss` says, one row a sequence.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            token_type_ids: to the encoder; as all that follows.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the encoder takes.
+            input_values: Values (B, n, C), in place of tokens.
+            labels: Labels as in `greenformers.model.classification.classification_loss`, one row a sequence.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            token_type_ids: Passed to the encoder, as all arguments that follow.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
             loss (cross-entropy in nats, or squared error for numbers), if labels are given, and logits (B, labels).

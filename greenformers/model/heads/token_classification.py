@@ -39,15 +39,15 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
         """Score every label at every position.
 
         Args:
-            input_ids: tokens (B, N).
+            input_ids: Tokens (B, N).
             attention_mask: 1 = keep.
-            input_values: values (B, n, C), in place of tokens; the [CLS] in front counts in N.
-            labels: as `greenformers.model.classification.classification_loss` says; -100 where none is asked for.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            token_type_ids: to the encoder; as all that follows.
-            position_ids: of the tokens.
-            inputs_embeds: vectors of the tokens, in place of them.
-            **kwargs: what else the encoder takes.
+            input_values: Values (B, n, C), in place of tokens; the [CLS] in front counts in N.
+            labels: Labels as in `greenformers.model.classification.classification_loss`; -100 at positions without one.
+            num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
+            token_type_ids: Passed to the encoder, as all arguments that follow.
+            position_ids: Positions of the tokens, from 0.
+            inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            **kwargs: Further arguments of the encoder.
 
         Returns:
             loss a label, if labels are given, and logits (B, N, labels).
@@ -59,7 +59,7 @@ class GreenformerForTokenClassification(GreenformerPreTrainedModel):
     def head(
         self, out: BaseModelOutput, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
     ) -> TokenClassifierOutput:
-        """What follows the encoder; arguments as in `forward`."""
+        """The head on an encoder output; arguments as in `forward`."""
         logits = self.classifier(self.dropout(out.last_hidden_state))
         loss = None
         if labels is not None:

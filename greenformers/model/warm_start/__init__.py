@@ -1,4 +1,4 @@
-"""Trained models of `transformers` as ours, and ours as these: the same outputs, both ways."""
+"""Trained models of `transformers` converted to ours, and ours to these, with the same outputs."""
 
 from copy import deepcopy
 from typing import Any, cast
@@ -24,10 +24,10 @@ Ours = GreenformerModel | GreenformerForMaskedLM | GreenformerDecoder | Greenfor
 
 
 def extended(positions: Float[Tensor, "n d"], length: int) -> Float[Tensor, "length d"]:
-    """Learned positions for another length: the same ones over and over, cut where it is shorter.
+    """Learned positions for another length: repeated, or cut where it is shorter.
 
-    Beltagy 2020, arXiv:2004.05150, section 5: copies keep what heads have learned of nearby positions, everywhere but
-    where two copies meet.
+    Beltagy 2020, arXiv:2004.05150, section 5: copies keep what heads have learned about nearby positions, except where
+    two copies meet.
     """
     return positions[torch.arange(length, device=positions.device) % positions.shape[0]]
 
@@ -40,29 +40,31 @@ def warm_start(
     attention: str | list[str] | None = None,
     attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
 ) -> Ours:
-    """Our network with the weights of a trained model of `transformers`, in its mode, type and device.
+    """Our network with the weights of a trained model of `transformers`, in its mode and dtype and on its device.
 
-    With the defaults it computes the same, for inputs with padding too. Not so the pooler of BERT, which has no
-    counterpart and is left out, nor BigBird's random blocks: ours are drawn from `seed` and always used, while
+    With the defaults it computes the same, for inputs with padding too. Exceptions are the pooler of BERT, which has no
+    counterpart and is left out, and the random blocks of BigBird: ours are drawn from `seed` and always used, while
     `transformers` draws others in training, none in evaluation (where block 0 counts once more for each of them),
-    and turns to full attention for good at the first short batch.
+    and switches to full attention for good at the first short batch.
 
-    Whatever a mechanism has beyond the linear layers of queries, keys and values starts as drawn (E and F of
-    `linformer`), but the global ones of `longformer`, which are copies of the others where the model has none.
+    Parameters of a mechanism beyond the projections of queries, keys and values are newly initialised (E and F of
+    `linformer`), except the global projections of `longformer`, which are copied from the others where the model has
+    none.
 
     >>> model = AutoModelForMaskedLM.from_pretrained("roberta-base")
     >>> long = warm_start(model, length=4096, attention="longformer", attention_options={"window": 256})
 
     Args:
-        model: one of `MODELS`.
-        length: longest sequence; learned positions are repeated up to it, see `extended`. By default the model's.
-        attention: slot; a name, or one per layer. By default the model's own: "full"; "longformer" with its windows,
-            where only `global_attention_mask` makes positions global; "bigbird" with its blocks.
-        attention_options: options of the mechanism, or one dictionary per layer, on top of the model's own and of
+        model: A model of a class in `MODELS`.
+        length: Length of the longest sequence; learned positions are repeated up to it, see `extended`. By default that
+            of the model.
+        attention: Slot; a name, or one per layer. By default the mechanism of the model: "full"; "longformer" with its
+            windows, where only `global_attention_mask` makes positions global; "bigbird" with its blocks.
+        attention_options: Options of the mechanism, or one dictionary per layer, on top of the model's own and of
             its dropout of attention weights.
 
     Raises:
-        ValueError: another model or head, or one that computes what ours cannot.
+        ValueError: The model or its head is of another class, or computes something that ours cannot.
     """
     kind, theirs = type(model).__name__, cast(Any, model)
     if kind not in MODELS:

@@ -1,4 +1,4 @@
-"""Parameters of two networks that are the same: copied one way or the other."""
+"""Pairs of corresponding parameters of two networks, copied in either direction."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor, nn
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
-"""Parameters of theirs and of ours, or views of these, of the same shape."""
+"""Pairs of a parameter of theirs and of ours, or of views of these, of the same shape."""
 
 
 def of_modules(theirs: nn.Module, ours: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """All parameters of a module, by name."""
+    """Yield pairs of all parameters of a module, by name."""
     for name, parameter in ours.named_parameters():
         yield theirs.get_parameter(name), parameter
 
 
 @torch.no_grad()
 def copy(pairs: Pairs, *, back: bool = False) -> None:
-    """Give ours the values of theirs; `back`: theirs the values of ours.
+    """Copy the values of theirs to ours; with `back` those of ours to theirs.
 
     Raises:
-        ValueError: the two have different shapes.
+        ValueError: Two parameters of a pair have different shapes.
     """
     for theirs, ours in pairs:
         if theirs.shape != ours.shape:
@@ -32,8 +32,8 @@ def copy(pairs: Pairs, *, back: bool = False) -> None:
             ours.copy_(theirs)
 
 
-def only(config: Any, **wanted: Any) -> None:
+def only(config: Any, **required: Any) -> None:
     """Raise ValueError where a configuration has another value than the one that can be taken over."""
-    for name, value in wanted.items():
+    for name, value in required.items():
         if (given := getattr(config, name, value)) != value:
             raise ValueError(f"{name} must be {value!r}, the only one a warm start can take over; got {given!r}")

@@ -29,7 +29,7 @@ _COMMON: dict[str, Any] = {
     "rank": None, "depth": "stacked", "block": "standard", "decoder_layers": None, "input_features": None,
     "qk_norm": False, "memory_length": 0, "feed_forward_options": None, "attention": "full",
 }  # fmt: skip
-_WANTED: dict[str, dict[str, Any]] = {
+_REQUIRED: dict[str, dict[str, Any]] = {
     "bert": {
         "residual": "post", "position": "learned", "norm": "layer", "feed_forward": "dense", "bias": True,
         "embedding_norm": True, "pooling": "cls", "num_key_value_heads": None,
@@ -43,7 +43,7 @@ _WANTED: dict[str, dict[str, Any]] = {
         "type_vocab_size": 0, "hidden_dropout_prob": 0.0,
     },
 }  # fmt: skip
-"""What our configuration must say for the model of that name to compute the same."""
+"""Entries of our configuration with which the model of that name computes the same."""
 
 _SAME = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "pad_token_id",
@@ -53,19 +53,19 @@ _SAME = (
 
 @torch.no_grad()
 def to_transformers(model: PreTrainedModel) -> PreTrainedModel:
-    """The model of `transformers` with the weights of ours, in its mode, type and device: the way back of `warm_start`.
+    """The model of `transformers` with the weights of ours, in its mode, dtype and device: the inverse of `warm_start`.
 
-    It computes the same, and whoever has `transformers` alone can load it once it is saved. An encoder becomes a
+    It computes the same, and once saved it loads with `transformers` alone. An encoder becomes a
     BERT, a decoder with rotary positions a Llama, and one with learned positions a GPT-2.
 
     >>> to_transformers(network).save_pretrained("folder")
 
     Args:
-        model: one of `MODELS`, with full attention and the layers of BERT, GPT-2 or Llama; see
+        model: A model of a class in `MODELS`, with full attention and the layers of BERT, GPT-2 or Llama; see
             `GreenformerConfig.shaped`.
 
     Raises:
-        ValueError: another class, or a network that the model of `transformers` cannot compute.
+        ValueError: The model is of another class, or computes something that the model of `transformers` cannot.
     """
     name, ours = type(model).__name__, cast(Any, model)
     if name not in MODELS:
@@ -96,21 +96,21 @@ def to_transformers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _check(config: GreenformerConfig, kind: str, *, causal: bool) -> None:
-    """Raise ValueError for a network that is not of that kind."""
+    """Raise ValueError for a network that is not of this kind."""
     resolved: dict[str, Any] = {
         **{name: config.resolved(name, causal=causal) for name in ("residual", "bias", "embedding_norm")},
         "position": config.position_of(causal=causal),
-        "feed_forward": _one(config.feed_forward_names(causal=causal)),
-        "attention": _one(config.per_layer("attention")),
+        "feed_forward": _single(config.feed_forward_names(causal=causal)),
+        "attention": _single(config.per_layer("attention")),
     }
-    wanted = _COMMON | _WANTED[kind]
-    for name, value in wanted.items():
+    required = _COMMON | _REQUIRED[kind]
+    for name, value in required.items():
         given = resolved[name] if name in resolved else getattr(config, name)
         if given != value:
             raise ValueError(f"{name} must be {value!r}, or no {kind} computes the same; got {given!r}")
     if config.embedding_size not in (None, config.hidden_size):
         raise ValueError(f"embedding_size must be {config.hidden_size}, the hidden size; got {config.embedding_size}")
-    options = [set(each or {}) - {"dropout"} for each in config.per_layer("attention_options")]
+    options = [set(entry or {}) - {"dropout"} for entry in config.per_layer("attention_options")]
     if any(options):
         raise ValueError(f"attention_options must be of dropout alone, got {', '.join(sorted(set.union(*options)))}")
     given = set(config.position_options or {}) - ({"base"} if kind == "llama" else set())
@@ -118,12 +118,12 @@ def _check(config: GreenformerConfig, kind: str, *, causal: bool) -> None:
         raise ValueError(f"position_options must not have {', '.join(sorted(given))}: no {kind} has them")
 
 
-def _one(names: list[str]) -> str:
+def _single(names: list[str]) -> str:
     return names[0] if len(set(names)) == 1 else ", ".join(names)
 
 
 def _dropout(stack: Any) -> float:
-    """Of attention weights, alike in all layers."""
+    """The dropout of attention weights, which must be the same in all layers."""
     rates = {layer.attention.mechanism.dropout for layer in stack.layers}
     if len(rates) > 1:
         raise ValueError(f"dropout of attention must be the same in all layers, got {sorted(rates)}")
@@ -131,8 +131,8 @@ def _dropout(stack: Any) -> float:
 
 
 def _options(config: GreenformerConfig, *, causal: bool) -> dict[str, Any]:
-    same = {name: getattr(config, name) for name in _SAME}
-    return same | {"initializer_range": config.initial_std(causal=causal)}
+    shared = {name: getattr(config, name) for name in _SAME}
+    return shared | {"initializer_range": config.initial_std(causal=causal)}
 
 
 def _bert(config: GreenformerConfig, dropout: float, has_head: bool) -> PreTrainedModel:

@@ -1,7 +1,7 @@
 """BERT (Devlin 2018, arXiv:1810.04805) and its kin as encoders of ours: options and weights.
 
 RoBERTa (arXiv:1907.11692), Longformer (arXiv:2004.05150) and BigBird (arXiv:2007.14062) have its layers. The first two
-count positions from behind the padding's token.
+count positions from behind the padding token.
 """
 
 from collections.abc import Iterator
@@ -35,14 +35,14 @@ _LAYER = {
     "output.dense": "feed_forward.down",
     "output.LayerNorm": "feed_forward_norm",
 }
-_MAPS = {"q": "query", "k": "key", "v": "value"}
+_PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
 
 
 def ours_of(theirs: Any, *, attention: Any = None, attention_options: Any = None, **slots: Any) -> GreenformerConfig:
-    """Our configuration of one of `BERT`; slots in place of its own.
+    """Our configuration for a model of `BERT`, with given slots in place of its own.
 
     Raises:
-        ValueError: it computes what ours cannot.
+        ValueError: The model computes something that ours cannot.
     """
     only(theirs, **_ONLY)
     own, own_options = _own_attention(theirs)
@@ -51,18 +51,18 @@ def ours_of(theirs: Any, *, attention: Any = None, attention_options: Any = None
         attention=own if attention is None else attention,
         attention_options=attention_options,
     )
-    drop = {"dropout": theirs.attention_probs_dropout_prob}
+    dropout = {"dropout": theirs.attention_probs_dropout_prob}
     merged: list[dict[str, Any] | None] = []
     for layer, name in enumerate(config.per_layer("attention")):
-        known = drop if "dropout" in signature(attention_class(name)).parameters else {}
-        known = known | (own_options[layer] if name == own else {})
-        merged.append(known | (config.per_layer("attention_options")[layer] or {}))
+        options = dropout if "dropout" in signature(attention_class(name)).parameters else {}
+        options = options | (own_options[layer] if name == own else {})
+        merged.append(options | (config.per_layer("attention_options")[layer] or {}))
     config.attention_options = merged[0] if all(entry == merged[0] for entry in merged) else merged
     return config
 
 
 def _own_attention(theirs: Any) -> tuple[str, list[dict[str, Any]]]:
-    """The mechanism a model of `transformers` has, and its options in every layer."""
+    """The mechanism of a model of `transformers`, and its options in every layer."""
     layers = theirs.num_hidden_layers
     if theirs.model_type == "longformer":
         width = theirs.attention_window
@@ -76,7 +76,7 @@ def _own_attention(theirs: Any) -> tuple[str, list[dict[str, Any]]]:
 
 
 def positions(theirs: Any) -> Tensor:
-    """The vectors of positions of a BertModel from the first token's on."""
+    """The position embeddings of a BertModel, from that of the first token on."""
     embedding = theirs.embeddings.position_embeddings
     first = 0 if embedding.padding_idx is None else embedding.padding_idx + 1
     vectors: Tensor = embedding.weight[first:]
@@ -84,7 +84,7 @@ def positions(theirs: Any) -> Tensor:
 
 
 def bert_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of a BertModel, or one like it, and an encoder, but for the positions."""
+    """Yield pairs of parameters of a BertModel, or a similar model, and an encoder, without positions."""
     yield theirs.embeddings.word_embeddings.weight, ours.embedding.word.weight
     if ours.config.type_vocab_size:
         yield theirs.embeddings.token_type_embeddings.weight, ours.embedding.token_type.weight
@@ -92,15 +92,17 @@ def bert_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
     for source, layer in zip(theirs.encoder.layer, ours.layers, strict=True):
         for name, own in _LAYER.items():
             yield from of_modules(source.get_submodule(name), layer.get_submodule(own))
-        maps: dict[str, Any] = dict(source.get_submodule("attention.self").named_children())
+        projections: dict[str, Any] = dict(source.get_submodule("attention.self").named_children())
         for name, target in layer.attention.maps.named_children():
-            role, *kind = name.split("_")  # q_global is query_global there, or else query
-            if role in _MAPS:
-                yield from of_modules(maps.get("_".join([_MAPS[role], *kind]), maps[_MAPS[role]]), target)
+            role, *kind = name.split("_")  # q_global is query_global there, or query
+            if role in _PROJECTIONS:
+                yield from of_modules(
+                    projections.get("_".join([_PROJECTIONS[role], *kind]), projections[_PROJECTIONS[role]]), target
+                )
 
 
 def head_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of the heads of masked language models."""
+    """Yield pairs of parameters of the heads of masked language models."""
     head = theirs.lm_head if hasattr(theirs, "lm_head") else theirs.cls.predictions.transform
     yield from of_modules(head.dense, ours.transform)
     yield from of_modules(head.layer_norm if hasattr(head, "layer_norm") else head.LayerNorm, ours.norm)

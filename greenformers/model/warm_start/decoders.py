@@ -32,10 +32,10 @@ _QK_NORM = {"self_attn.q_norm": "attention.normalised.q", "self_attn.k_norm": "a
 
 
 def ours_of(theirs: Any, **slots: Any) -> GreenformerConfig:
-    """Our configuration of one of `GPT2` or `LLAMA`; slots in place of its own.
+    """Our configuration for a model of `GPT2` or `LLAMA`, with given slots in place of its own.
 
     Raises:
-        ValueError: it computes what ours cannot.
+        ValueError: The model computes something that ours cannot.
     """
     gpt2 = theirs.model_type == "gpt2"
     options = (_gpt2_options if gpt2 else _llama_options)(theirs)
@@ -58,7 +58,7 @@ def _llama_options(theirs: Any) -> dict[str, Any]:
     bias = getattr(theirs, "attention_bias", False)
     only(theirs, sliding_window=None, mlp_bias=bias, head_dim=theirs.hidden_size // theirs.num_attention_heads)
     if theirs.model_type == "qwen3":
-        only(theirs, attention_bias=False)  # its feed-forward has none
+        only(theirs, attention_bias=False)  # its feed-forward block has no bias
     rope = theirs.rope_parameters
     if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(f"rope_parameters must be of rope_type 'default' over whole heads, got {rope}")
@@ -71,7 +71,7 @@ def _llama_options(theirs: Any) -> dict[str, Any]:
 
 
 def gpt2_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of a GPT2Model and a decoder, but for the positions."""
+    """Yield pairs of parameters of a GPT2Model and a decoder, without positions."""
     yield theirs.wte.weight, ours.embedding.word.weight
     yield from of_modules(theirs.ln_f, ours.final_norm)
     for source, layer in zip(theirs.h, ours.layers, strict=True):
@@ -82,17 +82,17 @@ def gpt2_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
                 yield weight, layer.attention.maps[name].weight
                 yield bias, layer.attention.maps[name].bias
         for name, own in _GPT2_LAYER.items():
-            for parameter, other in of_modules(source.get_submodule(name), layer.get_submodule(own)):
-                yield (parameter if parameter.dim() == 1 else parameter.mT), other
+            for parameter, our_parameter in of_modules(source.get_submodule(name), layer.get_submodule(own)):
+                yield (parameter if parameter.dim() == 1 else parameter.mT), our_parameter
 
 
 def llama_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of a LlamaModel, or one like it, and a decoder."""
+    """Yield pairs of parameters of a LlamaModel, or a similar model, and a decoder."""
     yield theirs.embed_tokens.weight, ours.embedding.word.weight
     yield from of_modules(theirs.norm, ours.final_norm)
     names = _LLAMA_LAYER | (_QK_NORM if ours.config.qk_norm else {})
     for source, layer in zip(theirs.layers, ours.layers, strict=True):
         for name, own in names.items():
-            if own[-1] in "qkv" and own[-1] not in layer.attention.maps:  # of a mechanism that does not read them
+            if own[-1] in "qkv" and own[-1] not in layer.attention.maps:  # the mechanism does not read them
                 continue
             yield from of_modules(source.get_submodule(name), layer.get_submodule(own))
