@@ -13,6 +13,8 @@ from types import ModuleType
 
 import typer
 
+from greenformers._extras import MissingExtraError
+
 HELP = "A transformer goes in; a measured, greener transformer comes out."
 
 
@@ -45,11 +47,7 @@ def main() -> None:
         application()()
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    except ValueError as error:
-        _fail(str(error))
-    except ImportError as error:
-        if "greenformers[" not in str(error):  # what an extra brings is the user's to install
-            raise
+    except (ValueError, MissingExtraError) as error:
         _fail(str(error))
 
 

@@ -10,8 +10,9 @@ from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.data._rows import Batches
 from greenformers.data._texts import Texts
+from greenformers.measure import recognition, translation
 from greenformers.measure.quality import evaluating
-from greenformers.measure.recognition import bootstrap_difference, edits, needed, plain_words
+from greenformers.measure.recognition import bootstrap_difference, edits, plain_words
 from greenformers.measure.translation import bleu_difference, translation_scores
 
 MOST = 200
@@ -26,11 +27,13 @@ def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) ->
     """See, on one example, that a model writes, and that what it writes can be judged.
 
     Raises:
-        ImportError: What counts errors in transcripts is not installed.
+        MissingExtraError: What judges transcripts or translations is not installed.
         ValueError: It cannot be run so.
     """
     if reader.kind == "sound":
-        needed()
+        recognition.needed()
+    elif isinstance(examples, Texts):
+        translation.needed()
     try:
         texts_of(model, examples.at([0]), reader)
     except OSError:

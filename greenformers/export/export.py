@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
+from greenformers._extras import missing
 from greenformers._torch import onnx_log, operators
 from greenformers.checkpoint.load import line
 from greenformers.checkpoint.structure import changes_of
@@ -72,7 +73,7 @@ def export(
     Raises:
         ValueError: an unknown format; a model that does not fit; one that cannot be traced or written, or whose file
             says something else than the model does.
-        ImportError: onnx, onnxruntime or onnxscript is not installed.
+        MissingExtraError: onnx, onnxruntime or onnxscript is not installed.
         OSError: a file cannot be written.
     """
     check_formats(formats)
@@ -121,7 +122,7 @@ def check_formats(formats: Sequence[str]) -> None:
 
     Raises:
         ValueError: one is not, or there is none.
-        ImportError: onnx, onnxruntime or onnxscript is not installed.
+        MissingExtraError: onnx, onnxruntime or onnxscript is not installed.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
@@ -131,7 +132,7 @@ def check_formats(formats: Sequence[str]) -> None:
             for name in ("onnx", "onnxruntime", "onnxscript"):
                 import_module(name)
         except ModuleNotFoundError as error:
-            raise ImportError("ONNX needs onnx, onnxruntime, onnxscript: pip install 'greenformers[export]'") from error
+            raise missing("ONNX", "export", "onnx", "onnxruntime", "onnxscript") from error
 
 
 class Tensors(nn.Module):

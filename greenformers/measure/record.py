@@ -15,6 +15,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from greenformers.measure.rated_power import processor
+
 
 class Metric(NamedTuple):
     """What a figure means: a label for people, its unit, and whether less of it is better."""
@@ -97,6 +99,7 @@ class Record:
         interval: where a paired test was made, the low and high end of the 95 % confidence interval of `value` minus
             the value of `to`, in `unit`; a difference with 0 between them is within noise.
         source: "measured", "counted" (parameters, FLOPs) or "estimated" (energy without a power meter).
+        by: what an energy was measured or estimated by, see `measure.energy.EnergyMeter`; of other figures None.
         context: versions, machine, seed, command and time.
     """
 
@@ -111,6 +114,7 @@ class Record:
     to: str | None = None
     interval: list[float] | None = None
     source: str = "measured"
+    by: str | None = None
     context: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -127,6 +131,7 @@ class Record:
         to: str | None = None,
         interval: Sequence[float] | None = None,
         source: str = "measured",
+        by: str | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> Record:
         """A record of a metric of `METRICS`, in its unit. The fields are those of `Record`.
@@ -136,7 +141,7 @@ class Record:
         """
         record = cls(
             benchmark, variant, dict(setting or {}), metric, value, metric_of(metric).unit, spread, ratio, to,
-            None if interval is None else list(interval), source, dict(context or {}),
+            None if interval is None else list(interval), source, by, dict(context or {}),
         )  # fmt: skip
         _check(record)
         return replace(record, value=float(value))
@@ -195,24 +200,15 @@ def _times_better(metric: str, value: float, reference: float) -> float:
 
 def context(command: str, seed: int) -> dict[str, Any]:
     """Versions, machine, seed, command and time that a figure depends on. Names no host and no path."""
-    names = ("greenformers", "torch", "transformers", "codecarbon")
+    names = ("greenformers", "torch", "transformers")
     return {
         "command": command,
         "seed": seed,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         **{name: version(name) for name in names},
-        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
+        "machine": {"cpu": processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = ()) -> list[Record]:
