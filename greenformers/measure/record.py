@@ -15,6 +15,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from greenformers.measure.contexts import fold, unfold
 from greenformers.measure.rated_power import processor
 
 
@@ -236,7 +237,7 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
 
 
 def append(path: str | Path, records: Iterable[Record]) -> None:
-    """Add records to a JSONL file. If the disk fills, the file is left as it was.
+    """Add records to a JSONL file, each context once (see `contexts`). If the disk fills, the file is left as it was.
 
     Raises:
         ValueError: a record's metric or unit is not the table's, its value is not a finite number, or its ratio runs
@@ -248,7 +249,8 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
         _check(record)
     _check_ratios(records)
     path.parent.mkdir(exist_ok=True)
-    text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    known = _contexts(path) if path.is_file() else ()
+    text = "".join(json.dumps(row) + "\n" for row in fold(map(asdict, records), known))
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -270,17 +272,28 @@ def read(path: str | Path) -> list[Record]:
         ValueError: a line is not a record, or its metric, unit or value is not what `METRICS` asks for; the message
             names the file and the line.
     """
-    records = []
+    records: list[Record] = []
+    contexts: dict[str, Any] = {}
     for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
         try:
-            records.append(Record(**json.loads(line)))
+            record = unfold(json.loads(line), contexts)
+            if record is not None:
+                records.append(Record(**record))
+                _check(records[-1])
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a record ({error})") from error
-        try:
-            _check(records[-1])
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     return records
+
+
+def _contexts(path: Path) -> set[str]:
+    """Ids of the contexts that a file holds."""
+    contexts: dict[str, Any] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith('{"id": '):
+            unfold(json.loads(line), contexts)
+    return set(contexts)
 
 
 def newest(records: Sequence[Record]) -> list[Record]:
