@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Callable[..., None], str, int, str]] = {
     "whisper": (whisper, "fsdd", 1800, ".tsv"),
 }
 """What trains a model, its data, how many steps, and what the names of its examples end in."""
-KEEP, STEPS = 0.5, 600
+KEEP, STEPS = 0.5, 300
 
 BENCHMARK = Benchmark(
     __file__,

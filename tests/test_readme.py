@@ -52,15 +52,39 @@ def test_every_command_exists() -> None:
 
 
 def test_every_mechanism_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "mechanisms.md").read_text()
     for name in names():
-        assert f"| `{name}` | `greenformers/attention/{name}.py` |" in README
+        assert f"| `{name}` | `greenformers/attention/{name}.py` |" in page
 
 
-def test_the_figures_are_those_of_the_records() -> None:
-    found = re.search(r"<!-- results/compare\.jsonl, run of (\S+) -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
-    assert found
-    run = [record for record in read(ROOT / "results" / "compare.jsonl") if record.context["time"] == found[1]]
-    assert markdown(run).strip() == found[2].strip()
+def test_the_figures_of_the_demo_are_those_of_the_records() -> None:
+    page = (ROOT / "docs" / "demo.md").read_text()
+    shown = re.search(r"<!-- results/compare\.jsonl, run of (\S+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
+    assert shown
+    run = [record for record in read(ROOT / "results" / "compare.jsonl") if record.context["time"] == shown[1]]
+    assert markdown(run).strip() == shown[2].strip()
+
+
+ROWS = {
+    "as it is": (False, "dense", "dense"), "int8": (False, "int8", "int8"),
+    "half of the linear weights (low rank)": (False, "low rank", "low rank"),
+    "low rank, healed": (False, "low rank", "healed"),
+    "low rank, healed, int8": (False, "healed, int8", "healed, int8"),
+    "three of the six layers, healed, int8": (True, "fewer layers, int8", "healed, int8"),
+}  # fmt: skip
+"""Rows of the table: whether layers were dropped, the variant that was timed, and the one that was judged."""
+
+
+def test_the_figures_of_minilm_are_those_of_the_newest_records() -> None:
+    records = read(ROOT / "results" / "combine_minilm.jsonl")
+    for label, (fewer, timed, judged) in ROWS.items():
+        of = [record for record in records if ("--keep-layers" in record.context["command"]) == fewer]
+        newest = [record for record in of if record.context["time"] == of[-1].context["time"]]
+        cost = {record.metric: record for record in newest if record.variant == timed}
+        score = next(r for r in newest if (r.variant, r.metric) == (judged, "spearman"))
+        speed = cost["latency"].ratio or 0.0
+        time = "1.0x" if timed == "dense" else f"{speed:.1f}x as fast"
+        assert f"| {label} | {cost['size'].value:.1f} MiB | {time} | {score.value:.1f} % |" in README
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)]+)\)", README))

@@ -123,7 +123,7 @@ def check_teacher(model: Any, original: Any, examples: "Distillation", weights: 
                 seen.append(network(**batch, output_hidden_states=True))
         except Exception as error:  # whatever networks raise that need more than these
             why = " ".join(str(error).split())
-            raise ValueError(f"{type(network).__name__} cannot be run on the examples: {why}") from error
+            raise ValueError(f"{type(network).__name__} cannot be run on {', '.join(batch)} alone: {why}") from error
     found, wanted = seen
     weights = dict(weights) or WEIGHTS[task_of(original)]
     _check_states(student, found, wanted, batch, kind_of_input(original) == "text")

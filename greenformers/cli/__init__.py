@@ -2,8 +2,8 @@
 
 A command is a file that holds a function of its name; a folder of such files is a command with commands of its own, and
 its docstring is their help. `ORDER` says where one stands in --help, files before folders; those without it come last,
-by name. What begins with an underscore is shared by commands. Heavy imports are inside the functions, so that --help
-answers at once.
+by name. `GROUP` is the heading above it, and `EXAMPLES` are command lines that its own --help ends with. What begins
+with an underscore is shared by commands. Heavy imports are inside the functions, so that --help answers at once.
 """
 
 import sys
@@ -28,10 +28,23 @@ def _folder(package: ModuleType, about: str | None) -> typer.Typer:
     for name, module in _modules(package):
         shown = name.replace("_", "-")
         if hasattr(module, "__path__"):
-            app.add_typer(_folder(module, module.__doc__), name=shown)
+            app.add_typer(_folder(module, module.__doc__), name=shown, rich_help_panel=_group(module))
         else:
-            app.command(shown)(getattr(module, name))
+            command = app.command(shown, epilog=_examples(module), rich_help_panel=_group(module))
+            command(getattr(module, name))
     return app
+
+
+def _group(module: ModuleType) -> str | None:
+    """The heading under which --help lists a command; of a command without one, typer's."""
+    return getattr(module, "GROUP", None)
+
+
+def _examples(module: ModuleType) -> str | None:
+    """Examples, one a line, below the options of a command."""
+    examples = getattr(module, "EXAMPLES", ())
+    # An empty line keeps two lines apart, and unescaped brackets would be markup.
+    return "\n\n".join(["Examples:", *examples]).replace("[", r"\[") if examples else None
 
 
 def _modules(package: ModuleType) -> list[tuple[str, ModuleType]]:

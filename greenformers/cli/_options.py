@@ -30,18 +30,21 @@ T = TypeVar("T")
 _CALLED = {int: "whole numbers", float: "numbers"}
 
 
-def flags(kind: type, *, defaults: object = None, unset: bool = False) -> list[inspect.Parameter]:
+def flags(
+    kind: type, *, defaults: object = None, unset: bool = False, panel: str | None = None
+) -> list[inspect.Parameter]:
     """The parameters that a command has for the fields of a dataclass, keyword-only.
 
     Args:
         kind: the dataclass.
         defaults: an instance, whose values are the defaults in place of those of the fields.
         unset: a flag that is not typed gives None, so that `given` tells what was typed; the help shows the default.
+        panel: heading under which --help lists them.
 
     Raises:
         TypeError: a field has a type that no flag has.
     """
-    return [_flag(kind, entry, hint, defaults, unset) for entry, hint in _entries(kind)]
+    return [_flag(kind, entry, hint, defaults, unset, panel) for entry, hint in _entries(kind)]
 
 
 def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +111,9 @@ def _name(entry: "Field[Any]") -> str:
     return entry.name if flag is None else flag.split("/")[0].lstrip("-").replace("-", "_")
 
 
-def _flag(kind: type, entry: "Field[Any]", hint: Any, defaults: object, unset: bool) -> inspect.Parameter:
+def _flag(
+    kind: type, entry: "Field[Any]", hint: Any, defaults: object, unset: bool, panel: str | None
+) -> inspect.Parameter:
     declared = [] if entry.metadata.get("flag") is None else [entry.metadata["flag"]]
     default, about = _as_typed(_default(entry, defaults)), entry.metadata["help"]
     if unset:
@@ -116,9 +121,9 @@ def _flag(kind: type, entry: "Field[Any]", hint: Any, defaults: object, unset: b
             shown = ",".join(default) if isinstance(default, list) else default
             # Unescaped, the help would take the brackets for markup and drop them.
             about += rf" \[default: {shown}]"
-        option, default = typer.Option(*declared, help=about, show_default=False), None
+        option, default = typer.Option(*declared, help=about, show_default=False, rich_help_panel=panel), None
     else:
-        option = typer.Option(*declared, help=about)
+        option = typer.Option(*declared, help=about, rich_help_panel=panel)
     annotation = _annotation(f"{kind.__name__}.{entry.name}", hint)
     if default is None:
         annotation = annotation | None

@@ -10,7 +10,12 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import from_fields
 from greenformers.measure.bench_options import How, Network
 
-ORDER = 90
+ORDER = 80
+GROUP = "Measure and choose"
+EXAMPLES = (
+    "greenformers bench",
+    "greenformers bench --variants linformer,lrt --lengths 512,1024,2048 --ranks 64,128",
+)
 
 
 @from_fields

@@ -8,7 +8,9 @@ from greenformers.changes import Change, kinds
 from greenformers.changes._options import as_text, default, types
 from greenformers.cli import _terminal as terminal
 
-ORDER = 65
+ORDER = 25
+GROUP = "Make a trained model smaller and faster"
+EXAMPLES = ("greenformers changes",)
 
 
 def changes() -> None:

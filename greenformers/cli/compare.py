@@ -10,7 +10,12 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Batch, Folder
 from greenformers.cli._options import from_fields
 
-ORDER = 10
+ORDER = 40
+GROUP = "Train a model of your own"
+EXAMPLES = (
+    "greenformers compare --data digits",
+    "greenformers compare --data mnist --folder DATA --variants transformer,linformer --epochs 5",
+)
 
 
 @from_fields

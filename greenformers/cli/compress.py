@@ -15,7 +15,13 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import filled, flags
 from greenformers.compress.job import Job
 
-ORDER = 60
+ORDER = 20
+GROUP = "Make a trained model smaller and faster"
+EXAMPLES = (
+    "greenformers compress MODEL --int8 --out small",
+    "greenformers compress MODEL --texts texts.tsv --keep 0.5 --heal 300 --int8 --out small",
+    "greenformers compress MODEL --texts IMAGES --keep-layers 6 --heal 300 --out small",
+)
 
 Model = Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")]
 Out = Annotated[Path, typer.Option(help="Folder for the changed model.")]
@@ -145,22 +151,28 @@ def _signature() -> inspect.Signature:
     parameters = [_keyword(name, annotation, default) for name, annotation, default in own]
     for of in kinds():
         if of.flag is not None:
-            about = Annotated[bool, typer.Option(of.flag, help=(of.__doc__ or "").splitlines()[0])]
+            help_ = (of.__doc__ or "").splitlines()[0]
+            about = Annotated[bool, typer.Option(of.flag, help=help_, rich_help_panel=_panel(of))]
             parameters.append(_keyword(str(_parameter(of.flag)), about, False))
         short = {_parameter(entry.metadata.get("flag")) for entry in fields(of)}
-        parameters += [parameter for parameter in flags(of, unset=True) if parameter.name in short]
+        parameters += [parameter for parameter in flags(of, unset=True, panel=_panel(of)) if parameter.name in short]
     more = [
         ("change", Changes, None), ("recipe", Recipe, None), ("from_disk", FromDisk, False), ("results", Results, None),
         ("report", Page, None),
     ]  # fmt: skip
     parameters += [_keyword(name, annotation, default) for name, annotation, default in more]
-    parameters += flags(Job)
+    parameters += flags(Job, panel="Texts, and how the result is judged and measured")
     twice = [
         parameter.name for parameter in parameters if sum(parameter.name == other.name for other in parameters) > 1
     ]
     if twice:
         raise TypeError(f"two changes, or a change and the command, have the flag --{twice[0].replace('_', '-')}")
     return inspect.Signature(parameters)
+
+
+def _panel(of: type[Change]) -> str:
+    """The heading above the options of a change."""
+    return of.name().replace("_", " ").capitalize()
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -9,7 +9,13 @@ from greenformers.advise.cost_options import Options
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import from_fields
 
-ORDER = 120
+ORDER = 100
+GROUP = "Measure and choose"
+EXAMPLES = (
+    "greenformers cost",
+    "greenformers cost --base BERT-base --speedup 128:2.7,512:1.9 --shares 128:0.9,512:0.1",
+    "greenformers cost --parameters 110e6 --tokens 137e9 --gpus 8 --price 1,4 --country FRA",
+)
 
 
 @from_fields

@@ -9,7 +9,9 @@ import typer
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Batch, Folder
 
-ORDER = 30
+ORDER = 60
+GROUP = "Train a model of your own"
+EXAMPLES = ("greenformers evaluate runs/first --split test",)
 
 
 def evaluate(

@@ -7,7 +7,9 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 
-ORDER = 80
+ORDER = 30
+GROUP = "Make a trained model smaller and faster"
+EXAMPLES = ("greenformers export small --formats torch,onnx --lengths 128 --out exported",)
 
 MARK = "tags: [greenformers, exported]"
 """At the head of every card: what tells a folder that may be replaced."""

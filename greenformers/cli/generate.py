@@ -7,7 +7,9 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 
-ORDER = 40
+ORDER = 70
+GROUP = "Train a model of your own"
+EXAMPLES = ("greenformers generate runs/shakespeare --prompt 'ROMEO:' --sample",)
 
 
 def generate(

@@ -8,7 +8,9 @@ import typer
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Causal
 
-ORDER = 130
+ORDER = 110
+GROUP = "Measure and choose"
+EXAMPLES = ("greenformers pattern bigbird --length 1024 --out bigbird.png",)
 
 
 def pattern(

@@ -8,7 +8,12 @@ import typer
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Causal
 
-ORDER = 100
+ORDER = 10
+GROUP = "Make a trained model smaller and faster"
+EXAMPLES = (
+    "greenformers recommend --model MODEL --texts texts.tsv",
+    "greenformers recommend --length 1024 --hidden 256 --heads 4 --layers 4",
+)
 
 
 def recommend(

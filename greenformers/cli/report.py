@@ -7,7 +7,9 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 
-ORDER = 50
+ORDER = 120
+GROUP = "Measure and choose"
+EXAMPLES = ("greenformers report results/bench.jsonl",)
 
 
 def report(

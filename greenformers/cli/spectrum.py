@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-ORDER = 110
+ORDER = 90
+GROUP = "Measure and choose"
+EXAMPLES = ("greenformers spectrum MODEL --texts texts.txt",)
 
 
 def spectrum(

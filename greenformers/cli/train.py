@@ -3,7 +3,12 @@
 from greenformers.cli._training import training
 from greenformers.train.settings import Settings
 
-ORDER = 20
+ORDER = 50
+GROUP = "Train a model of your own"
+EXAMPLES = (
+    "greenformers train --out runs/first --data digits --variant lrt --rank 16",
+    "greenformers train settings.toml --out runs/first --resume",
+)
 
 train = training(
     Settings,

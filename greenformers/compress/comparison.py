@@ -11,6 +11,7 @@ from greenformers.compress.quality import judge
 from greenformers.compress.side_by_side import BATCH, REPEATS, measured
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
+from greenformers.data._texts import Texts
 from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import METRICS, Record, with_ratios
 
@@ -61,7 +62,7 @@ def compared(
         progress("judging", 0.0)
         records = [
             Record.of(
-                metric, value, benchmark=benchmark, variant=name, setting={"texts": examples.name}, interval=interval,
+                metric, value, benchmark=benchmark, variant=name, setting={"texts" if isinstance(examples, Texts) else "examples": examples.name}, interval=interval,
                 to=next(iter(models)) if interval else None, context=about,
             )
             for name, scores in judge(models, examples, reader).items()

@@ -85,11 +85,26 @@ class Reader:
                 raise ValueError(f"{examples.name}: source and target are for encoder-decoders, this model is none")
             return
         examples.check()
+        if isinstance(examples, Sounds):
+            self._check_lengths(examples)
         if self.task in ("seq2seq", "ctc") and not all(examples.said):
             raise ValueError(f"{examples.name}: what is said in the recordings is needed, as a corpus tells it")
         if self.task == "classifier":
             for name in sorted(set(examples.said)):
                 self.number(name)
+
+    def _check_lengths(self, sounds: Sounds) -> None:
+        """See that nothing of a recording is cut off: a feature extractor of fixed length would do so silently."""
+        samples = getattr(self.features, "n_samples", None)
+        if samples is None:
+            return
+        longest = 1000 * samples // self.features.sampling_rate
+        longer = [utterance.path.name for utterance in sounds.utterances if _length(utterance) > longest]
+        if longer:
+            raise ValueError(
+                f"{sounds.name}: {len(longer)} of {len(sounds)} recordings are longer than the {longest / 1000:g} s "
+                f"that the model hears, {longer[0]} among them: cut them, or leave them out"
+            )
 
     def number(self, name: str) -> int:
         """The number of a class.

@@ -1,5 +1,6 @@
 """The folder of commands is their registry: a file is a command, and nothing else has to know of it."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,28 @@ def group(folder: Path) -> TyperGroup:
     for name in folder.relative_to(HOME).parts:
         found = cast(TyperGroup, found).commands[name]
     return cast(TyperGroup, found)
+
+
+def commands(folder: Path = HOME) -> Iterator[tuple[str, TyperCommand]]:
+    """Every command, with the words that call it."""
+    for name, command in group(folder).commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(folder / name)
+        else:
+            words = [*folder.relative_to(HOME).parts, name]
+            yield " ".join(words), cast(TyperCommand, command)
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda part: part if isinstance(part, str) else "")
+def test_the_examples_of_a_command_can_be_typed(name: str, command: TyperCommand) -> None:
+    heading, *examples = (command.epilog or "").replace("\\[", "[").split("\n\n")
+    assert heading == "Examples:"
+    assert examples
+    for example in examples:
+        words = shlex.split(example)
+        assert words[0] == "greenformers"
+        assert " ".join(words[1:]).startswith(name)
+        command.make_context(name, words[1 + len(name.split()) :]).close()
 
 
 @pytest.fixture
@@ -88,7 +111,7 @@ def test_a_file_that_is_dropped_in_is_a_command(
 
 def test_help_starts_with_what_comes_first() -> None:
     commands = list(group(HOME).commands)
-    assert commands[:3] == ["compare", "train", "evaluate"]
+    assert commands[:3] == ["recommend", "compress", "changes"]
     assert commands[-2:] == ["speech", "genome"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import refused_unchanged, run
-from other_inputs import examples, models
+from other_inputs import examples, models, tone
 from transformers import AutoImageProcessor, AutoTokenizer, ViTForImageClassification, WhisperFeatureExtractor
 from zoo import network
 
@@ -168,6 +168,7 @@ def test_recommend_for_images(place: Path, tmp_path: Path, monkeypatch: Patch, c
         ("bare --evaluate images", "a ViTForImageClassification needs an image processor"),
         ("t5 --evaluate images", "images is a folder: the model reads texts, of a file .txt or .tsv"),
         ("t5 --evaluate plain.txt", "an encoder-decoder needs a table with the columns source and target"),
+        ("whisper --evaluate long", "1 of 1 recordings are longer than the 1 s that the model hears, 0.wav among them"),
         ("whisper --evaluate tones/high", "what is said in the recordings is needed"),
         ("whisper --evaluate plain.txt", "plain.txt is a file: the model reads a folder of recordings, or a manifest"),
         ("vit --heal 6 --heal-batch 40 --heal-texts images", "batch must be at most 14, the training examples, got 40"),
@@ -183,5 +184,7 @@ def test_what_cannot_be_read_is_refused(
         (place / "damaged" / "dark").mkdir(parents=True)
         (place / "damaged" / "dark" / "0.png").write_bytes(b"no image")
         (place / "plain.txt").write_text("one\ntwo\n")
+        (place / "long" / "one").mkdir(parents=True)
+        tone(place / "long" / "one" / "0.wav", 300, 1.2)
     line = ["compress", *words.split(), "--out", str(tmp_path / "small"), "--lengths", ""]
     assert message in refused_unchanged(monkeypatch, capsys, place, tmp_path, *line)

@@ -10,6 +10,7 @@ import typer
 from greenformers.cli import _terminal as terminal
 
 ORDER = 60
+EXAMPLES = ("greenformers genome demo --data data --out genome_demo",)
 
 
 def demo(

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from greenformers.genome.encode import Encoding
 
 ORDER = 10
+EXAMPLES = (
+    "greenformers genome encode everybody.vcf.gz --reference hg19.fa --region 19:45409039-45412650 "
+    "--cohort cohort.tsv --out apoe.tsv",
+)
 
 
 @from_fields

@@ -9,6 +9,7 @@ import typer
 from greenformers.cli import _terminal as terminal
 
 ORDER = 70
+EXAMPLES = ("greenformers genome explain runs/risk/split0 --names dbsnp.vcf.gz --out explain",)
 
 
 def explain(

@@ -11,6 +11,9 @@ from greenformers.cli._training import training
 from greenformers.genome.settings import Finetuning, sequences_of
 
 ORDER = 50
+EXAMPLES = (
+    "greenformers genome finetune --sequences apoe.tsv --init runs/before --known 45411941,45412079 --out runs/risk",
+)
 
 
 def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:

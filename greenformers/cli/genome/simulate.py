@@ -9,6 +9,12 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli.genome._flags import FASTA, Where
 
 ORDER = 30
+EXAMPLES = (
+    "greenformers genome simulate --reference hg19.fa --variants 1000g.vcf.gz --preset apoe37 "
+    "--prevalence 0.3 --out cohort.tsv",
+    "greenformers genome simulate --reference hg19.fa --sites sites.vcf.gz --region 19:45409039-45412650 "
+    "--people 1000 --out made.vcf.gz",
+)
 
 
 def simulate(

@@ -10,6 +10,7 @@ from greenformers.cli._options import from_fields
 from greenformers.genome.token_options import TokenOptions
 
 ORDER = 20
+EXAMPLES = ("greenformers genome tokenize --reference chr19.fa --sites dbsnp.vcf.gz --out tokens",)
 
 
 @from_fields

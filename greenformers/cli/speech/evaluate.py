@@ -12,6 +12,7 @@ from greenformers.cli.speech._flags import Batch
 from greenformers.speech.search_options import Search
 
 ORDER = 30
+EXAMPLES = ("greenformers speech evaluate runs/dense runs/lrt --split test",)
 
 
 @from_fields

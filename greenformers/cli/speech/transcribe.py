@@ -12,6 +12,7 @@ from greenformers.cli.speech._flags import Batch
 from greenformers.speech.search_options import Search
 
 ORDER = 20
+EXAMPLES = ("greenformers speech transcribe runs/lrt/model call.wav lecture.flac",)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or of its model.")]
 

@@ -12,6 +12,7 @@ from greenformers.cli.genome.study._study import References, Results
 from greenformers.genome.longest_options import Size
 
 ORDER = 30
+EXAMPLES = ("greenformers genome study length --tokens tokens --sequences apoe.tsv --out length",)
 
 
 @from_fields

@@ -11,6 +11,10 @@ from greenformers.cli.genome.study._study import Known, Results, Splits, study
 from greenformers.genome.settings import Finetuning
 
 ORDER = 10
+EXAMPLES = (
+    "greenformers genome study region --sequences around.tsv --init runs/before "
+    "--region 19:45409039-45412650 --out runs/region",
+)
 
 
 def _surroundings(

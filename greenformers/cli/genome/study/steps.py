@@ -9,6 +9,7 @@ from greenformers.cli.genome.study._study import Known, References, Results, Spl
 from greenformers.genome.settings import Finetuning
 
 ORDER = 20
+EXAMPLES = ("greenformers genome study steps --sequences apoe.tsv --init runs/before --out runs/steps",)
 
 
 def _pretraining(
