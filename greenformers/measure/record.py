@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from greenformers.measure.contexts import fold, unfold
-from greenformers.measure.rated_power import processor
 
 
 class Metric(NamedTuple):
@@ -201,6 +198,12 @@ def _times_better(metric: str, value: float, reference: float) -> float:
 
 def context(command: str, seed: int) -> dict[str, Any]:
     """Versions, machine, seed, command and time that a figure depends on. Names no host and no path."""
+    # Not above: --help reads this file, and answers at once.
+    import platform
+    from importlib.metadata import version
+
+    from greenformers.measure.rated_power import processor
+
     names = ("greenformers", "torch", "transformers")
     return {
         "command": command,
