@@ -1,12 +1,14 @@
 """A recipe, applied: checked as a whole before any work, then change by change."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -111,10 +113,13 @@ def _parts(
         assert examples is not None
         config: Any = model.config
         filler = {"input_ids": getattr(config.get_text_config(), "pad_token_id", None) or 0}
-        lengths = [max((len(x) for x in row.values() if x.dim()), default=0) for row in examples]
-        parts = parts_of(range(len(examples)), wanted, seed)
+        masked = [_masked(model, row) for row in examples]
+        # Only what is of one shape is brought together to calibrate with: a number for each.
+        shapes = [str({name: tuple(x.shape) for name, x in row.items()}) for row in masked]
+        numbers = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
+        parts = parts_of(range(len(masked)), wanted, seed)
         rows = {
-            name: Rows([examples[at] for at in places], filler=filler, lengths=[lengths[at] for at in places])
+            name: Rows([masked[at] for at in places], filler=filler, lengths=[numbers[shapes[at]] for at in places])
             for name, places in parts.items()
         }
         return {name: part if name == "training" else Batches(part, SIZE, exact=True) for name, part in rows.items()}
@@ -127,6 +132,18 @@ def _parts(
         name: reader.rows(made.at(places)) if name == "training" else reader.batches(made.at(places))
         for name, places in parts_of(range(len(made)), wanted, seed).items()
     }
+
+
+def _masked(model: PreTrainedModel, row: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An example with the masks by which what pads it in a batch is told, as far as the model takes them."""
+    masks = {"input_ids": "attention_mask", "labels": "decoder_attention_mask"}
+    taken = inspect.signature(model.forward).parameters
+    made = {
+        mask: torch.ones_like(row[name])
+        for name, mask in masks.items()
+        if name in row and row[name].dim() == 1 and mask in taken and mask not in row
+    }
+    return {**row, **made}
 
 
 def _length(model: nn.Module) -> int:

@@ -60,9 +60,10 @@ def compared(
     began = perf_counter()
     if examples is not None and reader is not None:
         progress("judging", 0.0)
+        kind = "texts" if isinstance(examples, Texts) else "examples"
         records = [
             Record.of(
-                metric, value, benchmark=benchmark, variant=name, setting={"texts" if isinstance(examples, Texts) else "examples": examples.name}, interval=interval,
+                metric, value, benchmark=benchmark, variant=name, setting={kind: examples.name}, interval=interval,
                 to=next(iter(models)) if interval else None, context=about,
             )
             for name, scores in judge(models, examples, reader).items()

@@ -1,5 +1,6 @@
 """Models of images, of recordings, and encoder-decoders: calibrated, healed, judged and saved with their own inputs."""
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -134,6 +135,20 @@ def test_in_python_examples_are_what_the_trainer_takes() -> None:
     assert ranks_of(t5)
     with pytest.raises(ValueError, match="texts and examples exclude each other"):
         greenformers.compress(network("vit"), 0.6, examples=rows, texts=["one"], tokenizer=object())
+
+
+def test_examples_without_a_mask_are_given_one() -> None:
+    """What pads a text in a batch says nothing."""
+    model = network("bart")
+    draw = torch.Generator().manual_seed(0)
+    ids = [[torch.randint(3, 53, (n,), generator=draw) for n in lengths] for lengths in [(5, 9), (9, 5)] * 10]
+    rows = [{"input_ids": source, "labels": target} for source, target in ids]
+    one, other = (copy.deepcopy(model) for _ in range(2))
+    greenformers.compress(one, LowRank(keep=0.6, solver="activation"), examples=rows)
+    single = [{name: x[None] for name, x in row.items()} for row in rows]
+    greenformers.compress(other, LowRank(keep=0.6, solver="activation"), calibration=single)
+    for x, y in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
 
 
 def test_rows_are_padded_by_what_each_argument_wants() -> None:
