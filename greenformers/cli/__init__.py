@@ -35,9 +35,9 @@ def application(words: Sequence[str] | None = None) -> typer.Typer:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        import greenformers
+        from importlib.metadata import version
 
-        print(f"greenformers {greenformers.__version__}")
+        print(f"greenformers {version('greenformers')}")
         raise typer.Exit
 
 
