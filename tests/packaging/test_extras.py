@@ -12,7 +12,8 @@ from command_line import refused
 from greenformers._extras import MissingExtraError, missing, needed
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 CALL = re.compile(r'\b(?:missing|needed)\(\s*"[^"]+", "(\w+)", "([\w-]+)"((?:, "[\w.]+")*)')
 
 
@@ -41,6 +42,17 @@ def test_every_extra_that_is_named_brings_what_is_missing() -> None:
 def test_tests_and_lint_have_every_extra() -> None:
     missing_ = {name: set(EXTRAS[name]) - set(EXTRAS["dev"]) for name in EXTRAS if name not in ("dev", "minilm")}
     assert missing_ == {name: set() for name in missing_}
+
+
+def test_every_dependency_is_justified() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]
+    core, extras = text.split("| extra |")
+    asked = {re.split(r"[<>=]", one)[0] for one in PROJECT["dependencies"]}
+    assert {name for row in re.findall(r"^\| (\w[^|`]*) \|", core, re.M)[1:] for name in row.split(", ")} == asked
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", extras, re.M))
+    assert {*rows} == {*EXTRAS}
+    for name in {*EXTRAS} - {"dev"}:
+        assert rows[name].split(", ") == [re.split(r"[<>=]", one)[0] for one in EXTRAS[name]], name
 
 
 def test_no_text_asks_an_index_for_a_package_of_our_name() -> None:
