@@ -64,8 +64,8 @@ def test_the_command_line_ends_with_2_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    words = ["train", "--data", "sst2", "--dataset", "a/b", "--objective", "classification", "--out", str(tmp_path / "out")]
-    said = refused(monkeypatch, capsys, *words)
+    line = "train --data sst2 --dataset a/b --objective classification --out"
+    said = refused(monkeypatch, capsys, *line.split(), str(tmp_path / "out"))
     assert "a data set of the hub needs datasets: install greenformers with its extra 'hub'" in said
 
 
