@@ -4,13 +4,13 @@ Public names are loaded on first use, so that `import greenformers` costs nothin
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from greenformers import _plugin
 from greenformers.compress import compress
 
 if TYPE_CHECKING:
+    __version__: str
     from greenformers.attention import Attention, Shape, build, names
     from greenformers.changes._report import CompressionReport
     from greenformers.checkpoint.load import load
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     )
     from greenformers.model.warm_start import to_transformers, warm_start
     from greenformers.solve.budget import Budget
-
-__version__ = version("greenformers")
 
 _HOME = {
     "Attention": "greenformers.attention",
@@ -82,6 +80,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("greenformers")
     if name not in _HOME:
         raise AttributeError(f"module 'greenformers' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
     return getattr(import_module(_HOME[name]), name)

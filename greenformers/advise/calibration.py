@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
+from greenformers.advise.least_squares import nonnegative
 from greenformers.measure import trace as counting
 from greenformers.measure.bench import call
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, ranked, variants
@@ -81,7 +81,7 @@ def fit(rows: Sequence[tuple[Sequence[float], float]]) -> Prices:
     size = np.abs(A).mean(0) + 1e-300
     weight = np.ones(len(y))
     for _ in range(ROUNDS):
-        scaled, _ = nnls(A / size * weight[:, None], weight)
+        scaled = nonnegative(A / size * weight[:, None], weight)
         seconds = scaled / size
         errors = np.abs(A @ seconds - 1)
         weight = 1 / np.sqrt(np.maximum(errors, LEAST))

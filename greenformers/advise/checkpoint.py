@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.advise.cost import grid_intensity
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._options import as_flags
 from greenformers.checkpoint.structure import changes_of
@@ -26,6 +25,7 @@ from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts
+from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
 

@@ -141,8 +141,8 @@ def _trained(
         record("train_accuracy", 100 * train.double().mean().item(), setting=setting),
         record("test_accuracy", 100 * test.double().mean().item(), setting=setting, interval=interval),
         record("train_time", history.seconds, setting=setting),
-        record("energy", meter.energy_wh, setting=setting, source=meter.source),
-        record("co2", meter.co2_g, setting=setting, source=meter.source),
+        record("energy", meter.energy_wh, setting=setting, source=meter.source, by=meter.by),
+        record("co2", meter.co2_g, setting=setting, source=meter.source, by=meter.by),
         *(
             # A training that diverged ends the curve.
             record("train_loss", loss, setting=setting | {"step": step})

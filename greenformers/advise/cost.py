@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from greenformers.measure._codecarbon import energy_mixes
+from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record, with_ratios
 
 PETAFLOPS_DAY = 1e15 * 24 * 3600
@@ -70,7 +70,7 @@ class Cost:
         """The same energy from another country's grid.
 
         Raises:
-            ValueError: the energy is not known, or the country (see `grid_intensity`).
+            ValueError: the energy is not known, or the country (see `measure.carbon.grid_intensity`).
         """
         intensity = grid_intensity(country)
         if self.kwh is None:
@@ -126,7 +126,7 @@ def estimate(flops: float, hardware: Hardware, *, pue: float = PUE, intensity: f
         flops: of the whole run.
         hardware: of the run.
         pue: power usage effectiveness of the data centre, at least 1.
-        intensity: of the grid, in g of CO2 per kWh (see `grid_intensity`).
+        intensity: of the grid, in g of CO2 per kWh (see `measure.carbon.grid_intensity`).
 
     Raises:
         ValueError: a figure is out of its range.
@@ -165,25 +165,6 @@ def co2_kg(kwh: float, intensity: float) -> float:
     if not 0 <= intensity < math.inf:
         raise ValueError(f"intensity must be at least 0 g/kWh, and finite; got {intensity}")
     return positive("kwh", kwh) * intensity / 1000
-
-
-def grid_intensity(country: str) -> float:
-    """Mean g of CO2 equivalent per kWh of a country's electricity, from codecarbon's data.
-
-    Args:
-        country: a 3-letter ISO code.
-
-    Raises:
-        ValueError: codecarbon has no figure for the country.
-    """
-    mixes = energy_mixes()
-    known = {code: mix for code, mix in mixes.items() if mix.get("carbon_intensity")}  # 0 where it is not known
-    if country not in known:
-        codes = {mix["country_name"].casefold(): code for code, mix in known.items()}
-        code = codes.get(country.casefold())
-        hint = f"; did you mean {code}?" if code else did_you_mean(country, known)
-        raise ValueError(f"country must be a 3-letter ISO code that codecarbon has data for, got {country!r}{hint}")
-    return float(known[country]["carbon_intensity"])
 
 
 def records(costs: Mapping[str, Cost], about: dict[str, Any]) -> list[Record]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from greenformers.advise.cost import PUE, Cost, Hardware, Range, estimate, grid_intensity, training_flops
+from greenformers.advise.cost import PUE, Cost, Hardware, Range, estimate, training_flops
 from greenformers.advise.efficiency import efficiency, mean_speed_up, measured_speed_ups
 from greenformers.advise.published import RUNS, name_of
+from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import read
 from greenformers.train.settings import setting, value_of
 

@@ -3,34 +3,70 @@
 A command is a file that holds a function of its name; a folder of such files is a command with commands of its own, and
 its docstring is their help. `ORDER` says where one stands in --help, files before folders; those without it come last,
 by name. `GROUP` is the heading above it, and `EXAMPLES` are command lines that its own --help ends with. What begins
-with an underscore is shared by commands. Heavy imports are inside the functions, so that --help answers at once.
+with an underscore is shared by commands. Heavy imports are inside the functions, and a command line imports the files
+alone that it names, so that --help answers at once.
 """
 
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import Annotated
 
 import typer
+
+from greenformers._extras import MissingExtraError
 
 HELP = "A transformer goes in; a measured, greener transformer comes out."
 
 
-def application() -> typer.Typer:
-    """The commands that are in the folder now."""
-    return _folder(sys.modules[__name__], HELP)
+def application(words: Sequence[str] | None = None) -> typer.Typer:
+    """The commands that are in the folder now.
+
+    Args:
+        words: A command line, of which only what it needs is imported: the command that it names, and where it names
+            none the heads of folders; None for all of them.
+    """
+    app = _folder(sys.modules[__name__], HELP, words)
+    app.callback()(_program)
+    return app
 
 
-def _folder(package: ModuleType, about: str | None) -> typer.Typer:
-    app = typer.Typer(help=about, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    for name, module in _modules(package):
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"greenformers {version('greenformers')}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+def _folder(package: ModuleType, about: str | None, words: Sequence[str] | None) -> typer.Typer:
+    app = _empty(about)
+    names = {name.replace("_", "-"): name for name in _names(package)}
+    named = names.get(words[0]) if words else None
+    for name, module in _modules(package, [named] if named else names.values()):
         shown = name.replace("_", "-")
         if hasattr(module, "__path__"):
-            app.add_typer(_folder(module, module.__doc__), name=shown, rich_help_panel=_group(module))
+            needed = words is None or named is not None
+            inner = _folder(module, module.__doc__, words and words[1:]) if needed else _empty(module.__doc__)
+            app.add_typer(inner, name=shown, rich_help_panel=_group(module))
         else:
             command = app.command(shown, epilog=_examples(module), rich_help_panel=_group(module))
             command(getattr(module, name))
     return app
+
+
+def _empty(about: str | None) -> typer.Typer:
+    return typer.Typer(help=about, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _group(module: ModuleType) -> str | None:
@@ -45,9 +81,13 @@ def _examples(module: ModuleType) -> str | None:
     return "\n\n".join(["Examples:", *examples]).replace("[", r"\[") if examples else None
 
 
-def _modules(package: ModuleType) -> list[tuple[str, ModuleType]]:
-    """What is in a package, by name, in the order of --help."""
-    names = [module.name for module in iter_modules(package.__path__) if not module.name.startswith("_")]
+def _names(package: ModuleType) -> list[str]:
+    """What is in a package, without what its commands share."""
+    return [module.name for module in iter_modules(package.__path__) if not module.name.startswith("_")]
+
+
+def _modules(package: ModuleType, names: Iterable[str]) -> list[tuple[str, ModuleType]]:
+    """Some of what is in a package, by name, in the order of --help."""
     modules = [(name, import_module(f"{package.__name__}.{name}")) for name in names]
     return sorted(modules, key=lambda named: (getattr(named[1], "ORDER", sys.maxsize), named[0]))
 
@@ -55,14 +95,10 @@ def _modules(package: ModuleType) -> list[tuple[str, ModuleType]]:
 def main() -> None:
     """Run the command line. What a user can mend is one line and exit code 2."""
     try:
-        application()()
+        application(sys.argv[1:])()
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-    except ValueError as error:
-        _fail(str(error))
-    except ImportError as error:
-        if "greenformers[" not in str(error):  # what an extra brings is the user's to install
-            raise
+    except (ValueError, MissingExtraError) as error:
         _fail(str(error))
 
 

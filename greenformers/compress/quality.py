@@ -6,7 +6,6 @@ from math import exp
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +15,7 @@ from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._rows import IGNORED, Batches, Rows
 from greenformers.data._texts import Texts, batches, padded
+from greenformers.measure.correlation import spearman
 from greenformers.measure.quality import evaluating, paired_difference
 
 SIZE = 32  # examples in a batch
@@ -127,7 +127,7 @@ def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader:
         scores[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)}
         if isinstance(examples, Texts) and examples.labels is not None:
             cosines = (rows[::2] * rows[1::2]).sum(-1).numpy()  # segments of an example stand beside each other
-            value = 100 * _spearman(cosines, np.asarray(examples.labels))
+            value = 100 * spearman(cosines, np.asarray(examples.labels))
             interval = None if alike is None else spearman_difference(cosines, alike, np.asarray(examples.labels))
             alike = cosines if alike is None else alike
             scores[name]["spearman"] = (value, interval)
@@ -136,7 +136,7 @@ def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader:
 
 def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: int = 0) -> list[float]:
     """95 % bootstrap interval of 100 times the difference of two Spearman correlations on the same pairs."""
-    return _interval(len(scores), lambda at: 100 * (_spearman(a[at], scores[at]) - _spearman(b[at], scores[at])), seed)
+    return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - spearman(b[at], scores[at])), seed)
 
 
 def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int = 0) -> list[float]:
@@ -144,11 +144,6 @@ def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int =
     draw = np.random.default_rng(seed)
     low, high = np.quantile([difference(draw.integers(0, count, count)) for _ in range(RESAMPLES)], [0.025, 0.975])
     return [float(low), float(high)]
-
-
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's correlation; 0 where one side is constant, which has none."""
-    return float(spearmanr(a, b).statistic) if np.ptp(a) and np.ptp(b) else 0.0
 
 
 def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str, Tensor]]]:

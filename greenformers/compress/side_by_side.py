@@ -73,11 +73,11 @@ def measured(
         records += measurements
         calls = {name: subject.forward for name, subject in subjects.items()}
         spent_on = energy.energy_of(calls, by_name, country, seconds=plan.energy)
-        for name, (spent, source) in spent_on.items():
+        for name, spent in spent_on.items():
             records.append(
                 Record.of(
-                    "energy_inference", spent, benchmark=benchmark, variant=name, setting=setting, source=source,
-                    context=about,
+                    "energy_inference", spent.mwh, benchmark=benchmark, variant=name, setting=setting,
+                    source=spent.source, by=spent.by, context=about,
                 )
             )  # fmt: skip
         seconds -= perf_counter() - began

@@ -10,8 +10,9 @@ from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.data._rows import Batches
 from greenformers.data._texts import Texts
+from greenformers.measure import recognition, translation
 from greenformers.measure.quality import evaluating
-from greenformers.measure.recognition import bootstrap_difference, edits, needed, plain_words
+from greenformers.measure.recognition import bootstrap_difference, edits, plain_words
 from greenformers.measure.translation import bleu_difference, translation_scores
 
 MOST = 200
@@ -26,11 +27,13 @@ def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) ->
     """Check on one example that a model writes a text, and that it can be judged.
 
     Raises:
-        ImportError: The library that counts errors in transcripts is not installed.
+        MissingExtraError: The library that counts errors in transcripts is not installed.
         ValueError: The model cannot write a text.
     """
     if reader.kind == "sound":
-        needed()
+        recognition.needed()
+    elif isinstance(examples, Texts):
+        translation.needed()
     try:
         texts_of(model, examples.at([0]), reader)
     except OSError:

@@ -11,11 +11,13 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from greenformers._extras import needed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +48,7 @@ def seconds(path: str | Path) -> float:
 
     Raises:
         AudioError: no file, no sound, no samples, cut off, or a header without the length.
-        ImportError: soundfile is not installed.
+        MissingExtraError: soundfile is not installed.
     """
     with _opened(Path(path)) as file:
         if file.frames >= _UNKNOWN_SAMPLES:
@@ -75,7 +77,7 @@ def read(
         AudioError: no file, no sound, no such part or channel of it, damaged, cut off, not finite, or shorter than
             `SHORTEST_SECONDS`.
         ValueError: rate out of its range.
-        ImportError: soundfile is not installed.
+        MissingExtraError: soundfile is not installed.
     """
     check_rate(rate)
     path = Path(path)
@@ -103,7 +105,7 @@ def pieces(path: str | Path, longest: float, *, rate: int = RATE) -> Iterator[tu
     Raises:
         AudioError: as in `read`; damage is found when its piece is asked for.
         ValueError: longest or rate out of its range.
-        ImportError: soundfile is not installed.
+        MissingExtraError: soundfile is not installed.
     """
     check_rate(rate)
     if not PIECES[0] <= longest <= PIECES[1]:
@@ -161,10 +163,10 @@ def _quietest(samples: NDArray[np.float64], first: int, last: int, rate: int) ->
 def _resampled(samples: NDArray[np.float64], own_rate: int, rate: int) -> Tensor:
     if own_rate != rate:
         # Slow to import, and not needed for files of the wanted rate.
-        from scipy.signal import resample_poly
+        signal: Any = needed("sound of another rate", "speech", "scipy", "scipy.signal")
 
         divisor = math.gcd(own_rate, rate)
-        samples = resample_poly(samples, rate // divisor, own_rate // divisor)
+        samples = signal.resample_poly(samples, rate // divisor, own_rate // divisor)
     return torch.from_numpy(samples.astype(np.float32))
 
 
@@ -207,10 +209,7 @@ def _blocks(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[SoundFile]:
-    try:
-        import soundfile
-    except ModuleNotFoundError as error:
-        raise ImportError("speech needs soundfile: pip install 'greenformers[speech]'") from error
+    soundfile: Any = needed("sound", "speech", "soundfile")
 
     class Straight(soundfile.SoundFile):
         """Read from first to last. soundfile seeks after each read: slow, an error at the end of a streamed FLAC."""

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from greenformers._extras import needed
+
 # As the hub's data sets call them; the first that is there.
 NAMES = {"train": ("train",), "valid": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -17,13 +19,12 @@ def fetch(dataset: str) -> dict[str, Any]:
         dataset: what `datasets.load_dataset` takes; after a colon, the configuration.
 
     Raises:
-        ValueError: the library is missing, or makes no data set of that name.
+        MissingExtraError: the library is not installed.
+        ValueError: the library makes no data set of that name.
         OSError: there is no data set of that name, or it cannot be reached.
     """
-    try:
-        library, exceptions = import_module("datasets"), import_module("datasets.exceptions")
-    except ImportError as error:
-        raise ValueError("a dataset needs the datasets library: pip install greenformers[hub]") from error
+    library = needed("a data set of the hub", "hub", "datasets")
+    exceptions = import_module("datasets.exceptions")
     path, colon, configuration = dataset.rpartition(":")
     if Path(dataset).is_dir() or not colon:
         path, configuration = dataset, ""

@@ -1,17 +1,21 @@
-"""Handwritten digits, 8x8. Alpaydin and Kaynak 1998, test part of UCI Optdigits, embedded in scikit-learn."""
+"""Handwritten digits, 8x8. Alpaydin and Kaynak 1998, test part of UCI Optdigits (DOI 10.24432/C50P49, CC BY 4.0).
+
+`digits.txt` holds an image a line: 64 pixels from 0 to g, which is 16, a space and the digit; test images come last.
+"""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from greenformers.data import Split, Splits
 
 CLASSES = 10
 PEAK = 16  # a pixel counts the ink dots of a 4x4 square
+PIXELS = 64
 TEST = 360
 
 
@@ -25,11 +29,10 @@ def load(folder: str | Path | None = None) -> Splits:
         ValueError: a folder is given; there are no files to read.
     """
     if folder is not None:
-        raise ValueError(f"digits comes with scikit-learn and takes no folder, got {str(folder)!r}")
-    pixels, labels = load_digits(return_X_y=True)  # (1797, 64) float64, (1797,) int64
-    train_pixels, test_pixels, train_labels, test_labels = train_test_split(
-        pixels.astype("uint8"), labels, test_size=TEST, stratify=labels, random_state=0
-    )
-    train = Split(torch.from_numpy(train_pixels), torch.from_numpy(train_labels), PEAK)
-    test = Split(torch.from_numpy(test_pixels), torch.from_numpy(test_labels), PEAK)
+        raise ValueError(f"digits comes with the package and takes no folder, got {str(folder)!r}")
+    lines = (files("greenformers.data") / "digits.txt").read_text().splitlines()
+    pixels = torch.from_numpy(np.array([[int(pixel, PEAK + 1) for pixel in line[:PIXELS]] for line in lines], np.uint8))
+    labels = torch.tensor([int(line[PIXELS:]) for line in lines])
+    train = Split(pixels[:-TEST], labels[:-TEST], PEAK)
+    test = Split(pixels[-TEST:], labels[-TEST:], PEAK)
     return Splits("digits", CLASSES, train, test)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
+from greenformers._extras import missing
 from greenformers._torch import onnx_log, operators
 from greenformers.checkpoint.load import line
 from greenformers.checkpoint.structure import changes_of
@@ -73,7 +74,7 @@ def export(
     Raises:
         ValueError: A format is unknown; the model is of another kind, or cannot be traced or written; or a file gives
             other outputs than the model.
-        ImportError: The library onnx, onnxruntime or onnxscript is not installed.
+        MissingExtraError: The library onnx, onnxruntime or onnxscript is not installed.
         OSError: A file cannot be written.
     """
     check_formats(formats)
@@ -122,7 +123,7 @@ def check_formats(formats: Sequence[str]) -> None:
 
     Raises:
         ValueError: A format is unknown, or there is none.
-        ImportError: The library onnx, onnxruntime or onnxscript is not installed.
+        MissingExtraError: The library onnx, onnxruntime or onnxscript is not installed.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
@@ -132,7 +133,7 @@ def check_formats(formats: Sequence[str]) -> None:
             for name in ("onnx", "onnxruntime", "onnxscript"):
                 import_module(name)
         except ModuleNotFoundError as error:
-            raise ImportError("ONNX needs onnx, onnxruntime, onnxscript: pip install 'greenformers[export]'") from error
+            raise missing("ONNX", "export", "onnx", "onnxruntime", "onnxscript") from error
 
 
 class Tensors(nn.Module):

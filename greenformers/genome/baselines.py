@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from greenformers._extras import needed
 from greenformers.genome.people import People
 from greenformers.genome.risk import Chances, scores
 
@@ -54,6 +55,7 @@ def at_positions(people: People, positions: Sequence[int]) -> tuple[NDArray[np.f
 
 def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:
     """How often each k-mer is in a text, those of one text at least; (texts, k-mers), logarithms of 1 + count."""
+    needed("counts of k-mers", "genome", "scikit-learn", "sklearn")
     from sklearn.feature_extraction.text import CountVectorizer
 
     found = CountVectorizer(analyzer="char", ngram_range=(k, k), lowercase=False).fit_transform(texts)
@@ -62,6 +64,7 @@ def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:
 
 def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[int]]) -> Chances:
     """What a logistic regression says, whose ridge the validation people chose."""
+    needed("logistic regression", "genome", "scikit-learn", "sklearn")
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import MaxAbsScaler
 
@@ -77,6 +80,7 @@ def odds_ratios(
     features: NDArray[np.float64], names: Sequence[tuple[int, str]], labels: NDArray[np.int64]
 ) -> list[Odds]:
     """Odds ratios of every feature in one logistic regression without a ridge, with Wald's intervals."""
+    needed("logistic regression", "genome", "scikit-learn", "sklearn")
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():

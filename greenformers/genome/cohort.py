@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from greenformers._extras import needed
 from greenformers.genome.files import GenomeError, checked
 
 MISSING = ("", "NA", "na", "NaN", "nan", ".", "?")
@@ -105,6 +106,7 @@ class Cohort:
         Raises:
             ValueError: shares are not above 0 and below 1 together, or too small for one of each phenotype.
         """
+        needed("a split of people", "genome", "scikit-learn", "sklearn")
         from sklearn.model_selection import train_test_split
 
         if not (valid > 0 and test > 0 and valid + test < 1):

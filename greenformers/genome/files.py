@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from greenformers._extras import needed
+
 INDEXES = {
     ".bam": (".bai", ".csi"),
     ".cram": (".crai",),
@@ -250,13 +252,10 @@ def htslib() -> Any:
     """The module pysam, silent.
 
     Raises:
-        ImportError: it is not installed.
+        MissingExtraError: it is not installed.
     """
-    try:
-        import pysam
-        import pysam.bcftools
-    except ModuleNotFoundError as error:
-        raise ImportError("genomes need pysam: pip install 'greenformers[genome]'") from error
+    pysam: Any = needed("reading genomes", "genome", "pysam")
+    needed("reading genomes", "genome", "pysam", "pysam.bcftools")
     # Its messages go to stderr by themselves otherwise.
     pysam.set_verbosity(0)
     return pysam

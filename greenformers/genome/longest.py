@@ -14,9 +14,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor, nn
 
+from greenformers import _extras
 from greenformers.genome.longest_options import Size
 from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
 from greenformers.measure.record import Record
@@ -112,7 +112,8 @@ def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") ->
     low, high = MARKERS + 1, 1024
     while over(high) <= 0:
         low, high = high, 2 * high
-    found = round(brentq(over, low, high, xtol=0.5))
+    optimize: Any = _extras.needed("the longest sequence", "genome", "scipy", "scipy.optimize")
+    found = round(optimize.brentq(over, low, high, xtol=0.5))
     while over(found) > 0:
         found -= 1
     return found

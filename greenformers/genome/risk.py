@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from greenformers._extras import needed
 from greenformers.data import Labelled
 from greenformers.genome.tokenizer import ids_of
 from greenformers.measure.quality import evaluating
@@ -82,6 +83,7 @@ class Chances:
 
 def scores(found: NDArray[np.float64], wanted: NDArray[np.int64], threshold: float = 0.5) -> dict[str, float]:
     """Area under the ROC curve of probabilities, and F1 where those above the threshold are called ill; in percent."""
+    needed("scores of risk", "genome", "scikit-learn", "sklearn")
     from sklearn.metrics import f1_score, roc_auc_score
 
     return {

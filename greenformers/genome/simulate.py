@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from greenformers._extras import needed
 from greenformers.genome import variants
 from greenformers.genome.corpus import frequency
 from greenformers.genome.files import GenomeError, Region, checked, htslib
@@ -118,6 +119,7 @@ def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]
     Raises:
         ValueError: prevalence is not in (0, 1).
     """
+    needed("drawing phenotypes", "genome", "scipy")
     from scipy.optimize import brentq
     from scipy.special import expit
 

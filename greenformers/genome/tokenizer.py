@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from greenformers._extras import needed
 from greenformers.genome.diplotype import ALPHABETS, BASES
 
 if TYPE_CHECKING:
@@ -54,12 +55,9 @@ def subwords(
 
     Raises:
         ValueError: size is too small for the characters, or more than the sentences have.
-        ImportError: sentencepiece is not installed.
+        MissingExtraError: sentencepiece is not installed.
     """
-    try:
-        import sentencepiece
-    except ModuleNotFoundError as error:
-        raise ImportError("subwords need sentencepiece: pip install 'greenformers[genome]'") from error
+    sentencepiece = needed("a vocabulary of subwords", "genome", "sentencepiece")
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     least = len(SPECIAL) + len(characters)

@@ -1,21 +1,10 @@
 """The wall to codecarbon: whatever it does not promise to keep and this package uses stands here, and only here.
 
 Each function says what it gives, which name of codecarbon it stands on, and what would take its place if that name
-went; `tests/packaging/test_walls.py` asks for every name. codecarbon is imported within: that takes long.
+went; `tests/packaging/test_walls.py` asks for every name.
 """
 
 from typing import Any
-
-
-def energy_mixes() -> dict[str, dict[str, Any]]:
-    """How each country makes its electricity, by its ISO code of 3 letters: "country_name", "carbon_intensity", ...
-
-    It stands on `codecarbon.input.DataSource`. The file `global_energy_mix.json` that it reads would take its place.
-    """
-    from codecarbon.input import DataSource
-
-    mixes: dict[str, dict[str, Any]] = DataSource().get_global_energy_mix_data()
-    return mixes
 
 
 def start_sampling(tracker: Any) -> None:

@@ -99,10 +99,13 @@ def _group(
     calls: dict[str, Callable[[], object]] = {}
     found: list[tuple[Cell, Record]] = []
 
-    def add(cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured") -> None:
+    def add(
+        cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured",
+        by: str | None = None,
+    ) -> None:  # fmt: skip
         record = Record.of(
             metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how), spread=spread,
-            source=source, context=about,
+            source=source, by=by, context=about,
         )  # fmt: skip
         found.append((cell, record))
 
@@ -133,8 +136,8 @@ def _group(
     if how.country is not None and calls:
         milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
         spent = energy_of(calls, milliseconds, how.country, training=mode == "training", turns=1)
-        for name, (value, source) in spent.items():
-            add(by_name[name], energy, value, source=source)
+        for name, one in spent.items():
+            add(by_name[name], energy, one.mwh, source=one.source, by=one.by)
     # Where memory ended is no figure of merit.
     ended = [entry for entry in found if entry[1].metric.startswith("out_of_memory")]
     rest = [entry for entry in found if entry not in ended]

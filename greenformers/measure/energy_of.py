@@ -1,6 +1,7 @@
 """Energy of single calls side by side."""
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -8,6 +9,20 @@ from greenformers.measure.energy import EnergyMeter
 
 SECONDS = 1.5  # of work between two readings
 TURNS = 3
+
+
+class Spent(NamedTuple):
+    """Energy of a call.
+
+    Attributes:
+        mwh: Milliwatt-hours.
+        source: "measured" or "estimated".
+        by: What it comes from, in words; see `EnergyMeter`.
+    """
+
+    mwh: float
+    source: str
+    by: str
 
 
 def energy_of(
@@ -18,8 +33,8 @@ def energy_of(
     training: bool = False,
     turns: int = TURNS,
     seconds: float | None = None,
-) -> dict[str, tuple[float, str]]:
-    """Milliwatt-hours of one call, and where they come from; in turns, so that other load falls on all alike.
+) -> dict[str, Spent]:
+    """The energy of one call of each; in turns, so that other load falls on all alike.
 
     Args:
         calls: what to run, by name.
@@ -30,7 +45,7 @@ def energy_of(
         seconds: of work between two readings; by default `SECONDS`, and one call at least.
     """
     spent: dict[str, float] = dict.fromkeys(calls, 0.0)
-    sources: dict[str, str] = {}
+    sources: dict[str, tuple[str, str]] = {}
     for _ in range(turns):
         for name, call in calls.items():
             runs = max(1, round(1000 * (SECONDS if seconds is None else seconds) / milliseconds[name]))
@@ -38,5 +53,5 @@ def energy_of(
                 for _ in range(runs):
                     call()
             spent[name] += 1000 * meter.energy_wh / runs / turns
-            sources[name] = meter.source
-    return {name: (spent[name], sources[name]) for name in calls}
+            sources[name] = (meter.source, meter.by)
+    return {name: Spent(spent[name], *sources[name]) for name in calls}

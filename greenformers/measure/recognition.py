@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from greenformers import _extras
+
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """How well a corpus is recognised, its utterances taken together.
@@ -23,7 +25,7 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, fl
 
     Raises:
         ValueError: the numbers of hypotheses and references differ, there is none, or a reference is empty.
-        ImportError: jiwer is not installed.
+        MissingExtraError: jiwer is not installed.
     """
     characters = _aligned(hypotheses, references)
     words = needed().process_words(list(references), list(hypotheses))
@@ -156,10 +158,6 @@ def needed() -> ModuleType:
     """jiwer, which counts the errors.
 
     Raises:
-        ImportError: It is not installed.
+        MissingExtraError: It is not installed.
     """
-    try:
-        import jiwer
-    except ImportError:
-        raise ImportError("speech needs jiwer: pip install 'greenformers[speech]'") from None
-    return jiwer
+    return _extras.needed("the error rate of transcripts", "speech", "jiwer")

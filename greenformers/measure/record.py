@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from greenformers.measure.contexts import fold, unfold
 
 
 class Metric(NamedTuple):
@@ -97,6 +97,7 @@ class Record:
         interval: where a paired test was made, the low and high end of the 95 % confidence interval of `value` minus
             the value of `to`, in `unit`; a difference with 0 between them is within noise.
         source: "measured", "counted" (parameters, FLOPs) or "estimated" (energy without a power meter).
+        by: what an energy was measured or estimated by, see `measure.energy.EnergyMeter`; of other figures None.
         context: versions, machine, seed, command and time.
     """
 
@@ -111,6 +112,7 @@ class Record:
     to: str | None = None
     interval: list[float] | None = None
     source: str = "measured"
+    by: str | None = None
     context: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -127,6 +129,7 @@ class Record:
         to: str | None = None,
         interval: Sequence[float] | None = None,
         source: str = "measured",
+        by: str | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> Record:
         """A record of a metric of `METRICS`, in its unit. The fields are those of `Record`.
@@ -136,7 +139,7 @@ class Record:
         """
         record = cls(
             benchmark, variant, dict(setting or {}), metric, value, metric_of(metric).unit, spread, ratio, to,
-            None if interval is None else list(interval), source, dict(context or {}),
+            None if interval is None else list(interval), source, by, dict(context or {}),
         )  # fmt: skip
         _check(record)
         return replace(record, value=float(value))
@@ -195,24 +198,21 @@ def _times_better(metric: str, value: float, reference: float) -> float:
 
 def context(command: str, seed: int) -> dict[str, Any]:
     """Versions, machine, seed, command and time that a figure depends on. Names no host and no path."""
-    names = ("greenformers", "torch", "transformers", "codecarbon")
+    # Not above: --help reads this file, and answers at once.
+    import platform
+    from importlib.metadata import version
+
+    from greenformers.measure.rated_power import processor
+
+    names = ("greenformers", "torch", "transformers")
     return {
         "command": command,
         "seed": seed,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         **{name: version(name) for name in names},
-        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
+        "machine": {"cpu": processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = ()) -> list[Record]:
@@ -240,7 +240,7 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
 
 
 def append(path: str | Path, records: Iterable[Record]) -> None:
-    """Add records to a JSONL file. If the disk fills, the file is left as it was.
+    """Add records to a JSONL file, each context once (see `contexts`). If the disk fills, the file is left as it was.
 
     Raises:
         ValueError: a record's metric or unit is not the table's, its value is not a finite number, or its ratio runs
@@ -252,7 +252,8 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
         _check(record)
     _check_ratios(records)
     path.parent.mkdir(exist_ok=True)
-    text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    known = _contexts(path) if path.is_file() else ()
+    text = "".join(json.dumps(row) + "\n" for row in fold(map(asdict, records), known))
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -274,17 +275,28 @@ def read(path: str | Path) -> list[Record]:
         ValueError: a line is not a record, or its metric, unit or value is not what `METRICS` asks for; the message
             names the file and the line.
     """
-    records = []
+    records: list[Record] = []
+    contexts: dict[str, Any] = {}
     for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
         try:
-            records.append(Record(**json.loads(line)))
+            record = unfold(json.loads(line), contexts)
+            if record is not None:
+                records.append(Record(**record))
+                _check(records[-1])
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a record ({error})") from error
-        try:
-            _check(records[-1])
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     return records
+
+
+def _contexts(path: Path) -> set[str]:
+    """Ids of the contexts that a file holds."""
+    contexts: dict[str, Any] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith('{"id": '):
+            unfold(json.loads(line), contexts)
+    return set(contexts)
 
 
 def newest(records: Sequence[Record]) -> list[Record]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sacrebleu import BLEU, CHRF
+
+from greenformers import _extras
 
 
 def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -15,7 +16,8 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> 
     """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"there must be as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
-    bleu, chrf = (metric.corpus_score(list(hypotheses), [list(references)]).score for metric in (BLEU(), CHRF()))
+    metrics = (needed().BLEU(), needed().CHRF())
+    bleu, chrf = (metric.corpus_score(list(hypotheses), [list(references)]).score for metric in metrics)
     return {"bleu": bleu, "chrf": chrf}
 
 
@@ -42,7 +44,7 @@ def bleu_difference(
 
 def _counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """Of each sentence the n-grams that are right, those there are, and both lengths: corpus BLEU is of their sums."""
-    metric = BLEU(effective_order=True)  # counts are the same, and sacreBLEU asks for it
+    metric = needed().BLEU(effective_order=True)  # counts are the same, and sacreBLEU asks for it
     scores: list[Any] = [metric.sentence_score(one, [other]) for one, other in zip(hypotheses, references, strict=True)]
     return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
 
@@ -50,11 +52,20 @@ def _counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
 def _bleu(sums: np.ndarray) -> float:
     order = (len(sums) - 2) // 2
     right, there = sums[:order].tolist(), sums[order : 2 * order].tolist()
-    return float(BLEU.compute_bleu(right, there, int(sums[-2]), int(sums[-1]), smooth_method="exp").score)
+    return float(needed().BLEU.compute_bleu(right, there, int(sums[-2]), int(sums[-1]), smooth_method="exp").score)
 
 
 def bleu_signature() -> str:
     """How sacreBLEU counts, in its own words: scores compare only where this is the same."""
-    metric = BLEU()
+    metric = needed().BLEU()
     metric.corpus_score(["a"], [["a"]])
     return str(metric.get_signature())
+
+
+def needed() -> Any:
+    """sacreBLEU, which counts n-grams.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    return _extras.needed("the score of translations", "translation", "sacrebleu")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.signal import resample_poly
 from torch import Tensor
 
+from greenformers._extras import needed
 from greenformers.train.stream import generator
 
 FILE = "fsdd.npz"
@@ -243,10 +243,11 @@ def _number(clips: Clips) -> int:
 
 def _resampled(audio: np.ndarray[Any, Any], offsets: list[int]) -> tuple[Tensor, list[int]]:
     """Every clip at 16 kHz, each by itself: a filter over the whole would carry a clip into its neighbours."""
+    signal: Any = needed("sound of another rate", "speech", "scipy", "scipy.signal")
     step = RATE // RECORDED
     new = np.empty(step * len(audio), dtype=np.float32)
     for start, end in pairwise(offsets):
-        new[step * start : step * end] = resample_poly(audio[start:end].astype(np.float32) / 2**15, step, 1)
+        new[step * start : step * end] = signal.resample_poly(audio[start:end].astype(np.float32) / 2**15, step, 1)
     # Between two samples at full scale the wave itself may be higher.
     return torch.from_numpy(new.clip(-1, 1)), [step * offset for offset in offsets]
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from greenformers.measure.record import Record
-from greenformers.measure.translation import translation_scores
+from greenformers.measure.translation import needed, translation_scores
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
 from greenformers.train.generation import continuations, translations
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
@@ -34,6 +34,7 @@ def evaluate(
         reference and its translation.
 
     Raises:
+        MissingExtraError: what scores translations is not installed.
         ValueError: there is no such split, or replaced token detection left nothing that could be scored.
         OSError: there is no finished run in the folder, or its data are gone.
     """
@@ -46,6 +47,8 @@ def evaluate(
     objective = settings.task().objective
     if isinstance(objective, ReplacedTokenDetection):
         raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")
+    if isinstance(objective, Seq2Seq):
+        needed()
     scores = objective.evaluate(model, split, batch_size)
     if not isinstance(objective, Seq2Seq):
         return scores, []

@@ -16,12 +16,12 @@ from greenformers.advise.cost import (
     co2_kg,
     energy_kwh,
     estimate,
-    grid_intensity,
     records,
     training_flops,
 )
 from greenformers.advise.efficiency import efficiency, mean_speed_up, measured_speed_ups
 from greenformers.advise.published import LOW_RANK, RUNS, SHARES, SPEED_UPS, low_rank, name_of
+from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record, append, read
 
 REFERENCE = Path(__file__).parents[2].parent / "shared/reference"
@@ -215,7 +215,7 @@ def test_another_grid_changes_the_co2_alone():
         (lambda: energy_kwh(0, 1), "hours must be above 0, and finite; got 0"),
         (lambda: co2_kg(1, -1), "intensity must be at least 0 g/kWh, and finite; got -1"),
         (lambda: co2_kg(math.inf, 1), "kwh must be above 0, and finite; got inf"),
-        (lambda: grid_intensity("usa"), "3-letter ISO code that codecarbon has data for, got 'usa'; did you mean USA"),
+        (lambda: grid_intensity("usa"), "3-letter ISO code that there is a figure for, got 'usa'; did you mean USA"),
         (lambda: grid_intensity("Germany"), r"got 'Germany'; did you mean DEU\?"),
         (lambda: grid_intensity("CAF"), "got 'CAF'"),  # listed with an intensity of 0
         (lambda: name_of("BRET-base"), "GPT-3; got 'BRET-base'; did you mean BERT-base"),

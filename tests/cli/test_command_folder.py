@@ -131,3 +131,27 @@ def test_what_is_mistyped_is_named(
     mistyped = next(word for word in reversed(words) if word.startswith("--") or word == "compar")
     assert mistyped in error
     assert {"--hiden": "--hidden", "--refrence": "--reference", "compar": "compare"}[mistyped] in error
+
+
+def test_the_version_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import greenformers
+
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"greenformers {greenformers.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "held", "inside"),
+    [
+        (["compress", "--help"], ["compress"], {}),
+        (["genome", "study", "length"], ["genome"], {"genome": ["study"]}),
+        (["genome"], ["genome"], {"genome": list(group(HOME / "genome").commands)}),
+        (["--help"], list(group(HOME).commands), {"genome": [], "speech": []}),
+        (["compres"], list(group(HOME).commands), {"genome": []}),
+    ],
+)  # fmt: skip
+def test_a_command_line_imports_what_it_names(words: list[str], held: list[str], inside: dict[str, list[str]]) -> None:
+    commands = cast(TyperGroup, get_command(cli.application(words))).commands
+    assert list(commands) == held
+    for name, within in inside.items():
+        assert list(cast(TyperGroup, commands[name]).commands) == within

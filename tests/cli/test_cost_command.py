@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import refused, run
 
-from greenformers.advise.cost import grid_intensity
+from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record, append, read
 
 

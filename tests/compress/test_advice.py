@@ -309,7 +309,7 @@ def test_beyond_the_positions_of_a_rotary_model() -> None:
 
 
 def test_a_model_that_does_no_good_has_no_quality_to_keep(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(quality, "_spearman", lambda *_: -0.2)
+    monkeypatch.setattr(quality, "spearman", lambda *_: -0.2)
     texts = Texts("t.tsv", [(line, line) for line in sentences(8)], [float(place) for place in range(8)])
     with pytest.raises(
         ValueError, match=r"^t.tsv cannot judge changes: the model as it is has a spearman of -20 on it$"

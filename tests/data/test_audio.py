@@ -286,7 +286,7 @@ def test_without_soundfile(tmp_path, monkeypatch):
     path = write(tmp_path / "a.wav", noise(16_000))
     monkeypatch.setitem(sys.modules, "soundfile", None)
     for use in (seconds, read, first):
-        with pytest.raises(ImportError, match=r"^speech needs soundfile: pip install 'greenformers\[speech\]'$"):
+        with pytest.raises(ImportError, match=r"^sound needs soundfile: install greenformers with its extra 'speech'"):
             use(path)
 
 

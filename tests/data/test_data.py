@@ -127,7 +127,7 @@ def test_limit_above_the_size_takes_all():
     [
         ("cifar", {}, f"data set must be one of {', '.join(names())}, got 'cifar'"),
         ("__init__", {}, f"data set must be one of {', '.join(names())}, got '__init__'"),
-        ("digits", {"folder": "here"}, "digits comes with scikit-learn and takes no folder, got 'here'"),
+        ("digits", {"folder": "here"}, "digits comes with the package and takes no folder, got 'here'"),
         ("digits", {"limit": 9}, "limit must be at least 10, the classes of digits, got 9"),
         ("digits", {"limit": 0}, "limit must be at least 10, the classes of digits, got 0"),
         ("digits", {"pool": 3}, "pool must be one of 1, 2, 4, 8 for 8x8 images, got 3"),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from greenformers._extras import MissingExtraError
 from greenformers.data import load
 
 pytest.importorskip("datasets", reason="the hub extra is not installed")
@@ -193,5 +194,5 @@ def test_code_of_a_dataset_is_not_run(tmp_path):
 
 def test_library_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    expected = "a dataset needs the datasets library: pip install greenformers[hub]"
-    assert message(ValueError, "sst2", "stanfordnlp/sst2") == expected
+    expected = "a data set of the hub needs datasets: install greenformers with its extra 'hub', such as "
+    assert message(MissingExtraError, "sst2", "stanfordnlp/sst2").startswith(expected)

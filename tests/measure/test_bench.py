@@ -12,6 +12,7 @@ import torch
 from greenformers.measure import bench as module
 from greenformers.measure import limit
 from greenformers.measure.bench import NAMES, How, bench, call, largest_batch, setting
+from greenformers.measure.energy_of import Spent
 from greenformers.measure.flops import flops
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, cells
 from greenformers.measure.latency import Timing
@@ -158,13 +159,13 @@ def test_energy_where_a_country_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
     def energy_of(calls, milliseconds, country, *, training, **_):
         assert country == "ISL"
         assert all(milliseconds[name] > 0 for name in calls)
-        return dict.fromkeys(calls, (2.0 + training, "estimated"))
+        return dict.fromkeys(calls, Spent(2.0 + training, "estimated", "guess"))
 
     monkeypatch.setattr(module, "energy_of", energy_of)
     found = measured(CELLS[:2], how=replace(HOW, country="ISL"))
     spent = {record.metric: record for record in of(CELLS[1], found).values() if "energy" in record.metric}
     assert {metric: record.value for metric, record in spent.items()} == {"energy_inference": 2, "energy_training": 3}
-    assert {record.source for record in spent.values()} == {"estimated"}
+    assert {(record.source, record.by) for record in spent.values()} == {("estimated", "guess")}
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> None:

@@ -70,6 +70,9 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
         def __exit__(self, *_: object) -> None:
             self.handle.close()
 
+        def read(self) -> object:
+            return self.handle.read()
+
         def tell(self) -> int:
             return self.handle.seek(0, os.SEEK_END)
 
@@ -171,3 +174,41 @@ def test_records_are_made_by_of_alone() -> None:
         direct = [call for call in calls if isinstance(call, ast.Name) and call.id == "Record"]
         # The exception is `read`, which checks what it has read.
         assert len(direct) == (path.parts[-2:] == ("measure", "record.py")), path
+
+
+RUNS = [{"seed": seed, "machine": {"cores": 2}} for seed in (0, 1)]
+
+
+def in_runs() -> list[Record]:
+    """Two records of one run, one of another, one of none."""
+    return [replace(record("lrt", "latency", 1.0 + at), context=RUNS[at // 2]) for at in range(3)] + [
+        record("lrt", "latency", 9.0)
+    ]
+
+
+def test_a_context_is_written_once_and_read_with_every_record(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    append(file, in_runs())
+    append(file, in_runs()[2:])
+    append(file, in_runs()[:1])
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["context"] for row in rows if "id" in row] == RUNS
+    assert all("spread" not in row for row in rows)
+    assert len({row["context"] for row in rows if row["context"] and "id" not in row}) == 2
+    assert read(file) == [*in_runs(), *in_runs()[2:], in_runs()[0]]
+
+
+def test_a_file_whose_records_hold_their_contexts_is_read_and_added_to(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in in_runs()))
+    assert read(file) == in_runs()
+    append(file, in_runs())
+    assert read(file) == in_runs() * 2
+
+
+def test_a_context_that_is_nowhere_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    append(file, in_runs())
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 1: its context '[0-9a-f]{12}' is in no line before it"):
+        read(file)

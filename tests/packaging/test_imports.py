@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
-    {"_torch", "_registry", "_gradients"},
+    {"_extras", "_torch", "_registry", "_gradients"},
     {"lowrank", "position"},
     {"attention"},
     {"feed_forward"},

@@ -118,7 +118,6 @@ TRANSFORMERS = {
     "ShardedModel._is_fsdp_managed_module": "mark_as_sharded: sharded training",
 }
 CODECARBON = {
-    "codecarbon.input.DataSource": "energy_mixes: CO2 of a country, and the check of its name",
     "Tracker._scheduler": "start_sampling, stop_sampling: energy of calls over minutes",
     "Tracker._hardware": "cpu_readings: whether energy is measured or estimated",
     "Processor._mode": "cpu_readings: whether energy is measured or estimated",

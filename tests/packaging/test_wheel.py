@@ -25,6 +25,8 @@ def test_the_wheel_builds_and_imports(tmp_path: Path) -> None:
         archive.extractall(place)
     held = {str(path.relative_to(place)) for path in place.rglob("*.py")}
     assert (place / "greenformers" / "py.typed").is_file()  # its types are for who installs it
+    for table in ("data/digits.txt", "measure/tables/cpu_watts.tsv", "measure/tables/carbon_intensity.tsv"):
+        assert (place / "greenformers" / table).read_bytes() == (ROOT / "greenformers" / table).read_bytes()
     assert held == {str(path.relative_to(ROOT)) for path in (ROOT / "greenformers").rglob("*.py")}
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import greenformers, greenformers.attention.linformer\n"

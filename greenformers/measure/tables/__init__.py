@@ -1,0 +1,13 @@
+"""Tables of facts that figures rest on. Each names its source in its first lines."""
+
+from importlib.resources import files
+
+
+def rows(name: str) -> list[list[str]]:
+    """The lines of a table, each as its columns, without those that say where it is from.
+
+    Args:
+        name: File of this folder, without its ending.
+    """
+    text = (files(__name__) / f"{name}.tsv").read_text(encoding="utf-8")
+    return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
