@@ -1,4 +1,4 @@
-"""After `import greenformers`, plain `AutoModel.from_pretrained` loads our networks and changed ones; importing is fast.
+"""After `import greenformers`, plain `AutoModel.from_pretrained` loads our networks and changed ones; it is fast.
 
 If `transformers` is loaded already, the plug-in registers at once; else as soon as the parts it registers with are.
 """
