@@ -46,7 +46,7 @@ def train_tokenizer(
     if max_length < 3:
         raise ValueError(f"max_length must be at least 3, got {max_length}")
     if vocab_size is not None and kind != "bpe":
-        raise ValueError(f"vocab_size is for bpe, {kind} have as many ids as there are; got {vocab_size}")
+        raise ValueError(f"vocab_size is for bpe, a vocabulary of {kind} has a size of its own; got {vocab_size}")
     if vocab_size is not None and vocab_size < LEAST:
         raise ValueError(f"vocab_size must be at least {LEAST} for bpe, got {vocab_size}")
     # A long text in one piece would take 100 bytes of memory a character.

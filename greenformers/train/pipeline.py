@@ -50,10 +50,12 @@ class Stage(nn.Module):
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
         if any(isinstance(module, Attention | FeedForward) and module.has_loss for module in base.modules()):
             raise ValueError(
-                "a pipeline has no place for the loss of a mechanism or a feed-forward block, this network has one"
+                "a pipeline cannot add the loss of an attention or a feed-forward block, this network has one"
             )
         if base.config.block != "standard" or base.config.memory_length:
-            raise ValueError("a pipeline passes hidden states on, this network's layers hand on or remember more")
+            raise ValueError(
+                "a pipeline passes on hidden states only, this network's blocks or segment memory need more"
+            )
         if base.layers[0].reversible:
             raise ValueError("a pipeline passes one stream on, this network is reversible and has two")
         low, high = (len(base.layers) * place // stages for place in (index, index + 1))

@@ -148,7 +148,9 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     if settings.residual == "reversible":
         for name in ("recompute", "shard"):
             if getattr(settings, name):
-                raise ValueError(f"{name} cannot be with residual reversible, which keeps nothing to compute again")
+                raise ValueError(
+                    f"{name} must be off with residual reversible, which stores no activations to recompute"
+                )
     steps, snapshots = schedule.stream(task.objective).steps, settings.snapshot_steps
     if snapshots and settings.micro_batches is not None:
         raise ValueError(f"snapshots are not made in a pipeline (micro_batches), got {settings.snapshots}")
