@@ -47,8 +47,8 @@ def fake_tensors() -> AbstractContextManager[Any]:
 class OperatorWatch(TorchDispatchMode):
     """Base of contexts that see each operator of torch after it ran; a subclass defines `saw`.
 
-    It depends on `torch.utils._python_dispatch.TorchDispatchMode`, as does `torch.utils.flop_counter`: the base that
-    this class has afterwards would take its place.
+    It depends on `torch.utils._python_dispatch.TorchDispatchMode`, as does `torch.utils.flop_counter`; whatever
+    that module depends on afterwards would take its place.
     """
 
     def saw(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
