@@ -1,10 +1,10 @@
-"""Backward passes written by hand, and what else may be asked of them: second derivatives, and transforms of functions.
+"""Backward passes written by hand, and their use in second derivatives and in transforms of functions.
 
-To torch what a backward pass computes by hand is a constant. Its `once_differentiable` notices only where the gradient
-of the output is itself differentiated: for a loss that is linear in the output, second derivatives would be wrong
-without a word. And `torch.func` knows only functions that keep nothing but their inputs and outputs.
+To torch the result of a backward pass written by hand is a constant. Its `once_differentiable` notices only where the
+gradient of the output is itself differentiated: for a loss that is linear in the output, second derivatives would be
+wrong without an error. And `torch.func` knows only functions that keep nothing but their inputs and outputs.
 
-So each such function has the same in operations that torch differentiates, slower, and with more memory.
+So each such function has a second form in operations that torch differentiates, which is slower and takes more memory.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from torch import Tensor
 Backward = Callable[..., Any]
 
 Plain = Callable[..., Tensor]
-"""From what the forward pass kept, and its first inputs: its output in operations that torch differentiates."""
+"""From the context of the forward pass and its first inputs to its output, in operations that torch differentiates."""
 
 
 def by_hand(count: int, plain: Plain) -> Callable[[Backward], Backward]:
-    """A backward pass in which nothing is differentiated; where its own derivative is wanted, that of `plain`.
+    """A backward pass that is not differentiated itself; where its derivative is needed, that of `plain` is taken.
 
     Args:
-        count: How many of the inputs have gradients: the first ones, which are also the first that the forward pass
-            keeps.
-        plain: The same function.
+        count: Number of inputs with gradients: the first ones, which are also the first tensors that the forward pass
+            saves.
+        plain: The same function in operations that torch differentiates.
     """
 
     def decorate(backward: Backward) -> Backward:
@@ -35,12 +35,12 @@ def by_hand(count: int, plain: Plain) -> Callable[[Backward], Backward]:
             # Autograd enables gradients where that of the output is to be differentiated.
             if not torch.is_grad_enabled() or torch.compiler.is_compiling():
                 return backward(ctx, *grads)
-            # Other names for them: one may have been computed from another.
+            # Views of them: one input may have been computed from another.
             inputs = [None if x is None else x.view_as(x) for x in ctx.saved_tensors[:count]]
             out = plain(ctx, *inputs)
-            wanted = [x for x in inputs if x is not None and x.requires_grad]
-            found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=True, allow_unused=True))
-            of_inputs = [next(found) if x is not None and x.requires_grad else None for x in inputs]
+            differentiable = [x for x in inputs if x is not None and x.requires_grad]
+            gradients = iter(torch.autograd.grad(out, differentiable, grads[0], create_graph=True, allow_unused=True))
+            of_inputs = [next(gradients) if x is not None and x.requires_grad else None for x in inputs]
             return *of_inputs, *[None] * (len(ctx.needs_input_grad) - count)
 
         return of_either
@@ -49,10 +49,10 @@ def by_hand(count: int, plain: Plain) -> Callable[[Backward], Backward]:
 
 
 def only_once(name: str) -> Callable[[Backward], Backward]:
-    """A backward pass in which nothing is differentiated, and which says so where its own derivative is wanted.
+    """A backward pass that is not differentiated itself, and raises where its derivative is needed.
 
     Args:
-        name: of what has it.
+        name: Name of the function or module that has it, for the message.
     """
 
     def decorate(backward: Backward) -> Backward:

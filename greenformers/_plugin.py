@@ -1,4 +1,4 @@
-"""`import greenformers` makes plain `AutoModel.from_pretrained` know our networks and changed ones, and costs nothing.
+"""After `import greenformers`, plain `AutoModel.from_pretrained` loads our networks and changed ones; it is fast.
 
 If `transformers` is loaded already, the plug-in registers at once; else as soon as the parts it registers with are.
 """
@@ -22,7 +22,7 @@ _LAYERS = "transformers.modeling_layers"
 
 def _register_models() -> None:
     if _LAYERS in sys.modules and not hasattr(sys.modules[_LAYERS], "GradientCheckpointingLayer"):
-        return  # on its way in, with the automatic classes before what ours are made of: its own turn comes
+        return  # half imported, without the base of our layers yet: this is called again once it is complete
     import_module("greenformers.model")
 
 
@@ -31,11 +31,11 @@ REGISTRIES: dict[str, Callable[[], None]] = {
     "transformers.models.auto.modeling_auto": _register_models,
     _LAYERS: _register_models,
 }
-"""Parts of transformers, and what is registered with each as it is loaded."""
+"""Parts of transformers, and the function that registers with each as it is loaded."""
 
 
 def install() -> None:
-    """Register now, or when `transformers` comes."""
+    """Register now, or when `transformers` is imported."""
     for name, register in REGISTRIES.items():
         if name in sys.modules:
             register()
@@ -65,7 +65,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads what it stands for, then registers."""
+    """Loads a module as its own loader would, then registers."""
 
     def __init__(self, loader: Loader, register: Callable[[], None]) -> None:
         self.loader, self.register = loader, register

@@ -1,4 +1,4 @@
-"""Folders that are registries: what is in them by file name, and the class that a file is named after."""
+"""Folders that are registries: the files in them by name, and the class that each file is named after."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -20,34 +20,36 @@ def _files(path: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(list(path)) if not module.name.startswith("_")))
 
 
-def class_of(package: str, names: Iterable[str], name: str, what: str) -> Any:
+def class_of(package: str, names: Iterable[str], name: str, kind: str) -> Any:
     """The public class of a file, named as the file is, in capitals: sliding_window -> SlidingWindow.
 
     Args:
-        package: The package whose folder it is in; that file alone is imported.
-        names: Files to choose from.
-        name: The file.
-        what: What it is, for the message.
+        package: The package whose folder holds the file; that file alone is imported.
+        names: Names of the files to choose from.
+        name: Name of the file.
+        kind: Kind of entry that the registry holds, for the message.
 
     Raises:
         ValueError: There is no such file.
     """
     if name not in names:
-        raise ValueError(f"{what} must be one of {', '.join(names)}; got {name!r}")
+        raise ValueError(f"{kind} must be one of {', '.join(names)}; got {name!r}")
     return getattr(import_module(f"{package}.{name}"), name.title().replace("_", ""))
 
 
 def options_of(kind: type) -> list[str]:
     """The options of a class, which are its keyword-only arguments."""
-    return [each.name for each in signature(kind).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    return [
+        parameter.name for parameter in signature(kind).parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
+    ]
 
 
 def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
     """Raise TypeError for an option that a class does not take, or a value of another type than it says."""
-    known = options_of(kind)
+    names = options_of(kind)
     for option, value in options.items():
-        if option not in known:
-            raise TypeError(f"{name} has no option {option!r}, it has {', '.join(known) or 'none'}")
+        if option not in names:
+            raise TypeError(f"{name} has no option {option!r}, it has {', '.join(names) or 'none'}")
         if not _fits(value, hint := _hints(kind).get(option, Any)):
             raise TypeError(f"{name}: {option} must be {_said(hint)}, got {value!r}")
 
@@ -58,9 +60,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value is of a plain type; of one that is not plain any value is: the class itself looks at it."""
+    """Whether a value is of a type; any value is of a type that is not plain: the class itself checks those."""
     if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
+        return any(_fits(value, choice) for choice in get_args(hint))
     if hint in (int, float):
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     if hint in (str, bool, NoneType):

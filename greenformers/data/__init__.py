@@ -1,8 +1,8 @@
 """Data sets, one a file; `load(name, ...)` finds them by file name.
 
-An image of side S is a sequence of N = S * S pixels, row by row; the [CLS] in front of it is the model's. Text stays
-text: `train_tokenizer` makes what turns it into ids. A module here is one data set and has one public function,
-`load(folder) -> Splits` for images, `load(folder, dataset) -> Text | Pairs | Labelled` for text.
+An image of side S is a sequence of N = S * S pixels, row by row; the model itself puts [CLS] in front of it. Text stays
+text: `train_tokenizer` makes the tokenizer that turns it into ids. A module here is one data set and has one public
+function, `load(folder) -> Splits` for images, `load(folder, dataset) -> Text | Pairs | Labelled` for text.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def load(
     """Load a data set, from `folder` unless it comes with a library. Only a `dataset` may be downloaded.
 
     Args:
-        name: one of `names()`.
-        folder: where the files of the data set are.
-        limit: at most so many examples of each split; at least the number of classes, None for all.
+        name: Name of the data set, one of `names()`.
+        folder: Folder that holds the files of the data set.
+        limit: Most examples to take of each split; at least the number of classes, None for all.
             They are drawn in the proportions of the classes and stay in their order; with the same seed a
             smaller draw is part of a larger one. Of running text, the first so many lines of each split.
-        pool: side of the square of pixels averaged into one; divides the side of the image. 1 for text.
-        seed: of the draw; 0..2**32 - 1.
-        dataset: for text, instead of a folder: what `datasets.load_dataset` takes, a name on the Hugging Face hub
+        pool: Side of the square of pixels averaged into one; divides the side of the image. 1 for text.
+        seed: Seed of the draw, 0..2**32 - 1.
+        dataset: For text, instead of a folder: what `datasets.load_dataset` takes, a name on the Hugging Face hub
             or a local folder of parquet or jsonl files; a configuration follows a colon.
 
     Raises:
-        ValueError: an argument out of its range, or a damaged file.
-        OSError: the folder, a file or the dataset is missing or cannot be read.
+        ValueError: An argument is out of its range, or a file is damaged.
+        OSError: The folder, a file or the dataset is missing or cannot be read.
     """
     _check(name, seed)
     if _kind(name) is Splits:
@@ -83,12 +83,12 @@ def load_images(
     """Load a data set of images, as `load` does.
 
     Raises:
-        ValueError: as `load`; or the data set is text.
-        OSError: as `load`.
+        ValueError: As in `load`; or the data set is text.
+        OSError: As in `load`.
     """
     _check(name, seed)
     if _kind(name) is not Splits:
-        images = [other for other in names() if _kind(other) is Splits]
+        images = [candidate for candidate in names() if _kind(candidate) is Splits]
         raise ValueError(f"data set {name!r} is text; images are needed here: one of {', '.join(images)}")
     return pooled(drawn(import_module(f"{__name__}.{name}").load(folder), limit, seed), pool)
 
@@ -101,5 +101,5 @@ def _check(name: str, seed: int) -> None:
 
 
 def _kind(name: str) -> type:
-    """What a data set's `load` says it gives: known before anything is read."""
+    """The class that a data set's `load` is annotated to return, known before anything is read."""
     return get_type_hints(import_module(f"{__name__}.{name}").load)["return"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from soundfile import SoundFile
 
 RATE = 16_000
-# Four frames of 10 ms, which the front end makes one.
+# Four frames of 10 ms, which the front end of the model joins into one.
 SHORTEST_SECONDS = 0.04
 # Of sampling rates, Hz, and of `longest`, seconds. Between rates without a common divisor a resampling filter has
 # 20 times the higher one in coefficients.
@@ -44,11 +44,11 @@ class AudioError(ValueError):
 
 
 def seconds(path: str | Path) -> float:
-    """How long a sound is, by the header of its file; nothing is decoded.
+    """Duration of a sound in seconds, by the header of its file; nothing is decoded.
 
     Raises:
-        AudioError: no file, no sound, no samples, cut off, or a header without the length.
-        MissingExtraError: soundfile is not installed.
+        AudioError: The file is missing, is no sound, has no samples or is cut off, or its header lacks the length.
+        MissingExtraError: The package soundfile is not installed.
     """
     with _opened(Path(path)) as file:
         if file.frames >= _UNKNOWN_SAMPLES:
@@ -67,17 +67,17 @@ def read(
     """A whole sound, or a part of one: (n,), float32, n = ceil(seconds * rate).
 
     Args:
-        path: a file.
-        rate: wanted samples a second, whatever the file has; 4,000..384,000.
-        start: in seconds.
-        end: in seconds; None: that of the file.
-        channel: which one, from 0; None: the mean of all.
+        path: Sound file to read.
+        rate: Samples a second to resample to, whatever the file has; 4,000..384,000.
+        start: Start of the part to read, in seconds.
+        end: End of the part to read, in seconds; None for the end of the file.
+        channel: Channel to read, counted from 0; None for the mean of all.
 
     Raises:
-        AudioError: no file, no sound, no such part or channel of it, damaged, cut off, not finite, or shorter than
-            `SHORTEST_SECONDS`.
-        ValueError: rate out of its range.
-        MissingExtraError: soundfile is not installed.
+        AudioError: The file is missing, is no sound, has no such part or channel, is damaged or cut off, holds a sample
+            that is not finite, or is shorter than `SHORTEST_SECONDS`.
+        ValueError: The rate is out of its range.
+        MissingExtraError: The package soundfile is not installed.
     """
     check_rate(rate)
     path = Path(path)
@@ -98,14 +98,14 @@ def pieces(path: str | Path, longest: float, *, rate: int = RATE) -> Iterator[tu
     shorter than `SHORTEST_SECONDS`. Memory O(longest), not O(the file).
 
     Args:
-        path: a file. It is opened when the first piece is asked for.
-        longest: seconds in a piece at most; 0.5..3,600.
-        rate: as in `read`.
+        path: Sound file to read. It is opened when the first piece is asked for.
+        longest: Longest piece, in seconds; 0.5..3,600.
+        rate: Samples a second to resample to, as in `read`.
 
     Raises:
-        AudioError: as in `read`; damage is found when its piece is asked for.
-        ValueError: longest or rate out of its range.
-        MissingExtraError: soundfile is not installed.
+        AudioError: As in `read`; damage is found when its piece is asked for.
+        ValueError: `longest` or `rate` is out of its range.
+        MissingExtraError: The package soundfile is not installed.
     """
     check_rate(rate)
     if not PIECES[0] <= longest <= PIECES[1]:
@@ -141,10 +141,10 @@ def _parts(blocks: Iterator[NDArray[np.float64]], longest: float, rate: int) -> 
     yield held
 
 
-def _filled(held: NDArray[np.float64], blocks: Iterator[NDArray[np.float64]], wanted: int) -> NDArray[np.float64]:
-    """What is held and the blocks after it, until it is as long as wanted or there are no more."""
+def _filled(held: NDArray[np.float64], blocks: Iterator[NDArray[np.float64]], needed: int) -> NDArray[np.float64]:
+    """The samples held and the blocks after them, until there are `needed` of them or no block is left."""
     parts, length = [held], len(held)
-    while length < wanted and (block := next(blocks, None)) is not None:
+    while length < needed and (block := next(blocks, None)) is not None:
         parts.append(block)
         length += len(block)
     return np.concatenate(parts)
@@ -162,7 +162,7 @@ def _quietest(samples: NDArray[np.float64], first: int, last: int, rate: int) ->
 
 def _resampled(samples: NDArray[np.float64], own_rate: int, rate: int) -> Tensor:
     if own_rate != rate:
-        # Slow to import, and not needed for files of the wanted rate.
+        # Slow to import, and not needed for files that have this rate already.
         signal: Any = needed("sound of another rate", "speech", "scipy", "scipy.signal")
 
         divisor = math.gcd(own_rate, rate)
@@ -181,13 +181,13 @@ def _blocks(
 ) -> Iterator[NDArray[np.float64]]:
     """Samples, of one channel or their mean, a few seconds at a time; then whether the file has what it promised."""
     done, size = 0, max(1024, _BLOCK // file.channels)
-    # Where the length is not known, what can be read is all.
-    wanted = (file.frames if last is None else min(last, file.frames)) - first
-    while done < wanted:
+    # Where the header does not know the length, whatever can be read is the whole file.
+    expected = (file.frames if last is None else min(last, file.frames)) - first
+    while done < expected:
         try:
             if first and not done:
                 file.seek(first)
-            block = file.read(min(size, wanted - done), dtype="float32", always_2d=True)
+            block = file.read(min(size, expected - done), dtype="float32", always_2d=True)
         except RuntimeError as error:
             raise AudioError(f"{path}: damaged at {done / file.samplerate:.2f} s ({error})") from error
         if not len(block):
@@ -200,11 +200,11 @@ def _blocks(
         yield block.mean(axis=1, dtype=np.float64) if channel is None else block[:, channel].astype(np.float64)
     if done == 0:
         raise AudioError(f"{path}: has no samples")
-    if done < wanted and file.frames < _UNKNOWN_SAMPLES:
-        raise AudioError(f"{path}: damaged or cut off, {done} of {wanted} samples can be read")
+    if done < expected and file.frames < _UNKNOWN_SAMPLES:
+        raise AudioError(f"{path}: damaged or cut off, {done} of {expected} samples can be read")
     if done < SHORTEST_SECONDS * file.samplerate:
-        found = 1000 * done / file.samplerate
-        raise AudioError(f"{path}: shorter than {1000 * SHORTEST_SECONDS:g} ms, has {found:.1f} ms")
+        milliseconds = 1000 * done / file.samplerate
+        raise AudioError(f"{path}: shorter than {1000 * SHORTEST_SECONDS:g} ms, has {milliseconds:.1f} ms")
 
 
 @contextmanager

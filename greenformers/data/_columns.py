@@ -21,8 +21,8 @@ def fetch_text(name: str, dataset: str) -> Text:
     """Running text: column text or sentence, each row one or more whole lines.
 
     Raises:
-        ValueError: as `fetch`; no such column; a row without text.
-        OSError: as `fetch`.
+        ValueError: As in `fetch`; or there is no such column, or a row has no text.
+        OSError: As in `fetch`.
     """
     splits = {}
     for part, split in fetch(dataset).items():
@@ -37,8 +37,8 @@ def fetch_pairs(name: str, source: str, target: str, dataset: str) -> Pairs:
     """Pairs: a column translation of {source: ..., target: ...}, or the columns source and target, as "en" and "de".
 
     Raises:
-        ValueError: as `fetch`; no such columns; a row without text.
-        OSError: as `fetch`.
+        ValueError: As in `fetch`; or there are no such columns, or a row has no text.
+        OSError: As in `fetch`.
     """
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "valid": [], "test": []}
     for part, split in fetch(dataset).items():
@@ -57,12 +57,12 @@ def fetch_labelled(
 ) -> Labelled:
     """Labelled texts: the columns of `SEGMENTS` for 1 or 2 segments, and label or score.
 
-    Labels may be numbers or names of classes; numbers are of the data set's own classes where it names them as we do.
+    Labels may be numbers or names of classes; numbers count the data set's own classes where it names them as we do.
     A split of which all labels are -1, as GLUE's tests, counts as absent.
 
     Raises:
-        ValueError: as `fetch`; no such columns; a row without text, or with a label out of range.
-        OSError: as `fetch`.
+        ValueError: As in `fetch`; or there are no such columns, or a row has no text or a label out of range.
+        OSError: As in `fetch`.
     """
     splits = {"train": Examples(), "valid": Examples(), "test": Examples()}
     for part, split in fetch(dataset).items():
@@ -85,7 +85,7 @@ def fetch_labelled(
 
 
 def _present(where: str, split: Any, choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """The first choice of columns that the split has, all of them."""
+    """The first of the choices whose columns are all in the split."""
     for choice in choices:
         if set(choice) <= set(split.column_names):
             return choice

@@ -1,4 +1,4 @@
-"""What a corpus of speech is, and the layouts it comes in. No audio is read here.
+"""Corpora of speech, and the layouts they come in. No audio is read here.
 
 | layout | what the folder holds |
 |---|---|
@@ -33,7 +33,7 @@ AISHELL_PARTS = ("train", "dev", "test")
 # HKUST comes without a validation split; one call of 36 gives the 4.2 hours of 156 that are usual.
 HKUST_HELD_OUT = 36
 HKUST_AUDIO = (".sph", ".wav")
-# Where audio and trans are: in the folder itself, in its packages, in data of these.
+# Folders that may hold audio and trans: the folder itself, its packages, or the data folders of these.
 HKUST_PLACES = ("", "*/", "*/*/")
 HKUST_LINE = re.compile(r"\s*(\d+(?:\.\d*)?)\s+(\d+(?:\.\d*)?)\s+([AB])\s*[:：](.*)")
 UTF8, GBK = ("utf-8-sig",), ("utf-8-sig", "gb18030")
@@ -43,15 +43,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Utterance:
-    """Audio and what is said in it.
+    """A recording, or a part of one, and the words said in it.
 
     Attributes:
-        path: the audio file; whether it is there shows when it is read.
-        text: what is said, not empty.
-        speaker: who says it, if known.
-        start: where it begins in the file, in seconds.
-        end: where it ends, in seconds; None for the end of the file.
-        channel: which one of the file, from 0; None where it has one only.
+        path: The audio file; nothing looks for it before it is read.
+        text: The words said, not empty.
+        speaker: Name of the speaker, if known.
+        start: Time in the file at which the utterance begins, in seconds.
+        end: Time at which it ends, in seconds; None for the end of the file.
+        channel: Channel of the file, counted from 0; None where it has one only.
     """
 
     path: Path
@@ -67,10 +67,10 @@ class Corpus:
     """Utterances in three splits, any of which may be empty.
 
     Attributes:
-        name: the folder or file it came from.
-        train: utterances to learn from.
-        valid: utterances to choose by.
-        test: utterances to score on.
+        name: Name of the folder or file that holds the corpus.
+        train: Utterances to train on.
+        valid: Utterances to validate on.
+        test: Utterances to test on.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Corpus:
         """The utterances of a split: train, valid or test.
 
         Raises:
-            ValueError: no such split, or an empty one.
+            ValueError: There is no such split, or it is empty.
         """
         if name not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
@@ -98,14 +98,14 @@ def load(
     """Read which utterances a corpus has.
 
     Args:
-        source: the folder of the corpus; or one manifest, its training split.
-        layout: one of `LAYOUTS`; None: recognised from what the folder holds.
-        valid: the manifest of the validation split, if `source` is one.
-        test: the manifest of the test split, if `source` is one.
+        source: The folder of the corpus; or one manifest, its training split.
+        layout: One of `LAYOUTS`; None: recognised from what the folder holds.
+        valid: The manifest of the validation split, if `source` is one.
+        test: The manifest of the test split, if `source` is one.
 
     Raises:
-        ValueError: no such layout, none or several recognised, or a damaged file.
-        OSError: the source or a file is missing or cannot be read.
+        ValueError: There is no such layout, none or several are recognised, or a file is damaged.
+        OSError: The source or a file is missing or cannot be read.
     """
     source = Path(source)
     if layout is not None and layout not in LAYOUTS:
@@ -128,7 +128,7 @@ def load(
 
 def layouts_of(folder: Path) -> list[str]:
     """The layouts that a folder looks like."""
-    clips = (folder / "clips").is_dir() and any((folder / table).is_file() for table in COMMON_VOICE.values())
+    clips = (folder / "clips").is_dir() and any((folder / name).is_file() for name in COMMON_VOICE.values())
     # Common Voice calls its validation split dev.
     clips = clips and not any((folder / f"valid{suffix}").is_file() for suffix in SUFFIXES)
     fits = {
@@ -142,11 +142,11 @@ def layouts_of(folder: Path) -> list[str]:
 
 
 def _recognised(folder: Path) -> str:
-    found = layouts_of(folder)
-    if len(found) != 1:
-        what = " and ".join(found) or "none"
-        raise ValueError(f"{folder.name}: expected one layout of {', '.join(LAYOUTS)}, recognised {what}; name it")
-    return found[0]
+    layouts = layouts_of(folder)
+    if len(layouts) != 1:
+        fitting = " and ".join(layouts) or "none"
+        raise ValueError(f"{folder.name}: expected one layout of {', '.join(LAYOUTS)}, recognised {fitting}; name it")
+    return layouts[0]
 
 
 def _lines(path: Path, encodings: tuple[str, ...] = UTF8) -> list[str]:
@@ -297,9 +297,9 @@ def _aishell(folder: Path) -> list[list[Utterance]]:
     splits, silent = [], 0
     for part in AISHELL_PARTS:
         paths = sorted((folder / "wav" / part).glob("*/*.wav"))
-        known = [path for path in paths if path.stem in texts]
-        silent += len(paths) - len(known)
-        splits.append([Utterance(path, texts[path.stem], path.parent.name) for path in known])
+        transcribed = [path for path in paths if path.stem in texts]
+        silent += len(paths) - len(transcribed)
+        splits.append([Utterance(path, texts[path.stem], path.parent.name) for path in transcribed])
     _left_out(folder, silent, "recordings without transcript")
     return splits
 
@@ -316,9 +316,9 @@ def _librispeech(folder: Path) -> list[list[Utterance]]:
     ]
 
 
-def _left_out(folder: Path, count: int, what: str) -> None:
+def _left_out(folder: Path, count: int, kind: str) -> None:
     if count:
-        warnings.warn(f"{folder.resolve().name}: {count} {what} left out", stacklevel=4)
+        warnings.warn(f"{folder.resolve().name}: {count} {kind} left out", stacklevel=4)
 
 
 def _hkust(folder: Path) -> list[list[Utterance]]:
@@ -329,8 +329,8 @@ def _hkust(folder: Path) -> list[list[Utterance]]:
     A call has two channels, A and B, and is named <date>_<time>_A<speaker>_B<speaker>. A transcript is in GBK (or
     UTF-8): header lines, which begin with # or come before the first number, then "start end A: text" in seconds.
 
-    The official dev calls are "test"; every 36th training call, by name, is "valid". Turns of no length, with
-    another turn run into them, or with nothing said in them are left out and counted. See `_said` for the text.
+    The official dev calls are "test"; every 36th training call, by name, is "valid". Turns of no length, turns
+    that another turn ran into, and turns without words are left out and counted. See `_said` for the text.
     """
     calls = {part: _hkust_files(folder, f"trans/{part}", (".txt",)) for part in ("train", "dev")}
     audio = {part: _hkust_files(folder, f"audio/{part}", HKUST_AUDIO) for part in calls}
@@ -350,12 +350,12 @@ def _hkust(folder: Path) -> list[list[Utterance]]:
 
 def _hkust_files(folder: Path, place: str, suffixes: tuple[str, ...]) -> dict[str, Path]:
     """Files by the name of the call, in the order of the names."""
-    found = (path for outer in HKUST_PLACES for path in folder.glob(f"{outer}{place}/*"))
-    return dict(sorted((path.stem, path) for path in found if path.suffix.lower() in suffixes))
+    paths = (path for outer in HKUST_PLACES for path in folder.glob(f"{outer}{place}/*"))
+    return dict(sorted((path.stem, path) for path in paths if path.suffix.lower() in suffixes))
 
 
 def _hkust_turns(transcript: Path, audio: Path) -> list[Utterance | None]:
-    """The turns of a call; None for one to leave out."""
+    """The turns of a call; None for a turn to leave out."""
     speakers = dict(re.findall(r"_([AB])([^_]+)", transcript.stem))
     turns: list[Utterance | None] = []
     header = True
@@ -376,7 +376,7 @@ def _hkust_turns(transcript: Path, audio: Path) -> list[Utterance | None]:
 
 
 def _said(text: str) -> str:
-    """The words of a turn without what transcribers mark.
+    """The words of a turn without the marks of transcribers.
 
     {laugh}, {breath} and the like go; of <foreign language="English">...</foreign>, <noise>...</noise> and the (( ))
     of what is hard to hear the marks go, and the words stay; so do those of %hesitation, ~A (a letter) and +word+.

@@ -17,7 +17,8 @@ Data = TypeVar("Data", Splits, Text, Pairs, Labelled)
 def drawn(data: Data, limit: int | None, seed: int) -> Data:
     """At most `limit` examples of each split, in their order; of running text the first `limit` lines.
 
-    Where there are classes they are drawn in their proportions, each class at least once; without them plainly.
+    Where there are classes they are drawn in their proportions, each class at least once;
+    where there are none, every example is as likely as another.
 
     Raises:
         ValueError: `limit` is below 1, or below the number of classes.
@@ -43,8 +44,8 @@ def stratified(labels: Tensor, limit: int, seed: int) -> Tensor:
 
     Args:
         labels: (n,) int64, 0..classes - 1.
-        limit: number of places; at least the number of classes.
-        seed: of the draw.
+        limit: Number of places, at least the number of classes.
+        seed: Seed of the draw.
     """
     order = _shuffled(len(labels), seed)
     order = order[labels[order].argsort(stable=True)]  # (n,), by class, shuffled within

@@ -1,4 +1,4 @@
-"""What models are calibrated, healed and judged with: texts, images, recordings, as files hold them."""
+"""Examples to calibrate, heal and judge models with: texts, images and recordings, as files hold them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from greenformers.data._texts import Texts, read_texts
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff", ".au")
 LEARNT, JUDGED = ("train", "training"), ("test", "valid", "validation", "val", "dev")
-"""Names of folders of examples to learn from and to judge by."""
+"""Names of folders of examples to train on and to judge by."""
 
 
 class Files(ABC):
-    """Examples of which each is in a file.
+    """Examples, each in a file of its own.
 
     Attributes:
-        name: Of the folder.
+        name: Name of the folder.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Files(ABC):
     @property
     @abstractmethod
     def said(self) -> list[str]:
-        """Of each example its class, or what is said in it; empty where that is not known."""
+        """The class of each example, or the words said in it; empty where neither is known."""
 
     @abstractmethod
     def check(self) -> None:
-        """See that every file can be read.
+        """Check that every file can be read.
 
         Raises:
-            ValueError: One cannot; the message names it.
+            ValueError: A file cannot be read; the message names it.
         """
 
 
@@ -55,9 +55,9 @@ class Images(Files):
     """Images, each in a file; in folders of their classes, if they have any.
 
     Attributes:
-        name: Of the folder.
-        paths: Of the images.
-        classes: Of each image the name of its class; "" where it has none.
+        name: Name of the folder.
+        paths: Paths of the images.
+        classes: Name of the class of each image; "" where it has none.
     """
 
     name: str
@@ -83,11 +83,11 @@ class Images(Files):
 
 @dataclass(frozen=True)
 class Sounds(Files):
-    """Recordings, and what is said in them; or their classes.
+    """Recordings, and the words said in them or their classes.
 
     Attributes:
-        name: Of the corpus.
-        utterances: Audio and text of each.
+        name: Name of the corpus.
+        utterances: Audio and text of each recording; the text may be the name of a class.
     """
 
     name: str
@@ -112,11 +112,11 @@ Examples = Texts | Images | Sounds
 
 
 def opened(path: Path) -> Image.Image:
-    """An image whose header has been read.
+    """Open an image and read its header.
 
     Raises:
-        ValueError: It is none.
-        OSError: It cannot be read.
+        ValueError: The file is no image.
+        OSError: The file cannot be read.
     """
     try:
         return Image.open(path)
@@ -125,15 +125,15 @@ def opened(path: Path) -> Image.Image:
 
 
 def read_examples(path: Path, kind: Kind) -> tuple[Examples, Examples | None]:
-    """Examples to learn from, and those to judge by where the place has splits of its own.
+    """Examples to train on, and examples to judge by where the path has splits of its own.
 
-    Texts are a file, see `read_texts`. Images are a folder with a folder for every class, or with images alone; so are
-    recordings, or they are a corpus in any of the layouts of `greenformers.data._corpus`. A folder may hold two such,
-    as train and test.
+    Texts are a file, see `read_texts`. Images are a folder with a folder for every class, or with images alone. So are
+    recordings; or they are a corpus in any of the layouts of `greenformers.data._corpus`. A folder may hold two such
+    folders, named train and test.
 
     Raises:
-        ValueError: Nothing of this kind is there, or a damaged file.
-        OSError: It cannot be read.
+        ValueError: Nothing of this kind is there, or a file is damaged.
+        OSError: The file cannot be read.
     """
     if kind == "text":
         if path.is_dir():
@@ -142,8 +142,8 @@ def read_examples(path: Path, kind: Kind) -> tuple[Examples, Examples | None]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there")
     if path.is_file() and (kind == "image" or path.suffix not in corpus.SUFFIXES):
-        wanted = "a folder of images" if kind == "image" else "a folder of recordings, or a manifest"
-        raise ValueError(f"{path} is a file: the model reads {wanted}")
+        readable = "a folder of images" if kind == "image" else "a folder of recordings, or a manifest"
+        raise ValueError(f"{path} is a file: the model reads {readable}")
     if kind == "sound" and (path.is_file() or corpus.layouts_of(path)):
         return _corpus(path)
     inside = {name: path / name for name in (*LEARNT, *JUDGED) if (path / name).is_dir()}
@@ -156,7 +156,7 @@ def read_examples(path: Path, kind: Kind) -> tuple[Examples, Examples | None]:
 
 
 def _labelled(folder: Path, suffixes: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Files and the names of their classes: in folders of the folder, or in itself."""
+    """Files and the names of their classes, the folders they are in; "" for files of the folder itself."""
     classes = sorted(part for part in folder.iterdir() if part.is_dir() and not part.name.startswith("."))
     for place, name in [*((part, part.name) for part in classes), (folder, "")]:
         for path in sorted(place.iterdir()):
@@ -165,16 +165,16 @@ def _labelled(folder: Path, suffixes: Sequence[str]) -> Iterator[tuple[Path, str
 
 
 def _folder(folder: Path, kind: Kind) -> Examples:
-    found = list(_labelled(folder, IMAGES if kind == "image" else SOUNDS))
-    if not found:
+    files = list(_labelled(folder, IMAGES if kind == "image" else SOUNDS))
+    if not files:
         raise ValueError(f"{folder} holds no {'image' if kind == 'image' else 'recording'}, nor folders of them")
     if kind == "image":
-        return Images(folder.name, [path for path, _ in found], [name for _, name in found])
-    return Sounds(folder.name, [Utterance(path, name) for path, name in found])
+        return Images(folder.name, [path for path, _ in files], [name for _, name in files])
+    return Sounds(folder.name, [Utterance(path, name) for path, name in files])
 
 
 def _corpus(path: Path) -> tuple[Examples, Examples | None]:
-    read = corpus.load(path)
-    judged = read.test or read.valid
-    learnt = read.train or judged
-    return Sounds(read.name, learnt), Sounds(read.name, judged) if judged and read.train else None
+    loaded = corpus.load(path)
+    judged = loaded.test or loaded.valid
+    learnt = loaded.train or judged
+    return Sounds(loaded.name, learnt), Sounds(loaded.name, judged) if judged and loaded.train else None

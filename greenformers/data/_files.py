@@ -1,4 +1,4 @@
-"""Files of text, as they are or compressed: found, unpacked, decoded."""
+"""Files of text, plain or compressed: how they are found, unpacked and decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST = 2**28
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """The file of that name as it is, or else as .gz, or else as .xz; None where there is none."""
+    """The file of that name, plain, or else as .gz, or else as .xz; None where there is none."""
     candidates = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
     return next((path for path in candidates if path.is_file()), None)
 
@@ -23,7 +23,7 @@ def need(folder: Path, name: str) -> Path:
     """The file of that name, as `find` finds it.
 
     Raises:
-        OSError: there is none.
+        OSError: There is no such file.
     """
     path = find(folder, name)
     if path is None:
@@ -32,11 +32,12 @@ def need(folder: Path, name: str) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """All of a file, unpacked if it is .gz or .xz; line ends as they are.
+    """The whole text of a file, unpacked if it is .gz or .xz, with its line ends unchanged.
 
     Raises:
-        ValueError: a damaged archive, more than `LARGEST` bytes, or not UTF-8; the message names the file.
-        OSError: the file cannot be read.
+        ValueError: The archive is damaged, or the text has more than `LARGEST` bytes or is not UTF-8; the message names
+            the file.
+        OSError: The file cannot be read.
     """
     try:
         with _opened(path) as file:
@@ -59,11 +60,11 @@ def _opened(path: Path) -> BufferedIOBase:
 
 
 def read_lines(path: Path) -> list[str]:
-    r"""The lines of a file without their ends, \n or \r\n. Other characters that may break a line do not here.
+    r"""The lines of a file without their ends, \n or \r\n. Other characters that break lines elsewhere do not here.
 
     Raises:
-        ValueError: as `read_text`.
-        OSError: the file cannot be read.
+        ValueError: As in `read_text`.
+        OSError: The file cannot be read.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":

@@ -8,20 +8,20 @@ from typing import Any
 
 from greenformers._extras import needed
 
-# As the hub's data sets call them; the first that is there.
+# Names that data sets of the hub give to their splits; the first that is there is taken.
 NAMES = {"train": ("train",), "valid": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 def fetch(dataset: str) -> dict[str, Any]:
-    """The splits there are, of train, valid and test, each a `datasets.Dataset`. No code of the data set is run.
+    """The splits that there are, of train, valid and test, as `datasets.Dataset`s. No code of the data set is run.
 
     Args:
-        dataset: what `datasets.load_dataset` takes; after a colon, the configuration.
+        dataset: Name or folder that `datasets.load_dataset` takes; after a colon, the configuration.
 
     Raises:
-        MissingExtraError: the library is not installed.
-        ValueError: the library makes no data set of that name.
-        OSError: there is no data set of that name, or it cannot be reached.
+        MissingExtraError: The package datasets is not installed.
+        ValueError: The library makes no data set of that name.
+        OSError: There is no data set of that name, or it cannot be reached.
     """
     library = needed("a data set of the hub", "hub", "datasets")
     exceptions = import_module("datasets.exceptions")
@@ -36,8 +36,8 @@ def fetch(dataset: str) -> dict[str, Any]:
         raise OSError(f"dataset {dataset!r} cannot be loaded: {_line(error)}") from error
     except (exceptions.DatasetsError, ValueError, RuntimeError) as error:
         raise ValueError(f"dataset {dataset!r} cannot be loaded: {_line(error)}") from error
-    found = {ours: next((name for name in names if name in loaded), None) for ours, names in NAMES.items()}
-    splits = {ours: loaded[name] for ours, name in found.items() if name is not None}
+    names_here = {ours: next((name for name in names if name in loaded), None) for ours, names in NAMES.items()}
+    splits = {ours: loaded[name] for ours, name in names_here.items() if name is not None}
     if not splits:
         raise ValueError(
             f"dataset {dataset!r} has none of the splits train, validation, test; it has {', '.join(loaded)}"
@@ -46,5 +46,5 @@ def fetch(dataset: str) -> dict[str, Any]:
 
 
 def _line(error: BaseException) -> str:
-    """Why, in one line."""
+    """The reason that an error gives, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Images as data: kept as integers, averaged in squares on demand."""
+"""Images as data: stored as integers, averaged over squares of pixels on demand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils.data import Dataset
 
 @dataclass(frozen=True, eq=False)
 class Split(Dataset[dict[str, Tensor]]):
-    """Labelled images, kept as integers; an item is `{"input_values": (N, 1) float32, "labels": () int64}`.
+    """Labelled images, stored as integers; an item is `{"input_values": (N, 1) float32, "labels": () int64}`.
 
     Attributes:
         pixels: (n, N) uint8, or int32 once pooled; 0..peak.
         labels: (n,) int64, 0..classes - 1.
-        peak: the pixel that stands for intensity 1.
+        peak: Value of a pixel of intensity 1.
     """
 
     pixels: Tensor
@@ -26,7 +26,7 @@ class Split(Dataset[dict[str, Tensor]]):
 
     @property
     def values(self) -> Tensor:
-        """All intensities, (n, N, 1) float32 in [0, 1]. Computed at each call: 4 N n bytes."""
+        """All intensities, (n, N, 1) float32 in [0, 1]. Computed at each call, at 4 N n bytes."""
         return self._intensity(self.pixels)
 
     def __len__(self) -> int:
@@ -50,10 +50,10 @@ class Splits:
     """A data set of square images.
 
     Attributes:
-        name: the file of this folder it came from.
-        classes: number of classes.
-        train: examples to learn from.
-        test: examples to score on.
+        name: Name of the data set, that of its file in this folder.
+        classes: Number of classes.
+        train: Examples to train on.
+        test: Examples to test on.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Splits:
 
     @property
     def length(self) -> int:
-        """Pixels an image, N; without the [CLS]."""
+        """Number of pixels of an image, N, without the [CLS]."""
         return self.train.pixels.shape[1]
 
 

@@ -1,6 +1,6 @@
 """Text as data: running text, pairs of sentences, labelled texts.
 
-Each has three splits, and any of them may be empty: a source may withhold it. `split(name)` never gives an empty one.
+Each has three splits, any of which may be empty, as a source may withhold it; `split(name)` never gives an empty one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Sized)
 
 
 class _Split(Generic[T]):
-    """What the kinds share: a name and three splits."""
+    """Base of the kinds of text: a name and three splits."""
 
     name: str
     train: T
@@ -26,7 +26,7 @@ class _Split(Generic[T]):
         """The content of a split: train, valid or test.
 
         Raises:
-            ValueError: no such split, or an empty one.
+            ValueError: There is no such split, or it is empty.
         """
         if name not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
@@ -41,10 +41,10 @@ class Text(_Split[str]):
     """Running text, for language modelling.
 
     Attributes:
-        name: the file of this folder it came from.
-        train: text to learn from.
-        valid: text to choose by.
-        test: text to score on.
+        name: Name of the data set, that of its file in this folder.
+        train: Text to train on.
+        valid: Text to validate on.
+        test: Text to test on.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Pairs(_Split[list[tuple[str, str]]]):
     """Sentences and their translations.
 
     Attributes:
-        name: the file of this folder it came from.
-        source: language of the first of a pair, a code as "en".
-        target: language of the second.
-        train: pairs to learn from.
-        valid: pairs to choose by.
-        test: pairs to score on.
+        name: Name of the data set, that of its file in this folder.
+        source: Language of the first sentence of a pair, a code such as "en".
+        target: Language of the second sentence, alike.
+        train: Pairs to train on.
+        valid: Pairs to validate on.
+        test: Pairs to test on.
     """
 
     name: str
@@ -79,8 +79,8 @@ class Examples:
     """Texts with labels, one label a text.
 
     Attributes:
-        texts: n texts of 1 or 2 segments each.
-        labels: n classes, 0..classes - 1, or n scores.
+        texts: Texts of 1 or 2 segments each.
+        labels: One label a text: a class, 0..classes - 1, or a score.
     """
 
     texts: list[tuple[str, ...]] = field(default_factory=list)
@@ -95,11 +95,11 @@ class Labelled(_Split[Examples]):
     """Texts to classify, or to score.
 
     Attributes:
-        name: the file of this folder it came from.
-        classes: what label 0, 1, ... stands for; None where labels are scores.
-        train: examples to learn from.
-        valid: examples to choose by.
-        test: examples to score on.
+        name: Name of the data set, that of its file in this folder.
+        classes: Names of the classes that labels 0, 1, ... stand for; None where labels are scores.
+        train: Examples to train on.
+        valid: Examples to validate on.
+        test: Examples to test on.
     """
 
     name: str

@@ -8,7 +8,7 @@ Reader = Callable[[object], int | float]
 
 
 def class_reader(classes: tuple[str, ...]) -> Reader:
-    """Reads a class, by its name or its number, as its number."""
+    """A reader of classes: from the name or the number of a class to its number."""
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
 
@@ -21,14 +21,14 @@ def class_reader(classes: tuple[str, ...]) -> Reader:
 
 
 def score_reader(low: float, high: float) -> Reader:
-    """Reads a score from low to high."""
+    """A reader of scores from `low` to `high`."""
 
     def read(value: object) -> float:
         try:
             score = float(str(value))
         except ValueError:
             score = float("nan")
-        # So put that NaN is out of range too.
+        # Written so that NaN is out of range too.
         if not low <= score <= high:
             raise ValueError(f"the score must be a number in {low:g}..{high:g}")
         return score

@@ -1,11 +1,11 @@
-"""One vector of a text from the states of its tokens, as sentence encoders do. Reimers 2019, arXiv:1908.10084.
+"""One vector for a text from the states of its tokens, as in sentence encoders. Reimers 2019, arXiv:1908.10084.
 
-With states h_1 .. h_n of the tokens that are no padding, by the names that sentence-transformers gives the modes:
+With states h_1 .. h_n of the tokens that are not padding, under the names that sentence-transformers gives the modes:
 
     cls h_1, lasttoken h_n, max max_i h_i, mean sum_i h_i / n, mean_sqrt_len_tokens sum_i h_i / sqrt(n),
     weightedmean sum_i i h_i / sum_i i
 
-Several modes stand beside each other, in the order in which they are named; layers may follow.
+The vectors of several modes are concatenated in the order in which they are named; layers may follow.
 """
 
 from collections.abc import Callable
@@ -57,12 +57,12 @@ MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """x -> f(W x + b), and the input or a projection of it on top where there is a residual connection.
+    """x -> f(W x + b), plus the input or a projection of it where there is a residual connection.
 
     Attributes:
-        weight: W (m, d).
-        bias: b (m), if any.
-        activation: f.
+        weight: Weight W (m, d).
+        bias: Bias b (m,), if any.
+        activation: Activation f.
         residual: None for no residual connection; a projection (m, d); "input" for the input itself.
     """
 
@@ -81,7 +81,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """Layer normalisation of the vector, with gain g and bias b (d)."""
+    """Layer normalisation of the vector, with a gain (d,) and a bias (d,)."""
 
     weight: Tensor
     bias: Tensor
@@ -93,7 +93,7 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class Normalize:
-    """x / |x|."""
+    """Normalisation of the vector to length 1: x / |x|."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, d) -> (B, d)."""
@@ -105,14 +105,14 @@ Layer = Dense | LayerNorm | Normalize
 
 @dataclass(frozen=True, eq=False)
 class SentencePooling:
-    """What makes the embedding of a text out of a model's last hidden states.
+    """Pooling of a model's last hidden states into the embedding of a text.
 
     Attributes:
-        modes: Of `MODES`.
-        layers: What follows, in order.
-        length: Longest text in tokens that its makers give it, None where they say nothing.
+        modes: Modes of pooling, names in `MODES`.
+        layers: Layers that follow, in order.
+        length: Longest text, in tokens, that the makers of the model give it; None where they say nothing.
         folder: The folder of sentence-transformers that it was read from, if any.
-        in_memory: Whether it is that of a SentenceTransformer which no folder need hold.
+        in_memory: Whether it comes from a SentenceTransformer object, which may be in no folder.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -134,10 +134,10 @@ MEAN = SentencePooling()
 
 
 def attach(model: nn.Module, pooling: SentencePooling) -> None:
-    """Have a model judged, calibrated and healed by a pooling; copies of the model keep it."""
+    """Give a model the pooling by which it is judged, calibrated and healed; copies of the model keep it."""
     setattr(model, ATTACHED, pooling)
 
 
 def pooling_of(model: nn.Module) -> SentencePooling:
-    """The pooling of a model: the mean, where nothing else is known."""
+    """The pooling attached to a model; the mean, where none is."""
     return getattr(model, ATTACHED, MEAN)

@@ -1,4 +1,4 @@
-"""How a model's examples become its inputs: tokens, pixels, features of sound; and the labels that it is to give."""
+"""How a model's examples become its inputs: tokens, pixels, features of sound; and the labels that it is to predict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,18 @@ SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
 
 @dataclass(frozen=True)
 class Reader:
-    """What makes the inputs of a model.
+    """Turns examples into the inputs of a model.
 
     Attributes:
-        task: What the model is for.
-        kind: What it reads.
-        tokenizer: Of the texts that it reads or writes.
+        task: Task of the model.
+        kind: Kind of input that the model reads.
+        tokenizer: Tokenizer of the texts that it reads or writes.
         features: Image processor or feature extractor of `transformers`.
-        length: Longest text, in tokens, as far as a decoder goes; of a causal language model, that of a block.
-        classes: Numbers of the classes, by name.
+        length: Longest text in tokens, at most the longest that a decoder takes; for a causal language model, the
+            length of a block.
+        classes: Number of each class, by its name.
         start: The token that a decoder begins with.
-        filler: The token of padding.
+        filler: The token that pads.
     """
 
     task: Task
@@ -49,7 +50,8 @@ class Reader:
         """The reader of a model.
 
         Raises:
-            ValueError: Examples are of no use to it, or it has no tokenizer, image processor or feature extractor.
+            ValueError: Examples are of no use to the model, or it has no tokenizer, image processor or feature
+                extractor.
         """
         task, kind = task_of(model), kind_of_input(model)
         name = type(model).__name__
@@ -71,10 +73,10 @@ class Reader:
         )  # fmt: skip
 
     def check(self, examples: Examples) -> None:
-        """See that examples are of the form that the model reads, and that their files can be read.
+        """Check that examples are of the form that the model reads, and that their files can be read.
 
         Raises:
-            ValueError: They are not; labels are none of the model's classes; a file cannot be read.
+            ValueError: Examples are of another form, a label is none of the model's classes, or a file cannot be read.
         """
         if isinstance(examples, Texts):
             if self.task == "seq2seq" and not examples.translated:
@@ -117,20 +119,20 @@ class Reader:
         if name.isdecimal() and int(name) < len(self.classes):
             return int(name)
         names = ", ".join(list(self.classes)[:10])
-        what = f"has the class {name!r}, which is" if name else "names no class, which would be"
-        raise ValueError(f"a folder or text {what} none of the model's: {names}, or 0..{len(self.classes) - 1}")
+        label = f"has the class {name!r}, which is" if name else "names no class, which would be"
+        raise ValueError(f"a folder or text {label} none of the model's: {names}, or 0..{len(self.classes) - 1}")
 
     def rows(self, examples: Examples, *, classes: bool = False) -> Rows:
-        """The examples, as the network reads them.
+        """The examples as rows, the inputs of the network.
 
         Args:
-            examples: Of the kind that it reads.
-            classes: Whether the labels of a classifier go along; those of an encoder-decoder always do.
+            examples: Examples of the kind that the model reads.
+            classes: Whether the rows of a classifier hold labels; those of an encoder-decoder always do.
         """
         filler = {"input_ids": self.filler}
         if isinstance(examples, Texts):
-            made = self._texts(examples, classes)
-            return Rows(made, filler=filler, lengths=[len(row["input_ids"]) for row in made])
+            rows = self._texts(examples, classes)
+            return Rows(rows, filler=filler, lengths=[len(row["input_ids"]) for row in rows])
         count = len(examples)
         if isinstance(examples, Images):
             return Rows(range(count), lambda place: self._image(examples, place, classes), filler=filler)
@@ -138,7 +140,7 @@ class Reader:
         return Rows(range(count), lambda place: self._sound(examples, place, classes), filler=filler, lengths=lengths)
 
     def batches(self, examples: Examples) -> Sequence[Mapping[str, Any]]:
-        """Batches to calibrate with: without padding, as far as can be; else with its masks."""
+        """Batches to calibrate with: without padding where that is possible, else with the masks of the padding."""
         if isinstance(examples, Texts) and self.task != "seq2seq":
             assert self.tokenizer is not None
             return batches(examples.lines, self.tokenizer, self.task, self.length)
@@ -151,11 +153,11 @@ class Reader:
             blocks = batches(texts.lines, tokenizer, self.task, self.length)
             return [_masked(row) for batch in blocks for row in batch["input_ids"]]
         if self.task == "seq2seq":
-            made: list[Row] = []
+            pairs: list[Row] = []
             for source, target in texts.segments:
                 row = _masked(torch.tensor(tokenizer(source, **limits)["input_ids"]))
-                made.append({**row, **self._written(target)})
-            return made
+                pairs.append({**row, **self._written(target)})
+            return pairs
         rows: list[tuple[Row, int]] = [
             (_masked(torch.tensor(ids)), place) for place, ids in _ids(texts, tokenizer, limits) if ids
         ]
@@ -164,10 +166,10 @@ class Reader:
         return [{**row, "labels": torch.tensor(int(texts.labels[place]))} for row, place in rows]
 
     def _written(self, text: str) -> Row:
-        """What a decoder is to write, and which of it is no padding."""
+        """The tokens that a decoder is to write, and their mask."""
         tokenizer: Any = self.tokenizer
         ids = tokenizer(text_target=text, truncation=True, max_length=self.length)["input_ids"]
-        if len(ids) > 1 and ids[0] == self.start:  # which the model puts in front itself
+        if len(ids) > 1 and ids[0] == self.start:  # the model itself puts it in front
             ids = ids[1:]
         labels = torch.tensor(ids)
         return {"labels": labels, "decoder_attention_mask": torch.ones_like(labels)}
@@ -187,14 +189,14 @@ class Reader:
         wave = audio.read(
             utterance.path, rate=rate, start=utterance.start, end=utterance.end, channel=utterance.channel
         )
-        made = self.features(wave.numpy(), sampling_rate=rate, return_tensors="pt")
-        row = {name: x[0] for name, x in made.items()}
+        inputs = self.features(wave.numpy(), sampling_rate=rate, return_tensors="pt")
+        row = {name: x[0] for name, x in inputs.items()}
         if self.task == "seq2seq":
             return row | dict(self._written(utterance.text))
         return row | self._class(sounds, place, classes)
 
-    def _class(self, examples: Files, place: int, wanted: bool) -> dict[str, torch.Tensor]:
-        labelled = wanted and self.task == "classifier"
+    def _class(self, examples: Files, place: int, classes: bool) -> dict[str, torch.Tensor]:
+        labelled = classes and self.task == "classifier"
         return {"labels": torch.tensor(self.number(examples.said[place]))} if labelled else {}
 
 
@@ -211,7 +213,7 @@ def _masked(ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _length(utterance: Utterance) -> int:
-    """Milliseconds."""
+    """Duration of an utterance, in milliseconds."""
     end = audio.seconds(utterance.path) if utterance.end is None else utterance.end
     return round(1000 * (end - utterance.start))
 

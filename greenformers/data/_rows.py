@@ -1,4 +1,4 @@
-"""Examples as a network reads them: one by one, and brought together in batches."""
+"""Examples as the inputs of a network: one by one, and together in batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 Row = Mapping[str, Tensor]
-"""Arguments of a network's forward, without the dimension of a batch."""
+"""Arguments of a network's `forward` for one example, without the batch dimension."""
 
 IGNORED = -100
 """The label of a position that is not scored."""
@@ -20,10 +20,10 @@ class Rows(Sequence[Row]):
     """Examples that are read as they are asked for.
 
     Args:
-        items: Whatever `read` takes: rows themselves, paths, places.
-        read: Gives the row of an item.
-        filler: What stands behind the shorter ones of a batch, by argument; 0 for others, -100 for labels.
-        lengths: How long each is, for batches of like length; None where all are alike.
+        items: Items that `read` takes: rows themselves, paths or indices.
+        read: Function from an item to its row.
+        filler: Value that pads the shorter rows of a batch, by argument; 0 for others, -100 for labels.
+        lengths: Length of each row, to batch rows of similar length; None where all are as long.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Rows(Sequence[Row]):
         return self.read(self.items[place])
 
     def at(self, places: Sequence[int]) -> "Rows":
-        """Those at some places."""
+        """The rows at some places."""
         lengths = None if self.lengths is None else [self.lengths[place] for place in places]
         return Rows([self.items[place] for place in places], self.read, filler=self.filler, lengths=lengths)
 
     def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """A batch: the shorter rows are padded; recordings are cut to the shortest instead.
 
-        So the network that learns hears what its teacher hears, and no padding says anything to either.
+        So student and teacher hear the same sound, and padding changes the output of neither.
         """
         if (heard := next((name for name in SOUND if name in rows[0]), None)) is not None:
             rows = _cut(rows, heard)
@@ -86,8 +86,8 @@ class Batches(Sequence[dict[str, Tensor]]):
 
     Args:
         rows: The examples.
-        size: How many a batch at most.
-        exact: Bring together only what is of one length, so that nothing is padded or cut.
+        size: Most rows in a batch.
+        exact: Whether a batch holds rows of one length only, so that nothing is padded or cut.
     """
 
     def __init__(self, rows: Rows, size: int, *, exact: bool = False) -> None:

@@ -9,8 +9,8 @@ def choose(name: str, folder: str | Path | None, dataset: str | None) -> Path | 
     """The folder as a path, or the name of the dataset as it is.
 
     Raises:
-        ValueError: both are given, or neither.
-        OSError: the folder is missing.
+        ValueError: Both a folder and a dataset are given, or neither.
+        OSError: The folder is missing.
     """
     if dataset is not None:
         if folder is not None:

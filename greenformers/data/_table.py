@@ -24,17 +24,17 @@ def read_table(
     """Read the examples of a table.
 
     Args:
-        path: file as it is, .gz or .xz.
-        segments: columns of text.
-        label: column of labels; None where there are none.
-        read_label: turns a field into a label, or raises a ValueError that does not show it.
-        header: columns of a table whose first line does not name `segments`; None: it must.
-        read_segment: turns a field into text, or raises alike.
-        may_withhold: whether the column of labels may be missing; there are no examples then.
+        path: File of the table, plain, .gz or .xz.
+        segments: Names of the columns of text.
+        label: Name of the column of labels; None where there are none.
+        read_label: Function from a field to a label; it raises a ValueError that does not show the field.
+        header: Names of the columns of a table whose first line does not name `segments`; None where it must.
+        read_segment: Function from a field to text; it raises alike.
+        may_withhold: Whether the column of labels may be missing; there are no examples then.
 
     Raises:
-        ValueError: not such a table; the message names the file and the line.
-        OSError: the file cannot be read.
+        ValueError: The file is no such table; the message names the file and the line.
+        OSError: The file cannot be read.
     """
     lines = read_lines(path)
     columns, first = lines[0].split("\t") if lines else [], 2
@@ -76,8 +76,8 @@ def read_tables(
     A file that is not there is an empty split, and so is a test without labels.
 
     Raises:
-        ValueError: as `read_table`.
-        OSError: none of the three is there, or one cannot be read.
+        ValueError: As in `read_table`.
+        OSError: None of the three is there, or one cannot be read.
     """
     paths = {part: find(folder, f"{part}.tsv") for part in PARTS}
     if not any(paths.values()):

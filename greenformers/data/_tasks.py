@@ -1,4 +1,4 @@
-"""What a model is for, and what it reads."""
+"""The task of a model, and the kind of input that it reads."""
 
 from typing import Literal
 
@@ -13,14 +13,14 @@ KINDS: dict[str, Kind] = {
     "input_features": "sound",
     "input_values": "sound",
 }
-"""What a model reads, by the name of its main input."""
+"""Kind of input, by the name of a model's main input."""
 
 
 def kind_of_input(model: PreTrainedModel) -> Kind:
     """Whether a model reads texts, images or sound.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The model reads something else.
     """
     kind = KINDS.get(model.main_input_name)
     if kind is None:
@@ -29,10 +29,10 @@ def kind_of_input(model: PreTrainedModel) -> Kind:
 
 
 def task_of(model: PreTrainedModel) -> Task:
-    """What a model is for, by the name of its class.
+    """The task of a model, by the name of its class.
 
     Raises:
-        ValueError: None of the tasks that examples can calibrate, heal and judge.
+        ValueError: The task is none of the tasks that examples can calibrate, heal and judge.
     """
     name = type(model).__name__
     pairs = bool(getattr(model.config, "is_encoder_decoder", False))

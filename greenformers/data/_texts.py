@@ -17,13 +17,13 @@ from greenformers.data._tasks import Task
 
 @dataclass(frozen=True)
 class Texts:
-    """The content of a file.
+    """The texts of a file.
 
     Attributes:
-        name: of the file.
-        segments: of each example one text, or two.
-        labels: of each example, where the file has them.
-        translated: whether the second text is what an encoder-decoder is to write.
+        name: Name of the file.
+        segments: The text of each example, or its two texts.
+        labels: Label of each example, where the file has labels.
+        translated: Whether the second text of an example is the target of an encoder-decoder.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Texts:
 
     @property
     def lines(self) -> list[str]:
-        """All texts."""
+        """The texts of all examples, one after another."""
         return [text for example in self.segments for text in example]
 
     def at(self, places: Sequence[int]) -> "Texts":
@@ -49,11 +49,11 @@ def read_texts(path: Path) -> Texts:
     """A text file, one text a line; or a table with the extension .tsv (.tsv.gz, .tsv.xz) and a header.
 
     The header names sentence1, sentence2 and score (pairs and how alike they are), sentence and label (a class as a
-    whole number), or source and target (what an encoder-decoder reads and writes).
+    whole number), or source and target (the texts that an encoder-decoder reads and writes).
 
     Raises:
-        ValueError: no text in it, or a damaged table.
-        OSError: it cannot be read.
+        ValueError: The file holds no text, or a damaged table.
+        OSError: The file cannot be read.
     """
     suffixes = "".join(path.suffixes[-2:])
     if ".tsv" in suffixes:
@@ -102,14 +102,14 @@ def batches(
     """Batches without padding: blocks of running text for a causal language model, else texts of equal length.
 
     Args:
-        texts: any number.
-        tokenizer: of the model.
-        task: of the model.
-        length: of a block, or the longest text, in tokens.
-        size: most texts in a batch; by default 16, and of short ones as many as have 2,048 tokens.
+        texts: The texts, any number of them.
+        tokenizer: Tokenizer of the model.
+        task: Task of the model.
+        length: Length of a block, or of the longest text, in tokens.
+        size: Most texts in a batch; by default 16, or of short texts as many as have 2,048 tokens.
 
     Raises:
-        ValueError: too little text for one block.
+        ValueError: There is too little text for one block.
     """
     if task == "causal_lm":
         ids = [token for text in texts for token in tokenizer(text + "\n", add_special_tokens=False)["input_ids"]]
@@ -134,7 +134,7 @@ def batches(
 
 
 def _size(tokens: int) -> int:
-    """Texts of so many tokens in a batch: a pass takes as long for few tokens as for somewhat more."""
+    """Number of texts of so many tokens in a batch: a pass takes as long for few tokens as for somewhat more."""
     return max(16, 2048 // tokens)
 
 
@@ -145,13 +145,13 @@ def _stacked(rows: list[list[int]]) -> dict[str, Tensor]:
 def padded(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, size: int
 ) -> list[tuple[list[int], Any]]:
-    """Batches of texts of similar length, padded: (which texts, batch)."""
+    """Batches of texts of similar length, padded: (indices of the texts, batch)."""
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    found = []
+    pairs = []
     for start in range(0, len(order), size):
         places = order[start : start + size]
         batch = tokenizer(
             [texts[place] for place in places], truncation=True, max_length=length, padding=True, return_tensors="pt"
         )
-        found.append((places, dict(batch)))
-    return found
+        pairs.append((places, dict(batch)))
+    return pairs

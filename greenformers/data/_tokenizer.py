@@ -23,33 +23,33 @@ VOCABULARY = 8000
 def train_tokenizer(
     kind: str, texts: Iterable[str], *, max_length: int, vocab_size: int | None = None
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer. The same texts give the same one.
+    """Train a tokenizer on texts. The same texts give the same tokenizer.
 
     Ids 0..4 are [PAD], [UNK], [CLS], [SEP], [MASK]; a sequence is [CLS] A [SEP], a pair [CLS] A [SEP] B [SEP] with
     token types 0 and 1 (given with `return_token_type_ids=True`). Special tokens written out in a text are read as
-    the characters they are. Decoding without special tokens gives the text back exactly; for "characters" if all of
-    them are known.
+    plain characters. Decoding without special tokens gives the text back exactly; with "characters", if the training
+    texts had all of its characters.
 
     Args:
-        kind: "characters", one id for each that the texts have, [UNK] for others; "bytes", one for each of the 256
-            of UTF-8, byte b being id 5 + b; "bpe", these and the pairs most frequent in the texts.
-        texts: to learn from; read once, and only as far as needed. One string is read line by line.
-        max_length: tokens a sequence, with the special ones; at least 3. What `truncation=True` cuts to.
-        vocab_size: for "bpe", number of ids with the special ones, 261 or more; 8000 if not given. Short texts may
+        kind: "characters", one id for each character of the texts, [UNK] for others; "bytes", one for each of the 256
+            bytes of UTF-8, byte b being id 5 + b; "bpe", the bytes and the pairs most frequent in the texts.
+        texts: Texts to train on; read once, and only as far as needed. One string is read line by line.
+        max_length: Most tokens of a sequence, with the special ones, to which `truncation=True` cuts; at least 3.
+        vocab_size: For "bpe", number of ids with the special ones, 261 or more; 8000 if not given. Short texts may
             have too few pairs to reach it.
 
     Raises:
-        ValueError: no such kind, an argument out of its range, or no text.
+        ValueError: There is no such kind, an argument is out of its range, or there is no text.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if max_length < 3:
         raise ValueError(f"max_length must be at least 3, got {max_length}")
     if vocab_size is not None and kind != "bpe":
-        raise ValueError(f"vocab_size is for bpe, {kind} have as many ids as there are; got {vocab_size}")
+        raise ValueError(f"vocab_size is for bpe, a vocabulary of {kind} has a size of its own; got {vocab_size}")
     if vocab_size is not None and vocab_size < LEAST:
         raise ValueError(f"vocab_size must be at least {LEAST} for bpe, got {vocab_size}")
-    # A long text as one would take 100 bytes of memory a character.
+    # A long text in one piece would take 100 bytes of memory a character.
     some = _some(texts.splitlines(keepends=True) if isinstance(texts, str) else texts)
     if kind == "characters":
         return _wrapped(_characters(some), max_length)
@@ -59,7 +59,7 @@ def train_tokenizer(
 
 
 def _some(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that are not empty."""
+    """The texts that are not empty, of which there must be one."""
     filled = (text for text in texts if text)
     first = next(filled, None)
     if first is None:

@@ -26,7 +26,7 @@ def load(folder: str | Path | None = None) -> Splits:
     split, and scores of different seeds are only comparable on the same test images.
 
     Raises:
-        ValueError: a folder is given; there are no files to read.
+        ValueError: A folder is given, although there are no files to read.
     """
     if folder is not None:
         raise ValueError(f"digits comes with the package and takes no folder, got {str(folder)!r}")

@@ -29,13 +29,13 @@ def load(folder: str | Path | None, dataset: str | None = None) -> Labelled:
     source, become it, whatever seed a run has. A few reviews are in the data set twice, and may fall on both sides.
 
     Args:
-        folder: aclImdb, with {train,test}/{neg,pos}/<id>_<rating>.txt, read in the order of the ids; or holds
-            imdb_train.tsv and imdb_test.tsv, each as it is, .gz or .xz, whose header names label (0 or 1) and text.
-        dataset: used instead of a folder; on the hub "stanfordnlp/imdb".
+        folder: Folder aclImdb, with {train,test}/{neg,pos}/<id>_<rating>.txt, read in the order of the ids; or one that
+            holds imdb_train.tsv and imdb_test.tsv, each plain, .gz or .xz, whose header names label (0 or 1) and text.
+        dataset: Data set of the `datasets` library, used instead of a folder; on the hub "stanfordnlp/imdb".
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file.
-        OSError: the folder, a file or the dataset is missing or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged.
+        OSError: The folder, a file or the dataset is missing or cannot be read.
     """
     source = choose("imdb", folder, dataset)
     if isinstance(source, str):
@@ -86,7 +86,7 @@ def _reviews(folder: Path, part: str) -> Examples:
 
 
 def _id(path: Path) -> int:
-    found = re.fullmatch(r"(\d+)_\d+\.txt", path.name, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d+)_\d+\.txt", path.name, re.ASCII)
+    if match is None:
         raise ValueError(f"{path.parent.name}/{path.name}: reviews must be named <id>_<rating>.txt")
-    return int(found[1])
+    return int(match[1])

@@ -29,12 +29,12 @@ def load(folder: str | Path | None) -> Splits:
     """60,000 training and 10,000 test images of N = 784 pixels; 10 classes. Smaller files are read too.
 
     Args:
-        folder: holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
-            t10k-labels-idx1-ubyte, each as it is or as .gz; where both are there, as it is.
+        folder: Folder that holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
+            t10k-labels-idx1-ubyte, each plain or as .gz; where both are there, the plain one.
 
     Raises:
-        ValueError: no folder is given, or a file is not what MNIST says it is; the message names the file.
-        OSError: the folder or a file is missing or cannot be read.
+        ValueError: No folder is given, or a file has not the format or sizes of MNIST; the message names the file.
+        OSError: The folder or a file is missing or cannot be read.
     """
     if folder is None:
         raise ValueError("mnist needs the folder that holds its idx files, got none")
@@ -74,8 +74,8 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path.name}: expected a whole gzip file, found a damaged one ({error})") from error
     if len(data) != size:
-        found = "more" if len(data) > size else len(data)
-        raise ValueError(f"{path.name}: expected {size} bytes after the header, found {found}")
+        bytes_found = "more" if len(data) > size else len(data)
+        raise ValueError(f"{path.name}: expected {size} bytes after the header, found {bytes_found}")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(count, *shape)
 
 
@@ -87,9 +87,11 @@ def _count(name: str, header: bytes, shape: tuple[int, ...]) -> int:
     magic = bytes((0, 0, UINT8, 1 + len(shape)))
     if header[:4] != magic:
         raise ValueError(f"{name}: expected magic number 0x{magic.hex()}, found 0x{header[:4].hex()}")
-    count, *found = struct.unpack(f">{1 + len(shape)}I", header[4:])
-    if tuple(found) != shape:
-        raise ValueError(f"{name}: expected images of {'x'.join(map(str, shape))}, found {'x'.join(map(str, found))}")
+    count, *size_found = struct.unpack(f">{1 + len(shape)}I", header[4:])
+    if tuple(size_found) != shape:
+        raise ValueError(
+            f"{name}: expected images of {'x'.join(map(str, shape))}, found {'x'.join(map(str, size_found))}"
+        )
     if not 1 <= count <= LARGEST:
         raise ValueError(f"{name}: number of items must be in 1..{LARGEST}, found {count}")
     return count

@@ -17,12 +17,14 @@ def load(folder: str | Path | None, dataset: str | None = None) -> Pairs:
     """29,000 / 1,014 / 1,000 pairs, English to German; the test is that of 2016, test_2016_flickr.
 
     Args:
-        folder: holds train, val and test_2016_flickr, each as .en and as .de, and each of these as it is, .gz or .xz.
-        dataset: used instead of a folder; on the hub "bentrevett/multi30k".
+        folder: Folder that holds train, val and test_2016_flickr, each as .en and as .de, and each of these plain, .gz
+            or .xz.
+        dataset: Data set of the `datasets` library, used instead of a folder; on the hub "bentrevett/multi30k".
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file, or one without the other's lines.
-        OSError: the folder, a file or the dataset is missing or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged, or has another number of
+            lines than its translation.
+        OSError: The folder, a file or the dataset is missing or cannot be read.
     """
     source = choose("multi30k", folder, dataset)
     if isinstance(source, str):

@@ -17,12 +17,12 @@ def load(folder: str | Path | None, dataset: str | None = None) -> Labelled:
     """104,743 / 5,463 / 0 pairs of question and sentence; GLUE withholds the labels of the test.
 
     Args:
-        folder: holds GLUE's train.tsv and dev.tsv, or one of them, each as it is, .gz or .xz.
-        dataset: used instead of a folder; on the hub "nyu-mll/glue:qnli".
+        folder: Folder that holds GLUE's train.tsv and dev.tsv, or one of them, each plain, .gz or .xz.
+        dataset: Data set of the `datasets` library, used instead of a folder; on the hub "nyu-mll/glue:qnli".
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file.
-        OSError: the folder, all files or the dataset are missing, or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged.
+        OSError: The folder, every file or the dataset is missing, or cannot be read.
     """
     source, read_label = choose("qnli", folder, dataset), class_reader(CLASSES)
     if isinstance(source, str):

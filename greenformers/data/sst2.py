@@ -14,16 +14,16 @@ CLASSES = ("negative", "positive")
 
 
 def load(folder: str | Path | None, dataset: str | None = None) -> Labelled:
-    """6,920 / 872 / 1,821 sentences; GLUE's form has 67,349 phrases to learn from, and withholds the test's labels.
+    """6,920 / 872 / 1,821 sentences; GLUE's form has 67,349 phrases to train on, and withholds the test's labels.
 
     Args:
-        folder: holds train.tsv, dev.tsv and test.tsv, or some of them, each as it is, .gz or .xz: sentence and label
-            without a header, or GLUE's tables with one.
-        dataset: used instead of a folder; on the hub "stanfordnlp/sst2".
+        folder: Folder that holds train.tsv, dev.tsv and test.tsv, or some of them, each plain, .gz or .xz: sentence and
+            label without a header, or GLUE's tables with one.
+        dataset: Data set of the `datasets` library, used instead of a folder; on the hub "stanfordnlp/sst2".
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file.
-        OSError: the folder, all files or the dataset are missing, or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged.
+        OSError: The folder, every file or the dataset is missing, or cannot be read.
     """
     source, read_label = choose("sst2", folder, dataset), class_reader(CLASSES)
     if isinstance(source, str):

@@ -17,14 +17,14 @@ def load(folder: str | Path | None, dataset: str | None = None) -> Labelled:
     """5,749 / 1,500 / 1,379 pairs of sentences, with scores from 0, unrelated, to 5, the same.
 
     Args:
-        folder: holds train.tsv, dev.tsv and test.tsv, or some of them, each as it is, .gz or .xz; the header names
-            sentence1, sentence2 and score among others, as GLUE's does.
-        dataset: used instead of a folder; on the hub "nyu-mll/glue:stsb". Scores are taken as they are: a data set
-            that rescaled them to 0..1 stays so.
+        folder: Folder that holds train.tsv, dev.tsv and test.tsv, or some of them, each plain, .gz or .xz; the header
+            names sentence1, sentence2 and score among others, as GLUE's does.
+        dataset: Data set of the `datasets` library, used instead of a folder; on the hub "nyu-mll/glue:stsb". Scores
+            are taken as they are: a data set that rescaled them to 0..1 stays so.
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file.
-        OSError: the folder, all files or the dataset are missing, or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged.
+        OSError: The folder, every file or the dataset is missing, or cannot be read.
     """
     source, read_label = choose("stsb", folder, dataset), score_reader(LOW, HIGH)
     if isinstance(source, str):

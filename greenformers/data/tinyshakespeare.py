@@ -11,17 +11,18 @@ from greenformers.data._source import choose
 
 
 def load(folder: str | Path | None, dataset: str | None = None) -> Text:
-    """The first 90 % of the characters to learn from, the next 5 % to choose by, the last 5 % to score on.
+    """The first 90 % of the characters to train on, the next 5 % to validate on, the last 5 % to test on.
 
     The text comes without a split, and this is char-rnn's.
 
     Args:
-        folder: holds input.txt, as it is, .gz or .xz.
-        dataset: used instead of a folder; split alike if it has no split of its own.
+        folder: Folder that holds input.txt, plain, .gz or .xz.
+        dataset: Data set of the `datasets` library, used instead of a folder; it is split alike if it has no split of
+            its own.
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file.
-        OSError: the folder, the file or the dataset is missing or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged.
+        OSError: The folder, the file or the dataset is missing or cannot be read.
     """
     source = choose("tinyshakespeare", folder, dataset)
     if not isinstance(source, str):

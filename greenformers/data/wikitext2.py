@@ -14,16 +14,16 @@ from greenformers.data._source import choose
 
 
 def load(folder: str | Path | None, dataset: str | None = None) -> Text:
-    """36,718 / 3,760 / 4,358 lines; a word is what stands between spaces.
+    """36,718 / 3,760 / 4,358 lines; words are separated by spaces.
 
     Args:
-        folder: holds wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, each as it is, .gz or .xz.
-        dataset: used instead of a folder; "Salesforce/wikitext:wikitext-2-v1" on the hub, whose empty lines lack
-            the space that the files have.
+        folder: Folder that holds wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, each plain, .gz or .xz.
+        dataset: Data set of the `datasets` library, used instead of a folder; "Salesforce/wikitext:wikitext-2-v1" on
+            the hub, whose empty lines lack the space that the files have.
 
     Raises:
-        ValueError: not exactly one of folder and dataset; a damaged file.
-        OSError: the folder, a file or the dataset is missing or cannot be read.
+        ValueError: Both a folder and a dataset are given, or neither; or a file is damaged.
+        OSError: The folder, a file or the dataset is missing or cannot be read.
     """
     source = choose("wikitext2", folder, dataset)
     if isinstance(source, str):

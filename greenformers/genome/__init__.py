@@ -1,1 +1,4 @@
-"""Genomes: from reads and variants to diplotype tokens, cohorts, and the risk of a disease. Thesis, chapter 5."""
+"""Genomes: from reads and variants to diplotype tokens, cohorts, and the risk of a disease.
+
+Greenformers thesis, Cahyawijaya 2021, chapter 5.
+"""

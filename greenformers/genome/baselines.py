@@ -1,4 +1,4 @@
-"""What the network must beat: logistic regression on known variants, on all, and on k-mer counts. Thesis 5.3.1."""
+"""Baselines: logistic regression on known variants, on all, and on k-mer counts. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)
-"""Inverse strengths of the ridge, of which the validation people choose one."""
+"""Inverse strengths of the ridge penalty, one of which is chosen on the validation people."""
 
 
 @dataclass(frozen=True)
 class Odds:
-    """What a copy of a symbol does.
+    """The odds ratio of a copy of a symbol.
 
     Attributes:
-        position: in the genome, from 1.
-        symbol: as in `People.counts`.
-        ratio: of the odds, for a copy.
-        low: end of its 95 % interval.
-        high: the other end.
+        position: Position in the genome, from 1.
+        symbol: The symbol, as in `People.counts`.
+        ratio: Odds ratio of one copy.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
     """
 
     position: int
@@ -44,42 +44,44 @@ def at_positions(people: People, positions: Sequence[int]) -> tuple[NDArray[np.f
     """The counts of `People.counts` at some positions, (people, features).
 
     Raises:
-        ValueError: nobody differs at any of them.
+        ValueError: At none of the positions do people differ.
     """
     counts, features = people.counts()
-    wanted = [number for number, (position, _) in enumerate(features) if position in set(positions)]
-    if not wanted:
+    columns = [number for number, (position, _) in enumerate(features) if position in set(positions)]
+    if not columns:
         raise ValueError(f"positions must have variants, none of {', '.join(map(str, positions))} has")
-    return counts[:, wanted].astype(float), [features[number] for number in wanted]
+    return counts[:, columns].astype(float), [features[number] for number in columns]
 
 
 def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:
-    """How often each k-mer is in a text, those of one text at least; (texts, k-mers), logarithms of 1 + count."""
+    """Counts of each k-mer that a text has, as logarithms of 1 + count, (texts, k-mers)."""
     needed("counts of k-mers", "genome", "scikit-learn", "sklearn")
     from sklearn.feature_extraction.text import CountVectorizer
 
-    found = CountVectorizer(analyzer="char", ngram_range=(k, k), lowercase=False).fit_transform(texts)
-    return np.log1p(found.astype(float))
+    counts = CountVectorizer(analyzer="char", ngram_range=(k, k), lowercase=False).fit_transform(texts)
+    return np.log1p(counts.astype(float))
 
 
 def regression(features: Any, labels: NDArray[np.int64], splits: dict[str, list[int]]) -> Chances:
-    """What a logistic regression says, whose ridge the validation people chose."""
+    """Probabilities of a logistic regression, whose ridge penalty is chosen on the validation people."""
     needed("logistic regression", "genome", "scikit-learn", "sklearn")
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import MaxAbsScaler
 
     scaled = MaxAbsScaler().fit_transform(features)
     train, valid, test = (scaled[splits[name]] for name in ("train", "valid", "test"))
-    models = [LogisticRegression(C=one, max_iter=5000).fit(train, labels[splits["train"]]) for one in STRENGTHS]
-    chosen, wanted = labels[splits["valid"]], labels[splits["test"]]
-    best = max(models, key=lambda model: scores(model.predict_proba(valid)[:, 1], chosen)["auc"])
-    return Chances(best.predict_proba(valid)[:, 1], chosen, best.predict_proba(test)[:, 1], wanted)
+    models = [
+        LogisticRegression(C=strength, max_iter=5000).fit(train, labels[splits["train"]]) for strength in STRENGTHS
+    ]
+    valid_labels, test_labels = labels[splits["valid"]], labels[splits["test"]]
+    best = max(models, key=lambda model: scores(model.predict_proba(valid)[:, 1], valid_labels)["auc"])
+    return Chances(best.predict_proba(valid)[:, 1], valid_labels, best.predict_proba(test)[:, 1], test_labels)
 
 
 def odds_ratios(
     features: NDArray[np.float64], names: Sequence[tuple[int, str]], labels: NDArray[np.int64]
 ) -> list[Odds]:
-    """Odds ratios of every feature in one logistic regression without a ridge, with Wald's intervals."""
+    """Odds ratios of every feature in one logistic regression without a penalty, with Wald intervals."""
     needed("logistic regression", "genome", "scikit-learn", "sklearn")
     from sklearn.linear_model import LogisticRegression
 
@@ -90,8 +92,8 @@ def odds_ratios(
     chances = model.predict_proba(features)[:, 1]
     # Inverse of the observed information: the variances of the coefficients.
     covariance = np.linalg.inv(design.T @ (design * (chances * (1 - chances))[:, None]))
-    found = []
+    ratios = []
     for (position, symbol), weight, variance in zip(names, model.coef_[0], covariance.diagonal()[1:], strict=True):
         half = 1.959964 * math.sqrt(variance)
-        found.append(Odds(position, symbol, *(math.exp(weight + shift) for shift in (0.0, -half, half))))
-    return found
+        ratios.append(Odds(position, symbol, *(math.exp(weight + shift) for shift in (0.0, -half, half))))
+    return ratios

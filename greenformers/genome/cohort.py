@@ -1,4 +1,4 @@
-"""A cohort: who has the disease, whose genome is where, and splits that no person is in twice. Thesis 5.3.1."""
+"""A cohort: phenotypes, files of genomes, and splits that have no person in common. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from greenformers._extras import needed
 from greenformers.genome.files import GenomeError, checked
 
 MISSING = ("", "NA", "na", "NaN", "nan", ".", "?")
-"""What a table has where a phenotype is not known."""
+"""Entries of a table where a phenotype is not known."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Person:
     """One person.
 
     Attributes:
-        name: as in the table and in the files.
-        phenotype: as in the table.
-        path: of the person's own reads or variants; None where one file has everybody's.
+        name: Name in the table and in the files.
+        phenotype: Phenotype in the table.
+        path: File of the person's own reads or variants; None where one file has those of all people.
     """
 
     name: str
@@ -34,9 +34,9 @@ class Cohort:
     """People whose phenotype is known, none of them twice.
 
     Attributes:
-        people: in the order of the table.
-        phenotypes: the different ones, sorted; the last one is what is predicted.
-        unknown: people that were left out, as their phenotype is missing.
+        people: The people, in the order of the table.
+        phenotypes: The distinct phenotypes, sorted; the last one is predicted.
+        unknown: Number of people that are left out, as their phenotype is missing.
     """
 
     people: list[Person]
@@ -45,14 +45,14 @@ class Cohort:
 
     @classmethod
     def load(cls, table: Path) -> Cohort:
-        """From a table with a header: .csv with commas, .tsv or .txt with tabs.
+        """Load a cohort from a table with a header: .csv with commas, .tsv or .txt with tabs.
 
-        Columns are person, phenotype and, where everybody has an own file, path, relative to the table's folder. Other
+        Columns are person, phenotype and, where each person has a file, path, relative to the table's folder. Other
         columns are not read.
 
         Raises:
-            GenomeError: no such table, a column or a name is missing, a person is there twice, a file is missing, or
-                there are not two phenotypes.
+            GenomeError: The table, a column, a name or a file is missing, a person is there twice, or there are not two
+                phenotypes.
         """
         rows = _rows(table)
         _, header = rows[0]
@@ -86,25 +86,25 @@ class Cohort:
                 people.append(Person(name, row["phenotype"], path))
         phenotypes = sorted({person.phenotype for person in people})
         if len(phenotypes) != 2:
-            some = ", ".join(phenotypes[:5]) or "none"
-            raise GenomeError(f"{table}: must have two phenotypes, has {len(phenotypes)}: {some}")
+            listed = ", ".join(phenotypes[:5]) or "none"
+            raise GenomeError(f"{table}: must have two phenotypes, has {len(phenotypes)}: {listed}")
         return cls(people, phenotypes, unknown)
 
     def balance(self) -> dict[str, int]:
-        """How many people have each phenotype."""
+        """Number of people with each phenotype."""
         counts = Counter(person.phenotype for person in self.people)
         return {phenotype: counts[phenotype] for phenotype in self.phenotypes}
 
     def splits(self, seed: int, *, valid: float = 0.1, test: float = 0.2) -> dict[str, list[Person]]:
-        """Train, valid and test, each with the cohort's shares of phenotypes; a person is in one of them.
+        """Divide the people into train, valid and test, each with the cohort's shares of phenotypes.
 
         Args:
-            seed: of the draw.
-            valid: share of the people to choose by.
-            test: share to score on.
+            seed: Seed of the draw.
+            valid: Share of the people in the validation split.
+            test: Share of the people in the test split.
 
         Raises:
-            ValueError: shares are not above 0 and below 1 together, or too small for one of each phenotype.
+            ValueError: The shares are not above 0 and below 1 together, or too small for one person of each phenotype.
         """
         needed("a split of people", "genome", "scikit-learn", "sklearn")
         from sklearn.model_selection import train_test_split
@@ -115,14 +115,14 @@ class Cohort:
             raise ValueError(f"seed must be in 0..2^32 - 1, got {seed}")
         try:
             rest, last = train_test_split(
-                self.people, test_size=test, random_state=seed, stratify=[one.phenotype for one in self.people]
+                self.people, test_size=test, random_state=seed, stratify=[person.phenotype for person in self.people]
             )
             first, middle = train_test_split(
-                rest, test_size=valid / (1 - test), random_state=seed, stratify=[one.phenotype for one in rest]
+                rest, test_size=valid / (1 - test), random_state=seed, stratify=[person.phenotype for person in rest]
             )
         except ValueError as error:
             raise self._too_few(valid, test) from error
-        if any({one.phenotype for one in part} != set(self.phenotypes) for part in (first, middle, last)):
+        if any({person.phenotype for person in part} != set(self.phenotypes) for part in (first, middle, last)):
             raise self._too_few(valid, test)
         return {"train": first, "valid": middle, "test": last}
 
@@ -132,7 +132,7 @@ class Cohort:
 
 
 def _rows(table: Path) -> list[tuple[int, list[str]]]:
-    """Lines of a table that hold something, with their numbers; at least the header and one more."""
+    """Lines of a table that are not empty, with their numbers; the header and at least one more."""
     delimiters = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
     if table.suffix.lower() not in delimiters:
         raise GenomeError(f"{table}: a table must end in {', '.join(delimiters)}")

@@ -1,4 +1,4 @@
-"""Sentences to learn tokens from: pieces of a genome with its common variants. Thesis 5.3.1."""
+"""Sentences to train on: pieces of a genome with its common variants. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STARTS, FIRST, SHORTEST, LONGEST, SENTENCES = 50, 5_000, 500, 1_000, 3_000_000
-"""Of the thesis: where reading starts, how often; characters of a sentence; sentences drawn."""
+"""Values of Cahyawijaya 2021: number of starts, last start, shortest and longest sentence in characters, sentences."""
 
 
 def haplotypes(
@@ -25,27 +25,28 @@ def haplotypes(
 ) -> tuple[Haplotype, Haplotype]:
     """The reference, and the reference with the most frequent alternative at every common site.
 
-    Their diplotype is the thesis' "complete diplotype of the chromosome".
+    Their diplotype is the "complete diplotype of the chromosome" of Cahyawijaya 2021.
 
     Args:
-        reference: the genome.
-        region: of it.
-        sites: VCF or BCF; people in it do not matter. None: no variants.
-        least: frequency of the rarer allele (INFO AF) that makes a site common; a site that dbSNP marks COMMON is.
+        reference: The genome.
+        region: Region of the genome.
+        sites: VCF or BCF file of variants, whose genotypes are not read; None for no variants.
+        least: Least frequency of the rarer allele (INFO AF) of a common site; sites that dbSNP marks COMMON are common
+            too.
 
     Raises:
-        ValueError: least is not in 0..0.5.
-        GenomeError: a file cannot be used, or no record says how frequent it is.
+        ValueError: `least` is not in 0..0.5.
+        GenomeError: A file cannot be used, or no record has a frequency.
     """
     if not 0 <= least <= 0.5:
         raise ValueError(f"least must be in 0..0.5, got {least}")
     bases = reference.fetch(region)
     first, second = Haplotype(encoded(bases)), variants.Spelled(Haplotype(encoded(bases)))
-    known = sites is None
-    for start, ref, alts, about in () if sites is None else variants.sites(sites, region, bases):
-        frequencies = frequency(about, len(alts), sites)
-        common = "COMMON" in about and about["COMMON"] != "0"
-        known = known or common or frequencies is not None
+    has_frequencies = sites is None
+    for start, ref, alts, info in () if sites is None else variants.sites(sites, region, bases):
+        frequencies = frequency(info, len(alts), sites)
+        common = "COMMON" in info and info["COMMON"] != "0"
+        has_frequencies = has_frequencies or common or frequencies is not None
         if frequencies is not None:
             common = common or least <= sum(frequencies) <= 1 - least
         if not common:
@@ -54,30 +55,30 @@ def haplotypes(
         edit = variants.edit_of(start, ref, alts[best])
         if edit is not None and edit.bases is not None:
             second.put(edit)
-    if not known:
+    if not has_frequencies:
         raise GenomeError(f"{sites}: no record at {region} has a frequency (AF) or is marked COMMON")
     return first, second.haplotype
 
 
-def frequency(about: dict[str, str], count: int, path: Path | None) -> list[float] | None:
+def frequency(info: dict[str, str], count: int, path: Path | None) -> list[float] | None:
     """Frequencies of the alternatives of a site (INFO AF); None where they are not given.
 
     Raises:
-        GenomeError: they are not numbers in 0..1, or not as many.
+        GenomeError: The frequencies are not numbers in 0..1, or not one for each alternative.
     """
-    if "AF" not in about:
+    if "AF" not in info:
         return None
     try:
-        found = [0.0 if one == "." else float(one) for one in about["AF"].split(",")]
+        frequencies = [0.0 if value == "." else float(value) for value in info["AF"].split(",")]
     except ValueError:
-        found = []
-    what = f"frequencies (AF) of {count} alternatives must be"
-    if len(found) != count or not all(0 <= one <= 1 for one in found):
-        raise GenomeError(f"{path}: {what} in 0..1, got {about['AF'][:40]!r}")
-    # A little more is rounding.
-    if sum(found) > 1.001:
-        raise GenomeError(f"{path}: {what} at most 1 together, got {about['AF'][:40]!r}")
-    return found
+        frequencies = []
+    rule = f"frequencies (AF) of {count} alternatives must be"
+    if len(frequencies) != count or not all(0 <= value <= 1 for value in frequencies):
+        raise GenomeError(f"{path}: {rule} in 0..1, got {info['AF'][:40]!r}")
+    # A little more than 1 is rounding.
+    if sum(frequencies) > 1.001:
+        raise GenomeError(f"{path}: {rule} at most 1 together, got {info['AF'][:40]!r}")
+    return frequencies
 
 
 def pieces(
@@ -92,61 +93,61 @@ def pieces(
 ) -> NDArray[np.int64]:
     """Where sentences begin and end, (n, 2), in the order of their beginnings.
 
-    From each of some beginnings, drawn in 0..first, consecutive pieces of drawn lengths go to the end; of all of them,
-    `count` are drawn. Only these numbers are in memory.
+    From each of `starts` beginnings, drawn in 0..first, the sequence is cut to its end into pieces of random lengths;
+    of all pieces, `count` are drawn. Only their ends are in memory.
 
     Args:
-        length: characters of the sequence.
-        source: of what is random.
-        starts: beginnings.
-        first: the last of them.
-        shortest: characters of a piece; the last one of a sequence may be shorter.
-        longest: characters.
-        count: pieces at most.
+        length: Length of the sequence, in characters.
+        source: Generator of the draws.
+        starts: Number of beginnings.
+        first: Largest beginning.
+        shortest: Shortest piece, in characters; the last one of a sequence may be shorter.
+        longest: Longest piece, in characters.
+        count: Most pieces to draw.
 
     Raises:
-        ValueError: a number is below 1, first below 0, or shortest above longest.
+        ValueError: A number is below 1, `first` is below 0, or `shortest` is above `longest`.
     """
     if min(length, starts, shortest, count) < 1 or first < 0 or shortest > longest:
         given = f"{length}, {starts}, {first}, {shortest}..{longest}, {count}"
         raise ValueError(
             f"length, starts, first, shortest and count must be from 1 on (first: 0), in order; got {given}"
         )
-    found = []
+    bounds = []
     for _ in range(starts):
         begin = int(source.integers(0, min(first, length - 1) + 1))
         most = (length - begin) // shortest + 1
         ends = begin + np.cumsum(source.integers(shortest, longest + 1, size=most))
         ends = np.append(ends[ends < length], length)
-        found.append(np.stack([np.append(begin, ends[:-1]), ends], axis=1))
-    every = np.concatenate(found)
-    if count < len(every):
-        every = every[source.choice(len(every), size=count, replace=False)]
-    return every[np.lexsort((every[:, 1], every[:, 0]))]
+        bounds.append(np.stack([np.append(begin, ends[:-1]), ends], axis=1))
+    all_bounds = np.concatenate(bounds)
+    if count < len(all_bounds):
+        all_bounds = all_bounds[source.choice(len(all_bounds), size=count, replace=False)]
+    return all_bounds[np.lexsort((all_bounds[:, 1], all_bounds[:, 0]))]
 
 
 def kind_of(path: Path) -> tuple[str, str]:
     """Mode and alphabet of a file that `genome encode` wrote."""
-    about = encode.settings_of(path)
-    return str(about["mode"]), str(about["alphabet"])
+    settings = encode.settings_of(path)
+    return str(settings["mode"]), str(settings["alphabet"])
 
 
 def sentences_of(
     path: Path, seed: int, *, count: int = SENTENCES, share: tuple[int, ...] = tuple(range(20))
 ) -> Iterator[str]:
-    """Sentences of the people of a file that `genome encode` wrote: each sequence once from a drawn beginning on.
+    """Sentences of the people of a file that `genome encode` wrote: each sequence is cut once, from a random start on.
 
-    The file is read as the sentences are; it may be larger than memory. Pieces of the first sequences are not more
-    likely than others where `count` is less than there are: each is taken with the same probability.
+    The file is read line by line, and may be larger than memory. Where there are more sentences than `count`, each is
+    taken with the same probability.
 
     Args:
-        path: of the file.
-        seed: of the draw.
-        count: sentences, about.
-        share: whose sentences: of every 20 people one after the other, these; 0..19.
+        path: Path of the file.
+        seed: Seed of the draw.
+        count: Approximate number of sentences.
+        share: People to read: their places in every 20 consecutive people, 0..19.
 
     Raises:
-        GenomeError: it is not such a file, or has nobody.
+        GenomeError: It is not such a file, or has no people.
     """
     if count < 1:
         raise ValueError(f"count of sentences must be at least 1, got {count}")
@@ -156,8 +157,8 @@ def sentences_of(
         raise GenomeError(f"{path}: has no sequences")
     chance = min(1.0, count * (SHORTEST + LONGEST) / 2 / total)
     for sequence in _sequences(path, share):
-        found = pieces(len(sequence), source, starts=1, first=min(LONGEST, len(sequence)))
-        for begin, end in found[source.random(len(found)) < chance]:
+        bounds = pieces(len(sequence), source, starts=1, first=min(LONGEST, len(sequence)))
+        for begin, end in bounds[source.random(len(bounds)) < chance]:
             yield sequence[begin:end]
 
 
@@ -168,7 +169,7 @@ def _sequences(path: Path, share: tuple[int, ...]) -> Iterator[str]:
 
 
 def sentences(sequences: Sequence[str], seed: int, **options: int) -> Iterator[str]:
-    """Sentences of all sequences, one after the other; options as of `pieces`, `count` being that of all together."""
+    """Sentences of all sequences, one after the other; options are those of `pieces`, with `count` for all together."""
     source = np.random.default_rng(seed)
     count = options.pop("count", SENTENCES)
     if count < 1:

@@ -1,6 +1,6 @@
-"""Chapter 5 of the thesis end to end, at small size: real APOE genotypes with a made-up disease, and synthetic people.
+"""Chapter 5 of Cahyawijaya 2021 at small size: real APOE genotypes with a made-up disease, and synthetic people.
 
-Everything that is trained is a run folder, so that the work goes on where it was stopped.
+Each training has a run folder, so that the demonstration can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from greenformers.measure.record import Record
 from greenformers.train import run
 
 APOE = {"rs429358": Effect(45_411_941, "C", 4.0), "rs7412": Effect(45_412_079, "T", 0.6)}
-"""What each copy does to the odds of the made-up disease, GRCh37."""
+"""Effect of each copy on the odds of the made-up disease, GRCh37."""
 
 SEED = 1
-"""Of the made-up diseases. Of 200 draws the 95 % intervals of APOE's odds ratios hold what was planted in 93 %; that of
-seed 0 is one of those that do not."""
+"""Seed of the made-up diseases. In 93 % of 200 draws the 95 % intervals of APOE's odds ratios hold the planted values;
+in the draw of seed 0 they do not."""
 
 PAIR = (0.28, 0.33)
-"""Frequencies of two sites that are to interact: half of the people have an allele then, so neither tells anything."""
+"""Frequencies of two sites that interact: half of the people have an allele, so that neither site predicts alone."""
 
 COMMON = (0.3, 0.7)
 GENE = Region("", 500_000, 503_611)
-"""As long as the thesis' gene; of the sequence of chr20, where synthetic people are made."""
+"""A region as long as the gene of Cahyawijaya 2021, in the sequence of chr20 for which synthetic people are made."""
 MARGINS = (0, 1000, 3000, 5000)
 CAUSES = ((0, 1.6), (-4_200, 3.0), (3_800, 3.0))
-"""Of the study of surroundings: how far from the gene a common site is looked for, and what a copy does to the odds."""
+"""Causes in the study of surroundings: distance of a common site from the gene, and odds ratio of a copy."""
 
 NETWORK = Finetuning(
     hidden=64, layers=2, heads=4, feed_forward=128, dropout=0.0, k=64, length=512, residual="pre", pooling="mean",
@@ -50,13 +50,13 @@ NETWORK = Finetuning(
 
 
 class Files(NamedTuple):
-    """Real data the demonstration stands on.
+    """Real data of the demonstration.
 
     Attributes:
         apoe: VCF of the 1000 Genomes people at APOE's exon 4, GRCh37.
-        exon: its reference.
+        exon: Reference of `apoe`.
         sites: VCF with the frequencies of sites.
-        sequence: their reference.
+        sequence: Reference of `sites`.
     """
 
     apoe: Path
@@ -66,28 +66,28 @@ class Files(NamedTuple):
 
     @classmethod
     def under(cls, data: Path) -> Files:
-        """In a folder of data sets.
+        """Find the files in a folder of data sets.
 
         Raises:
-            GenomeError: a file is missing.
+            GenomeError: A file is missing.
         """
-        found = []
+        paths = []
         for pattern in ("apoe_1000g/*.vcf.gz", "apoe_1000g/apoe_exon4*.fa", "chr20_1mb/*.vcf.gz", "chr20_1mb/*.fa.gz"):
             matching = sorted(data.glob(f"genomics_{pattern}"))
             if not matching:
                 raise GenomeError(f"{data}: has no genomics_{pattern}")
-            found.append(matching[0])
-        return cls(*found)
+            paths.append(matching[0])
+        return cls(*paths)
 
 
 class Part(NamedTuple):
-    """What one part of the demonstration found.
+    """The results of one part of the demonstration.
 
     Attributes:
-        title: of the part.
-        records: of `judge.records`, of all models.
-        odds: odds ratios that logistic regression found, by name.
-        explained: of APOE, what the network looks at.
+        title: Title of the part.
+        records: Records of all models, see `judge.records`.
+        odds: Odds ratios of logistic regression, by name.
+        explained: Explanation of the network of APOE.
     """
 
     title: str
@@ -98,14 +98,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Demo:
-    """The parts, each with a folder of its own.
+    """The parts of the demonstration, each in a folder of its own.
 
     Attributes:
-        files: real data.
-        out: folder of the folders.
-        console: where progress is shown.
-        splits: draws of people, but for the study of surroundings, which has one.
-        people: synthetic ones; half of them in the study of surroundings.
+        files: Real data.
+        out: Folder of the parts.
+        console: Console that shows the progress.
+        splits: Number of draws of people; the study of surroundings has one.
+        people: Number of synthetic people; half as many in the study of surroundings.
     """
 
     files: Files
@@ -118,64 +118,75 @@ class Demo:
         """Real genotypes: odds ratios, pre-training, the network beside logistic regression, its explanation."""
         reference, folder = Reference(self.files.exon), self.out / "apoe"
         region = reference.region(None)
-        found = variants.read(self.files.apoe, reference, region)
-        odds = simulate.log_odds(found, region, list(APOE.values()))
-        given = self._cohort(
-            folder, self.files.apoe, reference, region, dict(zip(found.people, odds, strict=True)), 200
+        called = variants.read(self.files.apoe, reference, region)
+        odds = simulate.log_odds(called, region, list(APOE.values()))
+        defaults = self._cohort(
+            folder, self.files.apoe, reference, region, dict(zip(called.people, odds, strict=True)), 200
         )
-        settings = replace(given, epochs=5)
-        same = ("hidden", "layers", "heads", "feed_forward", "dropout", "k", "length", "residual", "pooling", "tokens")
-        before = Pretraining(
-            **{name: getattr(settings, name) for name in same}, sequences=settings.sequences,
+        settings = replace(defaults, epochs=5)
+        shared = (
+            "hidden",
+            "layers",
+            "heads",
+            "feed_forward",
+            "dropout",
+            "k",
+            "length",
+            "residual",
+            "pooling",
+            "tokens",
+        )
+        pretraining = Pretraining(
+            **{name: getattr(settings, name) for name in shared}, sequences=settings.sequences,
             batch=16, steps=200, learning_rate=1e-3, decay=0.999, sentences=3000,
         )  # fmt: skip
-        run.ensure(folder / "before", before, self.console)
+        run.ensure(folder / "before", pretraining, self.console)
         settings = replace(settings, init=str(folder / "before"), tokens=None)
         people = People.load(Path(settings.sequences))
-        positions = {one.position: name for name, one in APOE.items()}
-        made = baselines.odds_ratios(*baselines.at_positions(people, list(positions)), people.labels)
+        positions = {effect.position: name for name, effect in APOE.items()}
+        ratios = baselines.odds_ratios(*baselines.at_positions(people, list(positions)), people.labels)
         records = self._judged(settings, folder, list(positions))
-        looked = explain.explained(
+        explanation = explain.explained(
             folder / "risk" / "split0", people=200, steps=32, names=self.files.apoe, progress=lambda _: None
         )
         title = "APOE, real genotypes, made-up disease"
-        return Part(title, records, {positions[one.position]: one for one in made}, looked)
+        return Part(title, records, {positions[ratio.position]: ratio for ratio in ratios}, explanation)
 
     def pair(self, *, effect: bool) -> Part:
-        """Synthetic people, a disease of those who have one of two alleles and not the other; or of anybody."""
+        """Synthetic people: a disease of those who have just one of two alleles, or a disease by chance."""
         reference, folder = Reference(self.files.sequence), self.out / ("pair" if effect else "nothing")
         first, second = self._near(reference)
         region = Region(reference.regions[0].contig, first - 201, second + 200)
         genotypes = self._people(folder, reference, region, self.people)
-        found = variants.read(genotypes, reference, region)
-        there = [reference.fetch(Region(region.contig, one - 1, one)) for one in (first, second)]
+        called = variants.read(genotypes, reference, region)
+        letters = [reference.fetch(Region(region.contig, site - 1, site)) for site in (first, second)]
         odds = {}
-        for name, both in zip(found.people, simulate.bases_at(found, region, [first, second]), strict=True):
-            one, other = (any(side[at] != there[at] for side in both) for at in (0, 1))
-            odds[name] = math.log(9) * (1 if one != other else -1) * effect
+        for name, both in zip(called.people, simulate.bases_at(called, region, [first, second]), strict=True):
+            has_first, has_second = (any(side[site] != letters[site] for side in both) for site in (0, 1))
+            odds[name] = math.log(9) * (1 if has_first != has_second else -1) * effect
         settings = self._cohort(folder, genotypes, reference, region, odds, 200)
         settings = replace(settings, epochs=15 if effect else 3, patience=15)
         title = "Two sites that interact, synthetic people" if effect else "No effect, synthetic people"
         return Part(title, self._judged(settings, folder, []), {})
 
     def surroundings(self) -> Part:
-        """Synthetic people, causes in a gene and 4 kb from it: more and more of what is around it, one draw."""
+        """Synthetic people with causes in a gene and 4 kb from it: ever larger surroundings of the gene, one draw."""
         reference, folder = Reference(self.files.sequence), self.out / "surroundings"
         contig, most = reference.regions[0].contig, max(MARGINS)
-        gene, region = (Region(contig, GENE.start - more, GENE.end + more) for more in (0, most))
+        gene, region = (Region(contig, GENE.start - margin, GENE.end + margin) for margin in (0, most))
         genotypes = self._people(folder, reference, region, self.people // 2)
-        found = variants.read(genotypes, reference, region)
+        called = variants.read(genotypes, reference, region)
         causes = self._causes(reference, region)
-        odds = dict(zip(found.people, simulate.log_odds(found, region, causes), strict=True))
+        odds = dict(zip(called.people, simulate.log_odds(called, region, causes), strict=True))
         settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
         settings = replace(settings, region=str(gene), length=4096, epochs=8, patience=5)
-        made = studies.surroundings(settings, MARGINS, 1, folder / "risk", self.console)
-        return Part("A gene and what is around it, synthetic people", made, {})
+        records = studies.surroundings(settings, MARGINS, 1, folder / "risk", self.console)
+        return Part("A gene and what is around it, synthetic people", records, {})
 
-    def _judged(self, settings: Finetuning, folder: Path, known: Sequence[int]) -> list[Record]:
+    def _judged(self, settings: Finetuning, folder: Path, positions: Sequence[int]) -> list[Record]:
         people = People.load(Path(settings.sequences))
-        found = finetune(settings, folder / "risk", self.splits, self.console)
-        return judge.records(settings, found, judge.features(people, known), people)
+        chances = finetune(settings, folder / "risk", self.splits, self.console)
+        return judge.records(settings, chances, judge.features(people, positions), people)
 
     def _people(self, folder: Path, reference: Reference, region: Region, count: int) -> Path:
         genotypes = folder / "genotypes.vcf.gz"
@@ -188,47 +199,49 @@ class Demo:
     def _cohort(
         self, folder: Path, genotypes: Path, reference: Reference, region: Region, odds: dict[str, float], tokens: int
     ) -> Finetuning:
-        """Phenotypes, sequences and tokens of a part, made if they are not there."""
+        """Settings with phenotypes, sequences and tokens of a part, which are made if they are not there."""
         folder.mkdir(parents=True, exist_ok=True)
-        sequences, made = folder / "people.tsv", folder / "tokens"
+        sequences, tokens_folder = folder / "people.tsv", folder / "tokens"
         if not sequences.exists():
             simulate.write_phenotypes(folder / "cohort.tsv", dict(odds), 0.5, SEED, "greenformers genome demo")
-            phenotypes = {one.name: one.phenotype for one in Cohort.load(folder / "cohort.tsv").people}
+            phenotypes = {person.name: person.phenotype for person in Cohort.load(folder / "cohort.tsv").people}
             sources = [encode.Source(genotypes, tuple(phenotypes))]
-            how = encode.Encoding(reference.path, region)
-            for _ in encode.encode(sources, how, sequences, phenotypes=phenotypes, resume=True):
+            encoding = encode.Encoding(reference.path, region)
+            for _ in encode.encode(sources, encoding, sequences, phenotypes=phenotypes, resume=True):
                 pass
-        if not (made / "tokenizer.json").exists():
+        if not (tokens_folder / "tokenizer.json").exists():
             sentences = corpus.sentences_of(sequences, 0, count=3000 if tokens < 1000 else 20_000)
-            subwords(sentences, size=tokens, characters=base_tokens("iupac"), max_length=512).save_pretrained(made)
-        return replace(NETWORK, sequences=str(sequences), tokens=str(made))
+            subwords(sentences, size=tokens, characters=base_tokens("iupac"), max_length=512).save_pretrained(
+                tokens_folder
+            )
+        return replace(NETWORK, sequences=str(sequences), tokens=str(tokens_folder))
 
     def _near(self, reference: Reference) -> tuple[int, int]:
-        """Positions of the first two sites of the wanted frequency that are 300 to 600 apart."""
-        places = [one.position for one in self._single(reference, reference.region(None), PAIR)]
+        """Positions of the first two sites with frequencies in `PAIR` that are 300 to 600 apart."""
+        places = [site.position for site in self._single(reference, reference.region(None), PAIR)]
         for before, position in itertools.pairwise(places):
             if 300 <= position - before <= 600:
                 return before, position
         raise GenomeError(f"{self.files.sites}: has no two sites with frequencies in {PAIR} near each other")
 
     def _causes(self, reference: Reference, region: Region) -> list[Effect]:
-        """The common sites nearest to where causes are wanted."""
+        """The common sites nearest to the places of `CAUSES`."""
         common = self._single(reference, region, COMMON)
         if not common:
             raise GenomeError(f"{self.files.sites}: has no site with a frequency in {COMMON} at {region}")
-        found = []
+        causes = []
         for away, ratio in CAUSES:
-            wanted = (GENE.start + GENE.end) // 2 if away == 0 else (GENE.start if away < 0 else GENE.end) + away
-            nearest = min(common, key=lambda one: abs(one.position - wanted))
-            found.append(replace(nearest, odds_ratio=ratio))
-        return found
+            target = (GENE.start + GENE.end) // 2 if away == 0 else (GENE.start if away < 0 else GENE.end) + away
+            nearest = min(common, key=lambda site: abs(site.position - target))
+            causes.append(replace(nearest, odds_ratio=ratio))
+        return causes
 
     def _single(self, reference: Reference, region: Region, between: tuple[float, float]) -> list[Effect]:
-        """Sites of one base and one alternative whose frequency is between two."""
-        found = []
+        """Sites of one base and one alternative whose frequency is within bounds."""
+        effects = []
         for start, ref, alts, about in variants.sites(self.files.sites, region, reference.fetch(region)):
             frequencies = corpus.frequency(about, len(alts), self.files.sites)
             single = len(ref) == len(alts[0]) == len(alts) == 1
             if single and frequencies and between[0] <= frequencies[0] <= between[1]:
-                found.append(Effect(region.start + start + 1, alts[0], 1.0))
-        return found
+                effects.append(Effect(region.start + start + 1, alts[0], 1.0))
+        return effects

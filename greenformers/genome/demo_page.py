@@ -1,4 +1,4 @@
-"""The page of `greenformers genome demo`: what was found of each part, the table, the pictures."""
+"""The page of `greenformers genome demo`: results of each part, table, pictures."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,8 +19,8 @@ def write(parts: Sequence[Part], folder: Path) -> Path:
     """Write the page and its pictures.
 
     Args:
-        parts: APOE, the two that interact, no effect, and the surroundings, in this order.
-        folder: for them.
+        parts: Parts of APOE, two sites that interact, no effect, and surroundings, in this order.
+        folder: Folder of the page.
     """
     apoe, pair, nothing, around = parts
     compared = [
@@ -36,9 +36,9 @@ def write(parts: Sequence[Part], folder: Path) -> Path:
                 metrics=("auc", "f1")), "One draw of people: no standard deviations.", said(parts)),
     ]  # fmt: skip
     odds = [
-        replace(apoe.records[0], variant=name, setting={"study": apoe.title}, metric="odds_ratio", value=one.ratio,
+        replace(apoe.records[0], variant=name, setting={"study": apoe.title}, metric="odds_ratio", value=estimate.ratio,
                 unit="", spread=None, interval=None, to=None)
-        for name, one in apoe.odds.items()
+        for name, estimate in apoe.odds.items()
     ]  # fmt: skip
     records: list[Record] = [*compared, *odds, *around.records]
     title = "From genomes to risk, a demonstration"
@@ -46,13 +46,13 @@ def write(parts: Sequence[Part], folder: Path) -> Path:
 
 
 def said(parts: Sequence[Part]) -> str:
-    """What was found, in a few sentences."""
+    """The results, in a few sentences."""
     apoe, pair, nothing, around = parts
     assert apoe.explained is not None
     best = apoe.explained.ranked[0][0]
     odds = ", ".join(
-        f"{name} {one.ratio:.2f} ({one.low:.2f} to {one.high:.2f}; planted {APOE[name].odds_ratio:g})"
-        for name, one in apoe.odds.items()
+        f"{name} {estimate.ratio:.2f} ({estimate.low:.2f} to {estimate.high:.2f}; planted {APOE[name].odds_ratio:g})"
+        for name, estimate in apoe.odds.items()
     )
     margins = [f"{record.value:.0f} % with {record.setting['margin']:,}" for record in around.records
                if (record.variant, record.metric) == (LINFORMER, "auc")]  # fmt: skip
@@ -66,5 +66,5 @@ def said(parts: Sequence[Part]) -> str:
 
 
 def _auc(part: Part, variant: str) -> str:
-    record = next(one for one in part.records if (one.variant, one.metric) == (variant, "auc"))
+    record = next(candidate for candidate in part.records if (candidate.variant, candidate.metric) == (variant, "auc"))
     return f"{shown(record, 1)} %"

@@ -1,9 +1,9 @@
-"""Two haplotypes as one sequence of pairs, and pairs as single characters. Thesis 5.2.1, figure 5.2, table 5.1.
+"""Two haplotypes as one sequence of pairs, and pairs as characters. Cahyawijaya 2021, 5.2.1, figure 5.2, table 5.1.
 
-A haplotype is aligned to the reference: a symbol at every position of it (A, C, G, T, N, or DEL where nothing is), and
-inserted symbols (AI, CI, GI, TI, NI) in columns of their own between two positions, where a haplotype without them has
-DEL. So substitutions, insertions and deletions all come back from the pairs; only which of two haplotypes had which
-symbol does not, as pairs have no order.
+A haplotype is aligned to the reference: it has a symbol at every position (A, C, G, T, N, or DEL where a base is
+deleted), and inserted symbols (AI, CI, GI, TI, NI) in columns of their own between two positions, where a haplotype
+without them has DEL. So the pairs determine substitutions, insertions and deletions, but not which of the two
+haplotypes has which symbol, as pairs have no order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SYMBOLS = ("A", "C", "G", "T", "N", "AI", "CI", "GI", "TI", "NI", "DEL")
-"""Of a haplotype; a symbol's place is its code."""
+"""Symbols of a haplotype; a symbol's index is its code."""
 
 BASES = "ACGTN"
 N, INSERTED, DEL = 4, 5, 10  # codes: unknown, the first of the inserted ones, deleted
 
 PAIRS = tuple((first, second) for first in range(len(SYMBOLS)) for second in range(first, len(SYMBOLS)))
-"""The 66 unordered pairs of symbols, the smaller code first; a pair's place is its code."""
+"""The 66 unordered pairs of symbols, the smaller code first; a pair's index is its code."""
 
 PAIR = np.empty((len(SYMBOLS), len(SYMBOLS)), dtype=np.uint8)
 """Code of the pair of two symbols, in either order."""
@@ -38,7 +38,8 @@ def _named(pairs: dict[str, str]) -> str:
     """Characters in the order of `PAIRS`, from pairs written as A-C."""
     codes = {name: code for code, name in enumerate(SYMBOLS)}
     placed = {
-        int(PAIR[codes[one], codes[two]]): pairs[f"{one}-{two}"] for one, two in (key.split("-") for key in pairs)
+        int(PAIR[codes[first], codes[second]]): pairs[f"{first}-{second}"]
+        for first, second in (key.split("-") for key in pairs)
     }
     return "".join(placed[code] for code in range(len(PAIRS)))
 
@@ -46,16 +47,16 @@ def _named(pairs: dict[str, str]) -> str:
 def _own() -> str:
     same = dict(zip((f"{name}-{name}" for name in SYMBOLS), "ACGTNacgtn-", strict=True))
     ambiguous = {"A-C": "M", "A-G": "R", "A-T": "W", "C-G": "S", "C-T": "Y", "G-T": "K"}
-    others = [f"{SYMBOLS[one]}-{SYMBOLS[two]}" for one, two in PAIRS]
+    others = [f"{SYMBOLS[first]}-{SYMBOLS[second]}" for first, second in PAIRS]
     others = [name for name in others if name not in same | ambiguous]
     return _named(same | ambiguous | {name: chr(0x4E00 + place) for place, name in enumerate(others)})
 
 
 ALPHABETS: dict[str, str] = {
-    # Letters for what is the same on both, small ones inserted, - deleted; IUPAC's ambiguity codes for two bases;
+    # Capitals for equal bases, small letters for equal inserted ones, - for both deleted; IUPAC's codes for two bases;
     # for the other pairs, in the order of their codes, the CJK characters from U+4E00 on.
     "iupac": _own(),
-    # Table 5.1.
+    # Cahyawijaya 2021, table 5.1.
     "thesis": _named(
         dict(zip((f"{name}-{name}" for name in SYMBOLS), "ACGTNBDHUOX", strict=True))
         | dict(
@@ -78,7 +79,7 @@ ALPHABETS: dict[str, str] = {
         | dict(zip(("N-NI", "N-T", "N-TI", "NI-T", "NI-TI", "T-TI"), "讷哪娜喔侬拓", strict=True))
     ),
 }
-"""A character for every pair, in the order of `PAIRS`; all are stable under NFKC, no two alike."""
+"""A character for every pair, in the order of `PAIRS`; all are distinct and stable under NFKC."""
 
 _TO_CODE = {}
 for _name, _characters in ALPHABETS.items():
@@ -92,12 +93,12 @@ for _code, _base in enumerate(BASES):
 
 
 def encoded(bases: str) -> NDArray[np.uint8]:
-    """Codes of bases, (n,); small letters are bases too, any other letter is N."""
+    """Codes of bases, (n,); small letters count as capitals, other letters as N."""
     return _BASE_TO_CODE[np.frombuffer(bases.encode("latin-1", "replace"), dtype=np.uint8)]
 
 
 def decoded(codes: NDArray[np.uint8]) -> str:
-    """Bases of codes 0..4."""
+    """The bases that codes 0..4 stand for."""
     return np.frombuffer(BASES.encode(), dtype=np.uint8)[codes].tobytes().decode()
 
 
@@ -106,32 +107,32 @@ class Haplotype:
     """One chromosome's sequence, aligned to a reference of n positions.
 
     Attributes:
-        bases: codes at its positions, (n,): A, C, G, T, N or DEL.
-        inserted: codes 0..4 of what is inserted, by the number of positions before it, 0..n.
+        bases: Codes at the positions, (n,): A, C, G, T, N or DEL.
+        inserted: Codes 0..4 of inserted bases, by the number of positions before them, 0..n.
     """
 
     bases: NDArray[np.uint8]
     inserted: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def substitute(self, place: int, bases: str) -> None:
-        """Other bases at some positions, from `place` (0..n - 1) on."""
+        """Replace bases from position `place` (0..n - 1) on."""
         self._check(place, len(bases))
         self.bases[place : place + len(bases)] = encoded(bases)
 
     def insert(self, place: int, bases: str) -> None:
-        """Bases between two positions, `place` (0..n) positions before them."""
+        """Insert bases after the first `place` (0..n) positions."""
         self._check(place, 0)
         if not bases or place in self.inserted:
             raise ValueError(f"bases must be new, and at least one, got {bases!r} for {place}")
         self.inserted[place] = encoded(bases)
 
     def delete(self, place: int, count: int) -> None:
-        """No base at some positions, from `place` on."""
+        """Delete the bases at `count` positions, from `place` on."""
         self._check(place, count)
         self.bases[place : place + count] = DEL
 
     def part(self, start: int, end: int) -> Haplotype:
-        """The positions start..end - 1, and what is inserted after them; at the very beginning, before them too."""
+        """The positions start..end - 1, with bases inserted after them; where start is 0, with those before too."""
         self._check(start, end - start)
         inserted = {
             place - start: bases
@@ -141,7 +142,7 @@ class Haplotype:
         return Haplotype(self.bases[start:end], inserted)
 
     def sequence(self) -> str:
-        """The bases as they follow each other on the chromosome: deleted ones gone, inserted ones there."""
+        """The bases in their order on the chromosome, without deleted ones and with inserted ones."""
         parts, done = [], 0
         for place in sorted(self.inserted):
             parts += [self.bases[done:place], self.inserted[place]]
@@ -155,17 +156,17 @@ class Haplotype:
 
 
 def diplotype(first: Haplotype, second: Haplotype) -> NDArray[np.uint8]:
-    """Codes of pairs, (m,), m >= n: of the positions, and of what is inserted between them.
+    """Codes of pairs, (m,), m >= n: those of the positions, and of the columns inserted between them.
 
     Raises:
-        ValueError: the haplotypes are of different lengths.
+        ValueError: The haplotypes are of different lengths.
     """
     if len(first.bases) != len(second.bases):
         raise ValueError(f"haplotypes must have one length, got {len(first.bases)} and {len(second.bases)}")
     columns = {}
     for place in first.inserted.keys() | second.inserted.keys():
         nothing = np.empty(0, dtype=np.uint8)
-        sides = [one.inserted.get(place, nothing) + np.uint8(INSERTED) for one in (first, second)]
+        sides = [haplotype.inserted.get(place, nothing) + np.uint8(INSERTED) for haplotype in (first, second)]
         columns[place] = PAIR[tuple(_filled(side, max(map(len, sides))) for side in sides)]
     return with_columns(PAIR[first.bases, second.bases], columns)
 
@@ -175,7 +176,7 @@ def _filled(codes: NDArray[np.uint8], length: int) -> NDArray[np.uint8]:
 
 
 def with_columns(pairs: NDArray[np.uint8], columns: dict[int, NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Pairs of the positions with columns put between them, by the number of positions before each."""
+    """Pairs of the positions with inserted columns, given by the number of positions before each."""
     if not columns:
         return pairs
     places = sorted(columns)
@@ -189,25 +190,29 @@ def symbols(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def inserted(pairs: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which columns are between positions of the reference, (m,)."""
+    """Whether each column is inserted between positions of the reference, (m,)."""
     return _HAS_INSERTED[pairs]
 
 
 def places(pairs: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Which position of the reference, from 0, a column is at, (m,); for an inserted one, the position before it."""
+    """Position of the reference, from 0, of each column, (m,); of an inserted one, the position before it."""
     return np.cumsum(~inserted(pairs)) - 1
 
 
 def text(pairs: NDArray[np.uint8], alphabet: str = "iupac") -> str:
     """A character for every pair."""
-    return np.array([ord(one) for one in _alphabet(alphabet)], dtype="<u2")[pairs].tobytes().decode("utf-16-le")
+    return (
+        np.array([ord(character) for character in _alphabet(alphabet)], dtype="<u2")[pairs]
+        .tobytes()
+        .decode("utf-16-le")
+    )
 
 
 def pairs_of(text: str, alphabet: str = "iupac") -> NDArray[np.uint8]:
     """The pairs that characters stand for.
 
     Raises:
-        ValueError: a character that is not in the alphabet.
+        ValueError: A character is not in the alphabet.
     """
     _alphabet(alphabet)
     characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -215,7 +220,7 @@ def pairs_of(text: str, alphabet: str = "iupac") -> NDArray[np.uint8]:
     unknown = np.flatnonzero(codes == 255)
     if len(unknown):
         place = int(unknown[0])
-        # The character alone: the rest is somebody's genome.
+        # The message shows the character alone, as the rest is somebody's genome.
         raise ValueError(f"character {place + 1} must be of the alphabet {alphabet}, got U+{ord(text[place]):04X}")
     return codes
 

@@ -1,6 +1,6 @@
-"""Everybody's sequence of a region, as one file: a line of settings, then a line a person. Thesis 5.3.1.
+"""Sequences of people for a region, in a file with settings, a header and a line a person. Cahyawijaya 2021, 5.3.1.
 
-Memory does not grow with the number of people, and what is done is kept when the work is stopped.
+Memory does not grow with the number of people, and the work can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from greenformers.genome.reference import Reference
 
 MODES = ("diplotype", "haplotype")
 TOGETHER = 250
-"""People of one file whose variants are in memory together."""
+"""Number of people of one file whose variants are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How sequences are written.
+    """Options of the encoded sequences.
 
     Attributes:
         reference: FASTA file.
-        region: of it, as `Reference.region` gives it.
-        mode: "diplotype": one sequence of pairs; "haplotype": two of bases, a tab between them, for phased variants.
-        alphabet: of the pairs.
-        thresholds: of reads.
+        region: Region of the reference, as `Reference.region` gives it.
+        mode: "diplotype" for one sequence of pairs; "haplotype" for two of bases, with a tab between them, from phased
+            variants.
+        alphabet: Alphabet of the pairs.
+        thresholds: Thresholds of the reads that count.
 
     Raises:
-        ValueError: there is no such mode or alphabet.
+        ValueError: There is no such mode or alphabet.
     """
 
     reference: Path
@@ -50,9 +51,9 @@ class Encoding:
         check_kind(self.mode, self.alphabet)
 
     def settings(self) -> dict[str, object]:
-        """What the first line of a file tells."""
-        about = {"reference": self.reference.name, "region": str(self.region), "mode": self.mode}
-        return about | {"alphabet": self.alphabet, "thresholds": asdict(self.thresholds)}
+        """The settings in the first line of a file."""
+        settings = {"reference": self.reference.name, "region": str(self.region), "mode": self.mode}
+        return settings | {"alphabet": self.alphabet, "thresholds": asdict(self.thresholds)}
 
 
 def check_kind(mode: str, alphabet: str) -> None:
@@ -65,7 +66,7 @@ def check_kind(mode: str, alphabet: str) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """Where people's genotypes are: one file of everybody's variants, or a file a person."""
+    """A file of genotypes and the people to read from it: variants of many people, or reads of one."""
 
     path: Path
     people: tuple[str, ...]
@@ -77,26 +78,26 @@ def is_reads(path: Path) -> bool:
 
 
 def people(path: Path) -> list[str]:
-    """Who is in a file; at least one.
+    """Names of the people in a file, at least one.
 
     Raises:
-        GenomeError: nobody, or the file cannot be used.
+        GenomeError: Nobody is in the file, or it cannot be used.
     """
-    found = reads.people(path) if is_reads(path) else variants.people(path)
-    if not found:
+    names = reads.people(path) if is_reads(path) else variants.people(path)
+    if not names:
         raise GenomeError(f"{path}: has no genotypes, only sites")
-    if not all(name and name.isprintable() for name in found):
+    if not all(name and name.isprintable() for name in names):
         raise GenomeError(f"{path}: a person's name must have characters, all of them printable")
-    return found
+    return names
 
 
 def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
     """The people of a source and their sequences, in the order of `Source.people`.
 
     Raises:
-        GenomeError: the file cannot be used.
+        GenomeError: The file cannot be used.
     """
-    # A file that was replaced is another one.
+    # The time of change is part of the cache key: a file may be replaced.
     whole = encoding.reference.resolve()
     reference = _reference(whole, whole.stat().st_mtime_ns)
     if is_reads(source.path):
@@ -107,16 +108,16 @@ def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
         pairs = reads.read(source.path, reference, encoding.region, encoding.thresholds)
         yield source.people[0], text(pairs, encoding.alphabet)
         return
-    found = variants.read(source.path, reference, encoding.region, source.people)
-    if encoding.mode == "haplotype" and not found.phased:
+    called = variants.read(source.path, reference, encoding.region, source.people)
+    if encoding.mode == "haplotype" and not called.phased:
         raise GenomeError(f"{source.path}: haplotypes need phased genotypes (0|1), some are not (0/1)")
     for person in source.people:
-        yield person, _written(found.haplotypes(person), encoding)
+        yield person, _written(called.haplotypes(person), encoding)
 
 
 def _written(both: tuple[Haplotype, Haplotype], encoding: Encoding) -> str:
     if encoding.mode == "haplotype":
-        return "\t".join(one.sequence() for one in both)
+        return "\t".join(haplotype.sequence() for haplotype in both)
     return text(diplotype(*both), encoding.alphabet)
 
 
@@ -138,20 +139,20 @@ def encode(
     workers: int = 1,
     resume: bool = False,
 ) -> Iterator[int]:
-    """Write everybody's sequence; told: people done. The file appears under its name when it is finished.
+    """Write the sequences of all people; yields the number of people done. The file gets its name when it is finished.
 
     Args:
-        sources: who is where.
-        encoding: how.
-        out: file to write; beside it, until it is finished, the same with .part.
-        phenotypes: of the people, for a column of their own.
-        workers: files of reads or variants that are read at a time, by a process each.
-        resume: go on with a .part.
+        sources: Files, and the people to read from each.
+        encoding: Options of the sequences.
+        out: File to write; until it is finished its name ends in .part.
+        phenotypes: Phenotypes of the people, for a column of their own.
+        workers: Number of files of reads or variants that are read at a time, each by a process.
+        resume: Whether to go on with a .part file.
 
     Raises:
-        GenomeError: somebody is in two files, or a file cannot be used; what was written before stays in .part.
-        ValueError: out is there, or .part is and resume is not given, or .part is of other settings; or somebody has no
-            phenotype where others have.
+        GenomeError: A person is in two files, or a file cannot be used; lines written before stay in .part.
+        ValueError: `out` exists, or .part exists and `resume` is not given, or .part has other settings; or a person
+            has no phenotype where others have one.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -174,10 +175,10 @@ def encode(
         with part.open("a", encoding="utf-8", newline="") as file:
             if file.tell() == 0:
                 file.write(head)
-            for found in _each(list(_left(sources, done)), encoding, workers):
-                for person, sequence in found:
-                    shown = [person, *([phenotypes[person]] if phenotypes is not None else []), sequence]
-                    file.write("\t".join(shown) + "\n")
+            for group in _results(list(_left(sources, done)), encoding, workers):
+                for person, sequence in group:
+                    fields = [person, *([phenotypes[person]] if phenotypes is not None else []), sequence]
+                    file.write("\t".join(fields) + "\n")
                     count += 1
                     yield count
                 file.flush()
@@ -188,10 +189,10 @@ def encode(
 
 
 def homes_of(people: Iterable[tuple[Path, Iterable[str]]]) -> dict[str, Path]:
-    """The file of each person, of files and the people in them.
+    """The file that each person is in.
 
     Raises:
-        GenomeError: somebody is in two files, or in one twice.
+        GenomeError: A person is in two files, or in one twice.
     """
     homes: dict[str, Path] = {}
     for path, names in people:
@@ -207,15 +208,15 @@ def _columns(encoding: Encoding) -> list[str]:
 
 
 def _left(sources: Iterable[Source], done: dict[str, str]) -> Iterator[Source]:
-    """What is not done, at most so many people of a file at a time."""
+    """Sources of the people who are not done, at most `TOGETHER` people each."""
     for source in sources:
         people = [person for person in source.people if person not in done]
         for start in range(0, len(people), TOGETHER):
             yield Source(source.path, tuple(people[start : start + TOGETHER]))
 
 
-def _each(sources: list[Source], encoding: Encoding, workers: int) -> Iterator[Iterable[tuple[str, str]]]:
-    """What each source gives, in their order; a few are read ahead."""
+def _results(sources: list[Source], encoding: Encoding, workers: int) -> Iterator[Iterable[tuple[str, str]]]:
+    """People and sequences of each source, in the order of the sources; a few are read ahead."""
     if workers == 1 or len(sources) == 1:
         yield from (sequences(source, encoding) for source in sources)
         return
@@ -231,7 +232,7 @@ def _each(sources: list[Source], encoding: Encoding, workers: int) -> Iterator[I
 
 
 def _resumed(part: Path, head: str, resume: bool) -> dict[str, str]:
-    """Who is written already, with what comes after the name; a line that was not finished is cut off."""
+    """People written already, with the column after the name; an unfinished last line is cut off."""
     if not part.exists():
         return {}
     if not resume:
@@ -259,7 +260,7 @@ def load(path: Path) -> Iterator[dict[str, str]]:
     """The rows of an encoded file, one after the other, by their columns.
 
     Raises:
-        GenomeError: it is not one, or is damaged.
+        GenomeError: The file is not an encoded one, or is damaged.
     """
     settings_of(path)
     with path.open(encoding="utf-8", newline="") as file:
@@ -277,16 +278,16 @@ def settings_of(path: Path) -> dict[str, object]:
     """The settings of an encoded file.
 
     Raises:
-        GenomeError: it is not one.
+        GenomeError: The file is not an encoded one.
     """
     checked(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             first, header = file.readline(), file.readline()
-        about = json.loads(first.removeprefix("#"))
-        Encoding(Path(about["reference"]), Region.parse(about["region"]), about["mode"], about["alphabet"])
+        settings = json.loads(first.removeprefix("#"))
+        Encoding(Path(settings["reference"]), Region.parse(settings["region"]), settings["mode"], settings["alphabet"])
     except (ValueError, KeyError, TypeError) as error:
         raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote") from error
     if not header.startswith("person\t"):
         raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote")
-    return dict(about)
+    return dict(settings)

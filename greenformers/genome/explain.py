@@ -1,9 +1,9 @@
-"""Which positions decide: integrated gradients over the embeddings, gathered to the region. Thesis 5.4.
+"""Importance of positions, by integrated gradients over the embeddings. Cahyawijaya 2021, 5.4.
 
 Sundararajan 2017, arXiv:1703.01365, eq. 1: along the straight line from an empty input to the real one the gradients of
 the logit are averaged, and multiplied by the difference of the two. Here the empty input has the embedding of [MASK] at
 every token but [CLS] and [SEP]. The attributions of all tokens add up to the difference of the two logits. A token's
-attribution is shared out evenly over its characters, and belongs to their positions.
+attribution is divided evenly among its characters, and assigned to their positions.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 
 def integrated_gradients(
-    model: PreTrainedModel, ids: Tensor, kept: Sequence[int], mask_id: int, *, steps: int = 32
+    model: PreTrainedModel, ids: Tensor, unchanged: Sequence[int], mask_id: int, *, steps: int = 32
 ) -> tuple[Tensor, float]:
     """Attributions of the tokens of one sequence to the logit of class 1 over that of class 0.
 
     Args:
-        model: a classifier of two classes.
-        ids: of the tokens, (n,).
-        kept: tokens that the empty input has too.
-        mask_id: token whose embedding stands for nothing.
-        steps: of the sum that stands for the integral; midpoints.
+        model: A classifier of two classes.
+        ids: Ids of the tokens, (n,).
+        unchanged: Ids of tokens that the empty input has too.
+        mask_id: Id of the token that the empty input has in place of the others.
+        steps: Number of midpoints of the sum that approximates the integral.
 
     Returns:
-        (n,), and how far their sum is from the difference of the logits of both inputs.
+        Attributions (n,), and the difference of their sum from the difference of the logits of both inputs.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    table = model.get_input_embeddings()
-    empty = torch.where(torch.isin(ids, torch.tensor(kept)), ids, mask_id)
+    embedding = model.get_input_embeddings()
+    empty = torch.where(torch.isin(ids, torch.tensor(unchanged)), ids, mask_id)
     with evaluating(model), torch.no_grad():
-        start, end = table(empty), table(ids)
-    way = end - start
+        start, end = embedding(empty), embedding(ids)
+    difference = end - start
 
     def logit(inputs: Tensor) -> Tensor:
-        # What stands for the words is put in their place; positions and all that follows are the model's.
-        handle = table.register_forward_hook(lambda *_: inputs)
+        # The given vectors replace the word embeddings; positions and all that follows are the model's.
+        handle = embedding.register_forward_hook(lambda *_: inputs)
         try:
             logits = model(input_ids=ids.expand(len(inputs), -1)).logits
         finally:
@@ -65,12 +65,12 @@ def integrated_gradients(
         return logits[:, 1] - logits[:, 0]
 
     with evaluating(model):
-        points = (start + ((torch.arange(steps) + 0.5) / steps)[:, None, None] * way).requires_grad_()
+        points = (start + ((torch.arange(steps) + 0.5) / steps)[:, None, None] * difference).requires_grad_()
         gradients = torch.autograd.grad(logit(points).sum(), points)[0]
         with torch.no_grad():
             whole = (logit(end[None]) - logit(start[None])).item()
-    found = (gradients.mean(0) * way).sum(-1)
-    return found, float(found.sum()) - whole
+    values = (gradients.mean(0) * difference).sum(-1)
+    return values, float(values.sum()) - whole
 
 
 def attributions(
@@ -83,66 +83,66 @@ def attributions(
     progress: Callable[[float], None] = lambda _: None,
 ) -> NDArray[np.float64]:
     """Attributions of some people's positions, (people, positions)."""
-    kept = [tokenizer.cls_token_id, tokenizer.sep_token_id]
-    found = np.zeros((len(numbers), len(people.region)))
+    special = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    values = np.zeros((len(numbers), len(people.region)))
     for row, number in enumerate(numbers):
         ids = torch.tensor(tokenizer(people.text(number), verbose=False)["input_ids"])
-        tokens, _ = integrated_gradients(model, ids, kept, tokenizer.mask_token_id, steps=steps)
+        tokens, _ = integrated_gradients(model, ids, special, tokenizer.mask_token_id, steps=steps)
         lengths = [len(token) for token in tokenizer.convert_ids_to_tokens(ids[1:-1].tolist())]
-        each = np.repeat(tokens[1:-1].numpy() / lengths, lengths)
-        np.add.at(found[row], places(people.pairs[number]), each)
+        shares = np.repeat(tokens[1:-1].numpy() / lengths, lengths)
+        np.add.at(values[row], places(people.pairs[number]), shares)
         progress((row + 1) / len(numbers))
-    return found
+    return values
 
 
-def importance(found: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much a position tells people apart: the standard deviation of its attributions, (positions,).
+def importance(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Importance of each position: the standard deviation of its attributions over people, (positions,).
 
-    What everybody has alike moves everybody's logit by the same.
+    A position at which all people are equal changes all their logits equally.
     """
-    return found.std(axis=0)
+    return values.std(axis=0)
 
 
 def ranked(
-    people: People, numbers: Sequence[int], found: NDArray[np.float64], *, reach: int = 16
+    people: People, numbers: Sequence[int], values: NDArray[np.float64], *, reach: int = 16
 ) -> list[tuple[int, float]]:
-    """Variants by how much of the attributions near them follows them, the most important first.
+    """Variants by how strongly the attributions near them depend on them, the most important first.
 
-    A token has a variant and what is beside it in it, and another variant makes other tokens of the bases around. So
-    the attributions of `reach` positions on either side are added up for each person; the value is the standard
-    deviation of the part of these sums that is linear in how often a person has the variant's symbol.
+    A token holds a variant together with its neighbours, and a variant changes how the bases around it are divided into
+    tokens. So the attributions of `reach` positions on either side are summed for each person; the value is the
+    standard deviation of the part of these sums that is linear in how often a person has the variant's symbol.
 
     Args:
-        people: everybody.
-        numbers: whose attributions there are.
-        found: their attributions, (people, positions).
-        reach: positions, about the characters of a token.
+        people: All people.
+        numbers: Indices of the people with attributions.
+        values: Their attributions, (people, positions).
+        reach: Number of positions on either side, about the characters of a token.
 
     Returns:
-        Position of each variant, from 1, and its value; of several symbols at a position the largest.
+        Position of each variant, from 1, and its value; the largest one where a position has several symbols.
     """
     counts, features = people.counts()
-    sums = np.cumsum(np.pad(found, ((0, 0), (1, 0))), axis=1)
+    sums = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
     best: dict[int, float] = {}
     for (position, _), column in zip(features, counts[list(numbers)].T.astype(float), strict=True):
         place = position - 1 - people.region.start
-        near = sums[:, min(place + reach + 1, found.shape[1])] - sums[:, max(place - reach, 0)]
+        near = sums[:, min(place + reach + 1, values.shape[1])] - sums[:, max(place - reach, 0)]
         spread = column.std()
         value = abs(float(np.cov(near, column, bias=True)[0, 1])) / spread if spread else 0.0
         best[position] = max(best.get(position, 0.0), value)
-    return sorted(best.items(), key=lambda one: -one[1])
+    return sorted(best.items(), key=lambda item: -item[1])
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What a network looks at.
+    """The explanation of a network.
 
     Attributes:
-        region: where.
-        people: how many were looked at.
-        values: importance of every position, (positions,).
-        ranked: of the variants, the most important first.
-        names: of known variants, by position.
+        region: The region of the sequences.
+        people: Number of people it is computed from.
+        values: Importance of every position, (positions,).
+        ranked: Positions and values of the variants, the most important first.
+        names: Names of known variants, by position.
     """
 
     region: Region
@@ -158,30 +158,32 @@ def explained(
     """Explain a finished run of `genome finetune` on its test people.
 
     Args:
-        folder: of the run.
-        people: how many of them, at most.
-        steps: see `integrated_gradients`.
-        names: VCF or BCF with names (ID) of variants.
-        progress: told the share that is done.
+        folder: Folder of the run.
+        people: Most test people to use.
+        steps: Number of midpoints, see `integrated_gradients`.
+        names: VCF or BCF file with names (ID) of variants.
+        progress: Function that is called with the share that is done.
 
     Raises:
-        OSError: there is no finished run in the folder, or its people are gone.
-        ValueError: its tokens are k-mers.
-        GenomeError: the file of names cannot be used.
+        OSError: There is no finished run in the folder, or its file of people is missing.
+        ValueError: The tokens of the run are k-mers.
+        GenomeError: The file of names cannot be used.
     """
     settings = run.settings_of(folder, Finetuning)
     everybody = People.load(sequences_of(settings), settings.region)
-    some = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]
+    numbers = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]
     model, tokenizer = run.trained(folder, Finetuning), replace(settings, init=str(folder), tokens=None).tokenizer()
     if "kmer_pattern" in tokenizer.init_kwargs:
         raise ValueError(f"{folder}: its tokens are k-mers, which overlap; explain needs subwords")
-    known = {} if names is None else variants.names(names, everybody.region)
-    found = attributions(model, tokenizer, everybody, some, steps=steps, progress=progress)
-    return Explained(everybody.region, len(some), importance(found), ranked(everybody, some, found), known)
+    variant_names = {} if names is None else variants.names(names, everybody.region)
+    values = attributions(model, tokenizer, everybody, numbers, steps=steps, progress=progress)
+    return Explained(
+        everybody.region, len(numbers), importance(values), ranked(everybody, numbers, values), variant_names
+    )
 
 
-def picture(found: Explained, shown: int) -> Figure:
-    """A track along the region, with the names of so many of the most important variants."""
-    names = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
-    title = f"What the network looks at, {found.region}"
-    return track(title, found.region.start + 1, found.values.tolist(), names)
+def picture(explanation: Explained, count: int) -> Figure:
+    """A picture of the importance along the region, with the names of the `count` most important variants."""
+    names = {position: explanation.names.get(position, str(position)) for position, _ in explanation.ranked[:count]}
+    title = f"What the network looks at, {explanation.region}"
+    return track(title, explanation.region.start + 1, explanation.values.tolist(), names)

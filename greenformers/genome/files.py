@@ -1,4 +1,4 @@
-"""Files of genomics: local, whole, with an index; regions, and contigs under either of their names."""
+"""Files of genomes: checks that they are local, whole and indexed; regions, and contigs under either of their names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ INDEXES = {
     ".fasta": (".fai",),
     ".fna": (".fai",),
 }
-"""What the index of a file ends in, by the end of its name."""
+"""Suffixes of the index of a file, by the suffix of the file."""
 
-# Of every BGZF file: an empty block.
+# The end of every BGZF file: an empty block.
 _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
@@ -37,9 +37,9 @@ class Region:
     """Positions of a contig.
 
     Attributes:
-        contig: its name.
-        start: of the first position, from 0.
-        end: after the last one.
+        contig: Name of the contig.
+        start: First position, from 0.
+        end: Position after the last one.
     """
 
     contig: str
@@ -54,23 +54,23 @@ class Region:
 
     @classmethod
     def parse(cls, text: str) -> Region:
-        """Of "19:45,411,941-45,412,079", from 1 and both ends included, as samtools writes it.
+        """Parse a region such as "19:45,411,941-45,412,079", from 1 and with both ends, as samtools writes it.
 
         Raises:
-            ValueError: not written like this, or no position in it.
+            ValueError: The text is not written like this, or the region has no position.
         """
-        found = re.fullmatch(r"(\S+):([\d,]+)-([\d,]+)", text, flags=re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"(\S+):([\d,]+)-([\d,]+)", text, flags=re.ASCII)
+        if match is None:
             raise ValueError(f"region must be written as 19:45411941-45412079, got {text!r}")
-        start, end = (int(found[group].replace(",", "") or 0) for group in (2, 3))
+        start, end = (int(match[group].replace(",", "") or 0) for group in (2, 3))
         if not 1 <= start <= end < 2**31:
             raise ValueError(f"region must have 1 <= first <= last < 2^31, got {text!r}")
-        return cls(found[1], start - 1, end)
+        return cls(match[1], start - 1, end)
 
 
-def matched(contig: str, known: Iterable[str]) -> str | None:
+def matched(contig: str, contigs: Iterable[str]) -> str | None:
     """The name of a contig among those of a file: the same, or with or without chr, or M for MT."""
-    names = set(known)
+    names = set(contigs)
     bare = contig.removeprefix("chr")
     same = [contig, bare, f"chr{bare}"]
     if bare in ("M", "MT"):
@@ -78,24 +78,24 @@ def matched(contig: str, known: Iterable[str]) -> str | None:
     return next((name for name in same if name in names), None)
 
 
-def named(contig: str, known: Iterable[str], path: Path) -> str:
-    """As `matched`.
+def named(contig: str, contigs: Iterable[str], path: Path) -> str:
+    """The name of a contig among those of a file, as `matched` finds it.
 
     Raises:
-        GenomeError: the file has no such contig.
+        GenomeError: The file has no such contig.
     """
-    names = list(known)
-    if (found := matched(contig, names)) is None:
-        some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        raise GenomeError(f"{path}: has no contig {contig}, it has {some or 'none'}")
-    return found
+    names = list(contigs)
+    if (name := matched(contig, names)) is None:
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise GenomeError(f"{path}: has no contig {contig}, it has {listed or 'none'}")
+    return name
 
 
 def checked(path: Path) -> str:
-    """The absolute path of a local file that holds something; htslib would take a URL or another file's name too.
+    """The absolute path of a local file that is not empty; htslib would take a URL or another file's name too.
 
     Raises:
-        GenomeError: there is no such file, or it cannot be read.
+        GenomeError: There is no such file, or it cannot be read.
     """
     if "##idx##" in str(path):
         raise GenomeError(f"{path}: a name with ##idx## in it is not for a file")
@@ -119,7 +119,7 @@ def digest(path: Path) -> str:
     """SHA-256 of a file.
 
     Raises:
-        GenomeError: as `checked`.
+        GenomeError: As in `checked`.
     """
     checked(path)
     with path.open("rb") as file:
@@ -146,33 +146,33 @@ def index_of(path: Path, suffixes: Iterable[str], references: int | None = None,
     """The index of a file.
 
     Args:
-        path: the file.
-        suffixes: what an index of such a file ends in.
-        references: contigs of the file; an index of another number of them is another file's, and htslib would read
-            beyond its end.
-        needed: whether there must be one.
+        path: The file.
+        suffixes: Suffixes of an index of such a file.
+        references: Number of contigs of the file; an index with another number is of another file, and htslib would
+            read beyond its end.
+        needed: Whether there must be an index.
 
     Raises:
-        GenomeError: there is none and it is needed, it is older than its file, or another file's.
+        GenomeError: The index is missing and needed, older than its file, or that of another file.
     """
     near = (near for suffix in suffixes for near in (path.with_name(path.name + suffix), path.with_suffix(suffix)))
-    index = next((one for one in near if one.is_file()), None)
+    index = next((candidate for candidate in near if candidate.is_file()), None)
     if index is None:
         if not needed:
             return None
         raise GenomeError(f"{path}: has no index; --index makes one beside it")
-    # A second: copies of a folder do not keep the order.
+    # One second is allowed, as copies of a folder do not keep the order of times.
     if index.stat().st_mtime + 1 < path.stat().st_mtime:
         raise GenomeError(
             f"{path}: its index {index.name} is older than the file; remove it, and --index makes another"
         )
-    if references is not None and (found := _references(index)) not in (None, references):
-        raise GenomeError(f"{path}: its index {index.name} is of another file, with {found} contigs for {references}")
+    if references is not None and (count := _references(index)) not in (None, references):
+        raise GenomeError(f"{path}: its index {index.name} is of another file, with {count} contigs for {references}")
     return str(index.resolve())
 
 
 def _references(index: Path) -> int | None:
-    """Contigs of a BAI or CSI index; None of another kind. SAM format specification, section 5.2; CSIv1."""
+    """Number of contigs of a BAI or CSI index; None for other kinds. SAM format specification, section 5.2; CSIv1."""
     with index.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     try:
@@ -192,7 +192,7 @@ def make_index(path: Path) -> Path | None:
     """Make the missing index of a BAM, CRAM, BGZF-compressed VCF or FASTA file beside it; None if it has one.
 
     Raises:
-        GenomeError: the file is not sorted, damaged, not BGZF-compressed, or its folder cannot be written.
+        GenomeError: The file is not sorted, damaged, not BGZF-compressed, or its folder cannot be written.
     """
     pysam, name = htslib(), checked(path)
     kind = next((kind for kind in INDEXES if path.name.lower().endswith(kind)), None)
@@ -218,10 +218,10 @@ def make_index(path: Path) -> Path | None:
 
 
 def make_indexes(paths: Iterable[Path]) -> Iterator[Path]:
-    """Make the missing indexes of all files that are of a kind that has one; given: each that was made.
+    """Make the missing indexes of all files that can have one; yields each index that was made.
 
     Raises:
-        GenomeError: as `make_index`.
+        GenomeError: As in `make_index`.
     """
     for path in paths:
         if path.name.lower().endswith(tuple(INDEXES)) and (index := make_index(path)):
@@ -229,15 +229,15 @@ def make_indexes(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _check_names(path: Path, index: Path) -> None:
-    """Raise GenomeError where an index has fewer sequences than its FASTA file: of one name the first alone is."""
+    """Raise GenomeError where an index has fewer sequences than its FASTA file, as names are there twice."""
     with path.open("rb") as file, index.open("rb") as entries:
         if (count := sum(line.startswith(b">") for line in file)) != (indexed := sum(1 for _ in entries)):
             raise GenomeError(f"{path}: has {count} sequences of {indexed} names")
 
 
 @contextmanager
-def told(path: Path, what: str) -> Iterator[None]:
-    """What pysam raises on a damaged file, as one line."""
+def told(path: Path, failure: str) -> Iterator[None]:
+    """Raise the errors of pysam on a damaged file as a `GenomeError` of one line."""
     pysam = htslib()
     try:
         yield
@@ -245,17 +245,17 @@ def told(path: Path, what: str) -> Iterator[None]:
         raise
     except (OSError, ValueError, NotImplementedError, pysam.SamtoolsError, UnicodeDecodeError) as error:
         reason = re.sub(r"(?s).*stderr=", "", str(error)).strip("\n' ").replace("\\n", "\n").splitlines()
-        raise GenomeError(f"{path}: {what} ({reason[-1] if reason else type(error).__name__})") from error
+        raise GenomeError(f"{path}: {failure} ({reason[-1] if reason else type(error).__name__})") from error
 
 
 def htslib() -> Any:
-    """The module pysam, silent.
+    """The module pysam, without messages of its own.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: The package pysam is not installed.
     """
     pysam: Any = needed("reading genomes", "genome", "pysam")
     needed("reading genomes", "genome", "pysam", "pysam.bcftools")
-    # Its messages go to stderr by themselves otherwise.
+    # htslib would print its messages to stderr.
     pysam.set_verbosity(0)
     return pysam

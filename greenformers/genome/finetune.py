@@ -1,4 +1,4 @@
-"""Fine-tuning on several draws of people, and what each network says of its own test people. Thesis 5.3.1."""
+"""Fine-tuning on several draws of people, and probabilities of the people of each. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from greenformers.train import run
 
 
 def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> list[Chances]:
-    """Train and score on several draws of train, valid and test people; goes on where it was stopped.
+    """Train and score on several draws of train, valid and test people; stopped runs are resumed.
 
     Args:
-        settings: of all of them; `split` and the seed are those of the first draw.
-        out: folder of the run folders.
-        splits: how many draws.
-        console: where progress is shown.
+        settings: Settings of all runs; `split` and `seed` are those of the first draw.
+        out: Folder of the run folders.
+        splits: Number of draws.
+        console: Console that shows the progress.
 
     Returns:
-        What the network of each draw says of its people.
+        Probabilities and labels of the people of each draw.
     """
     if splits < 1:
         raise ValueError(f"splits must be at least 1, got {splits}")
-    found = []
+    results = []
     settings = replace(settings, digest=digest(sequences_of(settings)))
     for number in range(splits):
-        one = replace(settings, split=settings.split + number, seed=settings.seed + number)
+        drawn = replace(settings, split=settings.split + number, seed=settings.seed + number)
         folder = out / f"split{number}"
         if (folder / run.SETTINGS).exists():
             sequences_of(run.settings_of(folder, Finetuning))
-        run.ensure(folder, one, console)
-        found.append(chances(folder))
-    return found
+        run.ensure(folder, drawn, console)
+        results.append(chances(folder))
+    return results
 
 
 def chances(folder: Path) -> Chances:
-    """What the network of a finished run says of its validation and test people."""
+    """Probabilities and labels of the validation and test people of a finished run."""
     settings = run.settings_of(folder, Finetuning)
     objective = replace(settings, init=str(folder), tokens=None).task().objective
     assert isinstance(objective, DiseaseRisk)
     model = run.trained(folder, Finetuning)
     valid, test = (objective.probabilities(model, split, 4 * settings.batch) for split in ("valid", "test"))
-    return Chances(*(one.numpy() for one in (*valid, *test)))
+    return Chances(*(values.numpy() for values in (*valid, *test)))

@@ -1,4 +1,4 @@
-"""Learn tokens of a genome, or of encoded people. Thesis 5.3.1."""
+"""Training of a tokenizer on a genome, or on encoded people. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MEASURED = 1000
-"""Sentences of encoded people that tell how long a token is."""
+"""Number of sentences of encoded people on which the mean length of a token is measured."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """Tokens that were learnt.
+    """A tokenizer that was trained.
 
     Attributes:
-        tokenizer: has them; `from_pretrained` loads it.
-        sentences: how many they were learnt from.
-        mean: characters of a token in the sequences, on average; None for k-mers.
-        vocabulary_mean: characters of a token in the vocabulary, on average; None for k-mers.
+        tokenizer: The tokenizer; `from_pretrained` loads it.
+        sentences: Number of sentences it was trained on.
+        mean: Mean length of a token in the sequences, in characters; None for k-mers.
+        vocabulary_mean: Mean length of a token in the vocabulary, in characters; None for k-mers.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -37,39 +37,39 @@ class Learnt:
 
 
 def learn(options: TokenOptions, out: Path) -> Learnt:
-    """Learn tokens, and write them into a folder.
+    """Train a tokenizer, and write it into a folder.
 
     Args:
-        options: of what, and which.
-        out: folder of the tokenizer, a new or an empty one.
+        options: Sequences to train on, and kind of tokens.
+        out: Folder of the tokenizer, a new or an empty one.
 
     Raises:
-        ValueError: out is there, or an option is out of range.
-        GenomeError: a file cannot be used.
-        ImportError: the genome extra is not installed.
+        ValueError: `out` is there already, or an option is out of range.
+        GenomeError: A file cannot be used.
+        ImportError: The genome extra is not installed.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already, and not an empty folder")
     whole, sentences, alphabet = _read(options)
     counted = _Counted(sentences)
     if options.pattern is not None:
-        made = tokenizer.kmer_tokens(
+        tokens = tokenizer.kmer_tokens(
             counted, pattern=options.pattern, stride=options.stride, size=options.size, max_length=options.max_length
         )
-        made.save_pretrained(out)
-        return Learnt(made, counted.count)
-    made = tokenizer.subwords(
+        tokens.save_pretrained(out)
+        return Learnt(tokens, counted.count)
+    tokens = tokenizer.subwords(
         counted, size=options.size, characters=tokenizer.base_tokens(alphabet), longest=options.longest,
         max_length=options.max_length,
     )  # fmt: skip
-    made.save_pretrained(out)
+    tokens.save_pretrained(out)
     if options.sequences is not None:
         whole = corpus.sentences_of(options.sequences, options.seed, count=MEASURED)
-    return Learnt(made, counted.count, tokenizer.mean_length(made, whole), tokenizer.mean_token(made))
+    return Learnt(tokens, counted.count, tokenizer.mean_length(tokens, whole), tokenizer.mean_token(tokens))
 
 
 def _read(options: TokenOptions) -> tuple[Iterable[str], Iterator[str], str | None]:
-    """The sequences of a genome, the sentences, and the alphabet of pairs; None: bases."""
+    """The sequences of a genome, the sentences, and the alphabet of pairs, None for bases."""
     if options.sequences is not None:
         mode, characters = corpus.kind_of(options.sequences)
         sentences = corpus.sentences_of(options.sequences, options.seed, count=options.sentences)
@@ -78,7 +78,7 @@ def _read(options: TokenOptions) -> tuple[Iterable[str], Iterator[str], str | No
     genome = Reference(options.reference)
     both = corpus.haplotypes(genome, genome.region(options.region), options.sites, least=options.least)
     alphabet = options.alphabet if options.mode == "diplotype" else None
-    whole = [one.sequence() for one in both] if alphabet is None else [text(diplotype(*both), alphabet)]
+    whole = [haplotype.sequence() for haplotype in both] if alphabet is None else [text(diplotype(*both), alphabet)]
     return whole, corpus.sentences(whole, options.seed, starts=options.starts, count=options.sentences), alphabet
 
 

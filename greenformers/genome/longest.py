@@ -1,8 +1,8 @@
-"""The longest sequence a network can take within a memory budget. Thesis 5.4.3, table 5.3.
+"""The longest sequence of a network within a budget of bytes of memory. Cahyawijaya 2021, 5.4.3, table 5.3.
 
-The budget is what the dense transformer with eager attention needs for 1,024 nucleotides, one a token. All that is held
-is counted: weights, in training their gradients and AdamW's two moments, and the activations of a classifier of
-sequences. Counted from shapes, operation by operation, so that a small machine can answer for a large one.
+The budget is the need of the dense transformer with eager attention for 1,024 nucleotides, one a token. Counted are
+weights, in training their gradients and AdamW's two moments, and the activations of a classifier of sequences. They are
+counted from shapes, operation by operation, so that a small machine can compute the need of a large one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from greenformers.model.heads import GreenformerForSequenceClassification
 from greenformers.model.variant import slots
 
 MARKERS = 2
-"""[CLS] and [SEP]."""
+"""Number of special tokens of a sequence: [CLS] and [SEP]."""
 MOMENTS = 2
 
 
@@ -35,10 +35,10 @@ class Setting:
     """One row of the table.
 
     Attributes:
-        variant: see `greenformers.model.variant`, or `EAGER`.
+        variant: Variant of the network, see `greenformers.model.variant`, or `EAGER`.
         mode: "inference" or "training".
-        recompute: in training, activations within a layer are not kept.
-        vocabulary: how many different tokens there are.
+        recompute: Whether activations within a layer are computed again in the backward pass of training.
+        vocabulary: Size of the vocabulary.
     """
 
     variant: str
@@ -48,7 +48,7 @@ class Setting:
 
 
 class _Classifier(nn.Module):
-    """From a tensor that is only a shape to logits."""
+    """A classifier whose input is a tensor of the shape of the tokens."""
 
     def __init__(self, setting: Setting, size: Size, length: int) -> None:
         super().__init__()
@@ -73,36 +73,39 @@ class _Classifier(nn.Module):
 
 @cache
 def needed(setting: Setting, size: Size, tokens: int, device: str = "cpu") -> float:
-    """Bytes for sequences of so many tokens.
+    """Bytes of memory for sequences of so many tokens.
 
-    Layers are alike: two and three are looked at. In training each further one adds what the third does; in inference
-    a layer's tensors are gone when the next one runs.
+    Networks of two and of three layers are traced, as layers are alike. In training each further layer adds as much as
+    the third; in inference the tensors of a layer are freed when the next one runs.
 
     Raises:
-        ValueError: a size out of range, or a variant that cannot be.
+        ValueError: A size is out of range, or a variant is not possible.
     """
     training = setting.mode == "training"
     peaks: list[float] = []
     weights: list[int] = []
     for layers in [2, 3] if size.layers > 2 else [size.layers]:
-        one = replace(size, layers=layers)
+        fewer = replace(size, layers=layers)
         with torch.device("meta"):
-            module = _Classifier(setting, one, tokens)
-        weights.append(sum(each.numel() * each.element_size() for each in module.parameters()))
+            module = _Classifier(setting, fewer, tokens)
+        weights.append(sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()))
         if training or len(peaks) == 0:
             # Around the backward pass too: it may compute layers again.
             with attention_by(setting.variant == EAGER):
-                found = trace(
-                    partial(_Classifier, setting, one, tokens), (size.batch, tokens), training=training, device=device
+                traced = trace(
+                    partial(_Classifier, setting, fewer, tokens), (size.batch, tokens), training=training, device=device
                 )
-            peaks.append(found.peak)
+            peaks.append(traced.peak)
     further = size.layers - 3
-    peak, held = (one[-1] + further * (one[-1] - one[0]) if len(one) > 1 else one[0] for one in (peaks, weights))
+    peak, held = (
+        figures[-1] + further * (figures[-1] - figures[0]) if len(figures) > 1 else figures[0]
+        for figures in (peaks, weights)
+    )
     return peak + held * (1 + MOMENTS * training)
 
 
 def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") -> int:
-    """The most tokens whose sequences fit into so many bytes, or one less; 0 where no sequence does."""
+    """The most tokens of sequences that fit into so many bytes, or one less; 0 where no sequence fits."""
 
     def over(tokens: float) -> float:
         return needed(setting, size, round(tokens), device) - budget
@@ -113,21 +116,21 @@ def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") ->
     while over(high) <= 0:
         low, high = high, 2 * high
     optimize: Any = _extras.needed("the longest sequence", "genome", "scipy", "scipy.optimize")
-    found = round(optimize.brentq(over, low, high, xtol=0.5))
-    while over(found) > 0:
-        found -= 1
-    return found
+    most = round(optimize.brentq(over, low, high, xtol=0.5))
+    while over(most) > 0:
+        most -= 1
+    return most
 
 
 @dataclass(frozen=True)
-class Found:
-    """A row's answer.
+class LongestSequence:
+    """The result of a row.
 
     Attributes:
-        setting: which row.
-        budget: bytes.
-        tokens: the most that fit, [CLS] and [SEP] too.
-        nucleotides: what these tokens stand for.
+        setting: Setting of the row.
+        budget: Budget in bytes.
+        tokens: The most tokens that fit, with [CLS] and [SEP].
+        nucleotides: Number of nucleotides in these tokens.
     """
 
     setting: Setting
@@ -142,14 +145,14 @@ def rows(
     """All rows: every variant in every mode, in training with and without recomputation, with each vocabulary.
 
     Args:
-        variants: of `greenformers.model.variant`, and `EAGER`.
-        modes: "inference", "training".
-        size: of the networks.
-        vocabularies: number of tokens to the nucleotides one stands for on average.
-        budget: bytes; None: see `study`.
+        variants: Variants, see `greenformers.model.variant`, and `EAGER`.
+        modes: Modes, "inference" or "training" each.
+        size: Size of the networks.
+        vocabularies: From the size of each vocabulary to the mean number of nucleotides of its tokens.
+        budget: Budget in bytes; None for that of `study`.
 
     Raises:
-        ValueError: a value out of range, or a variant that cannot be.
+        ValueError: A value is out of range, or a variant is not possible.
     """
     for name in ("batch", "k", "rank", "hidden", "layers", "heads", "feed_forward"):
         if getattr(size, name) < 1:
@@ -162,7 +165,7 @@ def rows(
         raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
     if not variants or not modes:
         raise ValueError(f"there must be at least one of variants and mode, got {len(variants)} and {len(modes)}")
-    found = [
+    settings = [
         Setting(variant, mode, recompute, vocabulary)
         for mode in modes
         for recompute in ((False, True) if mode == "training" else (False,))
@@ -172,11 +175,11 @@ def rows(
     with torch.device("meta"):
         for variant in variants:
             _Classifier(Setting(variant, "training", False, 8), replace(size, layers=1), MARKERS + 1)
-    return found
+    return settings
 
 
 def study(
-    wanted: Sequence[Setting],
+    settings: Sequence[Setting],
     size: Size,
     vocabularies: Mapping[int, float],
     *,
@@ -184,53 +187,56 @@ def study(
     reference: int = 1024,
     device: str = "cpu",
     progress: Callable[[float], None] = lambda _: None,
-) -> Iterator[Found]:
-    """Answer rows.
+) -> Iterator[LongestSequence]:
+    """Compute the longest sequence of each row.
 
     Args:
-        wanted: of `rows`.
-        size: of the networks.
-        vocabularies: as `rows`; the first sets the budget.
-        budget: bytes; by default what eager attention needs for `reference` nucleotides.
-        reference: nucleotides.
-        device: on which it would run.
-        progress: told the share that is done.
+        settings: Settings of the rows, see `rows`.
+        size: Size of the networks.
+        vocabularies: Vocabularies as in `rows`; the first one sets the budget.
+        budget: Budget in bytes; by default the need of eager attention for `reference` nucleotides.
+        reference: Number of nucleotides that sets the budget.
+        device: Device on which the networks would run.
+        progress: Function that is called with the share that is done.
     """
     first = next(iter(vocabularies))
     tokens = round(reference / vocabularies[first]) + MARKERS
-    for number, row in enumerate(wanted):
-        progress(number / len(wanted))
+    for number, row in enumerate(settings):
+        progress(number / len(settings))
         room = budget or needed(Setting(EAGER, row.mode, False, first), size, tokens, device)
         most = longest(row, size, room, device)
-        yield Found(row, room, most, max(0, most - MARKERS) * vocabularies[row.vocabulary])
+        yield LongestSequence(row, room, most, max(0, most - MARKERS) * vocabularies[row.vocabulary])
     progress(1.0)
 
 
-def records(found: Sequence[Found], size: Size, names: Mapping[int, str], about: dict[str, Any]) -> list[Record]:
-    """A record a row, with its ratio to eager attention with the first kind of tokens, where that is a row.
+def records(
+    results: Sequence[LongestSequence], size: Size, names: Mapping[int, str], context: dict[str, Any]
+) -> list[Record]:
+    """A record for each row, with its ratio to eager attention with the first vocabulary, where that is a row.
 
     Args:
-        found: of `study`.
-        size: of the networks.
-        names: of the vocabularies, "subwords".
-        about: context of the records.
+        results: Results of `study`.
+        size: Size of the networks.
+        names: Names of the vocabularies, such as "subwords".
+        context: Context of the records.
     """
-    made = []
-    for one in found:
-        base = next((row for row in found if _reference(row, one, next(iter(names)))), None)
-        ratio = one.nucleotides / base.nucleotides if base and base.nucleotides else None
+    rows = []
+    for result in results:
+        base = next((reference for reference in results if _reference(reference, result, next(iter(names)))), None)
+        ratio = result.nucleotides / base.nucleotides if base and base.nucleotides else None
         setting = {
-            "mode": one.setting.mode, "recompute": one.setting.recompute, "tokens": names[one.setting.vocabulary],
-            "token_count": one.tokens, "memory_gib": round(one.budget / 2**30, 2), **asdict(size),
+            "mode": result.setting.mode, "recompute": result.setting.recompute,
+            "tokens": names[result.setting.vocabulary], "token_count": result.tokens,
+            "memory_gib": round(result.budget / 2**30, 2), **asdict(size),
         }  # fmt: skip
-        made.append(
+        rows.append(
             Record.of(
-                "longest_sequence", one.nucleotides, benchmark="genome_length", variant=one.setting.variant,
-                setting=setting, ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=about,
+                "longest_sequence", result.nucleotides, benchmark="genome_length", variant=result.setting.variant,
+                setting=setting, ratio=ratio, to=None if ratio is None else EAGER, source="counted", context=context,
             )
         )  # fmt: skip
-    return made
+    return rows
 
 
-def _reference(row: Found, one: Found, vocabulary: int) -> bool:
-    return row.setting == Setting(EAGER, one.setting.mode, False, vocabulary)
+def _reference(row: LongestSequence, result: LongestSequence, vocabulary: int) -> bool:
+    return row.setting == Setting(EAGER, result.setting.mode, False, vocabulary)

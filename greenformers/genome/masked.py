@@ -1,4 +1,4 @@
-"""Pre-training: masked tokens of sentences, put together to sequences of one length. Thesis 5.3.1."""
+"""Pre-training: masked tokens of sentences, concatenated to sequences of one length. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from greenformers.genome.tokenizer import ids_of
 from greenformers.train.masked_lm import MaskedLM
 
 SHARES = {"train": (0, 18), "valid": (18, 19), "test": (19, 20)}
-"""Which twentieths are for what: of a genome, as sentences from different beginnings overlap; of every 20 people."""
+"""Twentieths of each split: of a genome, whose sentences from different beginnings overlap, or of every 20 people."""
 
 _AT_ONCE = 1000  # sentences tokenized together
 
@@ -27,11 +27,11 @@ class Genome:
     """Sequences to draw sentences from.
 
     Attributes:
-        sequences: of a genome, by split; none where encoded people are read from a file.
-        path: of what `genome encode` wrote.
-        starts: beginnings from which a sequence is cut.
-        count: sentences at most, of the training split.
-        seed: of the draw.
+        sequences: Sequences of a genome, by split; empty where encoded people are read from a file.
+        path: File that `genome encode` wrote, if any.
+        starts: Number of beginnings from which a sequence is cut.
+        count: Most sentences of the training split.
+        seed: Seed of the draw.
     """
 
     sequences: dict[str, list[str]]
@@ -41,21 +41,21 @@ class Genome:
     seed: int
 
     def split(self, name: str) -> Iterable[str]:
-        """Sentences of "train", "valid" or "test"; those two are cut from one beginning: none is there twice."""
+        """Sentences of "train", "valid" or "test"; the latter two are cut from one beginning, so that none overlap."""
         if self.path is not None:
             return corpus.sentences_of(self.path, self.seed, count=self.count, share=tuple(range(*SHARES[name])))
-        # From the first character on, where there is one beginning alone: these parts are short.
-        how = {"starts": self.starts} if name == "train" else {"starts": 1, "first": 0}
-        return corpus.sentences(self.sequences[name], self.seed, count=self.count, **how)
+        # A single beginning is the first character, as these parts are short.
+        options = {"starts": self.starts} if name == "train" else {"starts": 1, "first": 0}
+        return corpus.sentences(self.sequences[name], self.seed, count=self.count, **options)
 
 
 class GenomeMaskedLM(MaskedLM):
     """Sequences [CLS] sentence [SEP] sentence ... [SEP] of one length.
 
     Args:
-        genome: gives the sentences.
-        tokenizer: turns them into tokens.
-        length: of a sequence, in tokens.
+        genome: Source of the sentences.
+        tokenizer: Tokenizer of the sentences.
+        length: Length of a sequence, in tokens.
     """
 
     data: Genome  # type: ignore[assignment]
@@ -64,14 +64,14 @@ class GenomeMaskedLM(MaskedLM):
         super().__init__(genome, tokenizer, length)  # type: ignore[arg-type]
 
     def blocks(self, split: str) -> Tensor:
-        """The sentences of a split as (n, length - 2) int32."""
+        """The tokens of a split in sequences (n, length - 2), int32."""
         if split not in self._blocks:
             separator = torch.tensor([self.tokenizer.sep_token_id], dtype=torch.int32)
             parts: list[Tensor] = []
-            for some in _batched(self.data.split(split), _AT_ONCE):
-                for row in ids_of(self.tokenizer, some, markers=False):
+            for sentences in _batched(self.data.split(split), _AT_ONCE):
+                for row in ids_of(self.tokenizer, sentences, markers=False):
                     parts += [torch.tensor(row, dtype=torch.int32), separator]
-            # The last [SEP] of a sequence is put there with its [CLS].
+            # The last [SEP] of a sequence is added with its [CLS].
             ids, width = torch.cat(parts[:-1]) if parts else torch.empty(0), self.length - self.markers
             if len(ids) < width:
                 most = len(ids) + self.markers
@@ -81,14 +81,14 @@ class GenomeMaskedLM(MaskedLM):
 
 
 def _batched(items: Iterable[str], size: int) -> Iterable[list[str]]:
-    some: list[str] = []
+    batch: list[str] = []
     for item in items:
-        some.append(item)
-        if len(some) == size:
-            yield some
-            some = []
-    if some:
-        yield some
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def parts(
@@ -96,19 +96,19 @@ def parts(
 ) -> dict[str, list[str]]:
     """The sequences of each split: a genome with its variants, cut by the reference's positions.
 
-    Haplotypes are not as long as the reference, nor alike.
+    Haplotypes differ in length from the reference and from each other.
 
     Args:
-        genome: the reference.
-        region: of it; None for the only sequence there is.
-        sites: VCF or BCF of common variants; None for none.
-        least: frequency of the rarer allele that makes a variant common.
-        mode: diplotype or haplotype.
-        alphabet: of diplotypes.
+        genome: The reference.
+        region: Region of the reference; None for its only sequence.
+        sites: VCF or BCF file of common variants; None for none.
+        least: Least frequency of the rarer allele of a common variant.
+        mode: "diplotype" or "haplotype".
+        alphabet: Alphabet of diplotypes.
 
     Raises:
-        ValueError: the region is too short to be cut.
-        GenomeError: a file is not fit for it.
+        ValueError: The region is too short to be cut.
+        GenomeError: A file cannot be used.
     """
     whole = genome.region(region)
     if len(whole) < max(SHARES["test"]):

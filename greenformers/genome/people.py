@@ -1,4 +1,4 @@
-"""Encoded people with phenotypes: which part of the region, and who is in which split. Thesis 5.3.1."""
+"""Encoded people with phenotypes, for a part of the region, and their splits. Cahyawijaya 2021, 5.3.1."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class People:
-    """Everybody's diplotype of a region, and phenotype.
+    """Diplotypes of people for a region, and their phenotypes.
 
     Attributes:
-        region: where.
-        alphabet: of the diplotypes.
-        names: of the people.
-        pairs: everybody's pairs, (m,) each.
-        labels: 1 for the phenotype that is predicted, the last one in the order of the alphabet.
-        phenotypes: both, that one last.
+        region: The region.
+        alphabet: Alphabet of the diplotypes.
+        names: Names of the people.
+        pairs: Pairs of each person, (m,).
+        labels: Label of each person, 1 for the phenotype that is predicted, the last one in alphabetical order.
+        phenotypes: Both phenotypes, the predicted one last.
     """
 
     region: Region
@@ -39,20 +39,20 @@ class People:
 
     @classmethod
     def load(cls, path: Path, region: str | None = None) -> People:
-        """From what `genome encode` wrote with a cohort.
+        """Load a file that `genome encode` wrote with a cohort.
 
         Args:
-            path: of the file.
-            region: part of its region; None: all of it.
+            path: Path of the file.
+            region: Part of the file's region; None for all of it.
 
         Raises:
-            GenomeError: it is no such file, is damaged, has no phenotypes or not two of them, somebody twice, or not
-                this region.
+            GenomeError: It is no such file, is damaged, has no phenotypes or not two of them, has a person twice, or
+                does not hold the region.
         """
-        about = encode.settings_of(path)
-        if about["mode"] != "diplotype":
-            raise GenomeError(f"{path}: must hold diplotypes, holds {about['mode']}s")
-        alphabet, (whole, part) = str(about["alphabet"]), part_of(path, region)
+        settings = encode.settings_of(path)
+        if settings["mode"] != "diplotype":
+            raise GenomeError(f"{path}: must hold diplotypes, holds {settings['mode']}s")
+        alphabet, (whole, part) = str(settings["alphabet"]), part_of(path, region)
         names, pairs, phenotypes = [], [], []
         for number, row in enumerate(encode.load(path), start=3):
             if "phenotype" not in row:
@@ -68,53 +68,54 @@ class People:
             pairs.append(cut(own, part.start - whole.start, part.end - whole.start))
         if len(set(names)) < len(names):
             raise GenomeError(f"{path}: line {_second(names) + 3} is of a person who is there already")
-        known = sorted(set(phenotypes))
-        if len(known) != 2:
-            raise GenomeError(f"{path}: must have two phenotypes, has {len(known)}")
-        labels = np.array([known.index(one) for one in phenotypes])
-        return cls(Region(whole.contig, part.start, part.end), alphabet, names, pairs, labels, known)
+        distinct = sorted(set(phenotypes))
+        if len(distinct) != 2:
+            raise GenomeError(f"{path}: must have two phenotypes, has {len(distinct)}")
+        labels = np.array([distinct.index(phenotype) for phenotype in phenotypes])
+        return cls(Region(whole.contig, part.start, part.end), alphabet, names, pairs, labels, distinct)
 
     def text(self, number: int) -> str:
         """The characters of a person's diplotype."""
         return text(self.pairs[number], self.alphabet)
 
     def splits(self, seed: int, valid: float, test: float) -> dict[str, list[int]]:
-        """Numbers of the people in train, valid and test; see `Cohort.splits`."""
+        """Indices of the people in train, valid and test, see `Cohort.splits`."""
         numbers = {name: number for number, name in enumerate(self.names)}
         people = [Person(name, self.phenotypes[label]) for name, label in zip(self.names, self.labels, strict=True)]
-        found = Cohort(people, self.phenotypes).splits(seed, valid=valid, test=test)
-        return {split: [numbers[person.name] for person in some] for split, some in found.items()}
+        parts = Cohort(people, self.phenotypes).splits(seed, valid=valid, test=test)
+        return {split: [numbers[person.name] for person in members] for split, members in parts.items()}
 
     def counts(self) -> tuple[NDArray[np.int8], list[tuple[int, str]]]:
-        """How many of each symbol everybody has, where people differ.
+        """Counts of each symbol of each person, where people differ.
 
         Returns:
-            Counts 0, 1 or 2, (people, features); of each feature its position in the genome, from 1, and its symbol:
-            A, C, G, T, N, DEL, or + for one inserted after it. At a position the most frequent symbol has no feature.
+            Counts 0, 1 or 2, (people, features), and for each feature its position in the genome, from 1, and its
+            symbol: A, C, G, T, N, DEL, or + for an insertion after it. The most frequent symbol of a position has no
+            feature.
         """
         length = len(self.region)
         kinds = ("A", "C", "G", "T", "N", "DEL", "+")
-        found = np.zeros((len(self.pairs), length, len(kinds)), dtype=np.int8)
+        counts = np.zeros((len(self.pairs), length, len(kinds)), dtype=np.int8)
         for number, pairs in enumerate(self.pairs):
             both, place = symbols(pairs), places(pairs)
             for side in both.T:
                 base, inserted = (side <= N) | (side == DEL), (side > N) & (side < DEL)
                 # An inserted column's own DEL is not one of the position.
                 own = base & (np.diff(place, prepend=-1) > 0)
-                found[number, place[own], np.where(side[own] == DEL, N + 1, side[own])] += 1
-                found[number, place[inserted], N + 2] = 1
-        total = found.sum(axis=0, dtype=np.int64)
-        varied = (found != found[:1]).any(axis=0)
+                counts[number, place[own], np.where(side[own] == DEL, N + 1, side[own])] += 1
+                counts[number, place[inserted], N + 2] = 1
+        total = counts.sum(axis=0, dtype=np.int64)
+        varied = (counts != counts[:1]).any(axis=0)
         varied[np.arange(length), total.argmax(axis=1)] = False
         where = np.argwhere(varied)
-        return found[:, varied], [(self.region.start + int(place) + 1, kinds[kind]) for place, kind in where]
+        return counts[:, varied], [(self.region.start + int(place) + 1, kinds[kind]) for place, kind in where]
 
 
 def part_of(path: Path, region: str | None) -> tuple[Region, Region]:
-    """The region of an encoded file, and a part of it; None: all of it.
+    """The region of an encoded file, and a part of it, where `region` is None all of it.
 
     Raises:
-        GenomeError: it is no such file, or the part is not within.
+        GenomeError: The file is not one of `genome encode`, or the part is not within its region.
     """
     whole = Region.parse(str(encode.settings_of(path)["region"]))
     part = whole if region is None else Region.parse(region)
@@ -125,12 +126,12 @@ def part_of(path: Path, region: str | None) -> tuple[Region, Region]:
 
 
 def _second(names: list[str]) -> int:
-    """Where a name is for the second time."""
+    """Index of the first name that is there for the second time."""
     first = {name: number for number, name in reversed(list(enumerate(names)))}
     return next(number for number, name in enumerate(names) if first[name] != number)
 
 
 def cut(pairs: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint8]:
-    """The columns at the positions start..end - 1, what is inserted after them too."""
+    """The columns at the positions start..end - 1, with those inserted after them."""
     place = places(pairs)
     return pairs[(place >= start) & (place < end)]

@@ -1,4 +1,4 @@
-"""What makes a diplotype of reads."""
+"""Options of the diplotype of reads."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from greenformers.train.settings import setting
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What makes a diplotype of reads. The help text of each is its documentation; qualities are Phred.
+    """Thresholds of the reads that make a diplotype. The help text of each field documents it; qualities are Phred.
 
     Raises:
-        ValueError: one is out of range.
+        ValueError: A threshold is out of range.
     """
 
-    depth: int = setting(3, "Reads: fragments at a position at least; N below.")
-    count: int = setting(2, "Reads: fragments with the second symbol at least.")
-    share: float = setting(0.2, "Reads: share of fragments with the second symbol at least.")
-    base_quality: int = setting(13, "Reads: quality of a base at least.")
-    mapping_quality: int = setting(0, "Reads: quality of an alignment at least.")
+    depth: int = setting(3, "Reads: fewest fragments at a position; with fewer it is N.")
+    count: int = setting(2, "Reads: fewest fragments with the second symbol.")
+    share: float = setting(0.2, "Reads: least share of fragments with the second symbol.")
+    base_quality: int = setting(13, "Reads: least quality of a base.")
+    mapping_quality: int = setting(0, "Reads: least quality of an alignment.")
 
     def __post_init__(self) -> None:
         if self.depth < 1 or self.count < 1:

@@ -1,9 +1,9 @@
-"""Aligned reads (BAM, CRAM) to a diplotype: the two symbols most reads have at every position. Thesis 5.3.1.
+"""Aligned reads (BAM, CRAM) to a diplotype: the two most frequent symbols at every position. Cahyawijaya 2021, 5.3.1.
 
 Which reads and bases count is as in `samtools mpileup -B`: no unmapped, secondary, failed or duplicate ones, no orphans
-of a pair, base quality 13. The two mates of a fragment count once where they overlap: where they differ, the better
-base, and neither where both are as good. A deletion has the quality of the base after it, an insertion that of the base
-before it. A base N counts as nothing.
+of a pair, base quality 13. The two mates of a fragment count once where they overlap; where they differ, the base of
+better quality counts, and none where both qualities are equal. A deletion has the quality of the base after it, an
+insertion that of the base before it. A base N does not count.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 # Unmapped, secondary, failed, duplicate; paired, and paired as expected.
 _LEFT_OUT, _PAIRED, _PROPER = 0x704, 0x1, 0x2
 _HELD = 2**22  # bases of reads held at a time
-# Share of aligned bases that differ from the reference at most; another genome's differ at 0.75. Fewer positions than
+# Largest share of aligned bases that differ from the reference; of another genome 0.75 differ. Fewer positions than
 # these may all be variants.
 _DIFFERENT, _ENOUGH = 0.1, 100
 
-# What a base is counted as: A, C, G, T, then a deletion; nothing; what the reference has.
+# Kinds that bases are counted as: A, C, G, T, deleted; not counted; equal to the reference.
 _NOTHING, _SAME = 5, 6
 _KIND_OF = {ord(letter): kind for kind, letter in enumerate("ACGTD")} | {ord("="): _SAME}
 _KINDS = bytes(_KIND_OF.get(letter, _NOTHING) for letter in range(256))
 
 
 class _Cigar(NamedTuple):
-    """What a CIGAR says of a read: SAM format specification, section 1.4.
+    """The alignment of a read, from its CIGAR: SAM format specification, section 1.4.
 
     Attributes:
-        runs: stretches of bases at consecutive positions, or of deleted positions: first position, counted from that of
-            the read; first base, or the one after the deletion; length; whether deleted.
-        inserted: which run is before them, first base, length.
-        span: positions from the first to the last.
+        runs: Runs of bases at consecutive positions, or of deleted positions: first position, counted from that of the
+            read; first base, or the one after the deletion; length; whether deleted.
+        inserted: Insertions: index of the run before, first base, length.
+        span: Number of positions from the first to the last.
     """
 
     runs: list[tuple[int, int, int, bool]]
@@ -53,18 +53,18 @@ class _Cigar(NamedTuple):
 
 
 _Read = tuple[str | None, int, str, bytes, _Cigar]
-"""Name of one that has a mate, first position, bases, qualities (Phred) and CIGAR."""
+"""Name of a read that has a mate, first position, bases, qualities (Phred) and CIGAR."""
 
 
 @dataclass
 class Profile:
-    """How many fragments have which symbol.
+    """Number of fragments with each symbol.
 
     Attributes:
-        counts: at the n positions of a region, of A, C, G, T and DEL, (n, 5).
-        inserted: after a position, by the number of positions before it: of each inserted base how many have A, C, G,
-            T and N there, (k, 5).
-        different: share of the bases that are not the reference's.
+        counts: Counts of A, C, G, T and DEL at the n positions of a region, (n, 5).
+        inserted: Counts of A, C, G, T and N for each of k inserted bases, (k, 5), by the number of positions before the
+            insertion.
+        different: Share of the bases that differ from the reference.
     """
 
     counts: NDArray[np.int32]
@@ -76,42 +76,42 @@ def read(path: Path, reference: Reference, region: Region, thresholds: Threshold
     """The diplotype of a region, (m,), by the reads of one person.
 
     Args:
-        path: of a BAM or CRAM file, sorted, with an index.
-        reference: what the reads are aligned to.
-        region: of the reference.
-        thresholds: what counts.
+        path: Path of a BAM or CRAM file, sorted, with an index.
+        reference: Reference that the reads are aligned to.
+        region: Region of the reference.
+        thresholds: Thresholds of the reads that count.
 
     Raises:
-        GenomeError: the file cannot be used: damaged, without index, without reads there, or aligned to something else.
+        GenomeError: The file is damaged, has no index or no reads in the region, or is aligned to another reference.
     """
     thresholds = thresholds or Thresholds()
     return called(profile(path, reference, region, thresholds), thresholds)
 
 
 def people(path: Path) -> list[str]:
-    """Names of the people whose reads a file has (SM of its read groups); that of the file where it names none."""
+    """Names of the people whose reads are in a file (SM of its read groups); the name of the file where it has none."""
     with told(path, "no BAM or CRAM file that can be read"), htslib().AlignmentFile(checked(path)) as file:
         groups = file.header.to_dict().get("RG", [])
     return sorted({group["SM"] for group in groups if "SM" in group}) or [path.name.split(".")[0]]
 
 
 def profile(path: Path, reference: Reference, region: Region, thresholds: Thresholds) -> Profile:
-    """How many fragments have which symbol in a region. Memory is O(region + some reads); see `read`."""
+    """Number of fragments with each symbol in a region. Memory is O(region + some reads); arguments as in `read`."""
     whole = encoded(reference.fetch(region))
-    found = Profile(np.zeros((len(region), 5), np.int32), {}, 0.0)
+    fragments = Profile(np.zeros((len(region), 5), np.int32), {}, 0.0)
     with told(path, "damaged, or its index is that of another file"):
         for reads, start, end in _stretches(_reads(path, reference, region, thresholds), region):
-            _count(found, reads, start, end, region.start, whole, thresholds.base_quality)
-    if not found.counts.any():
+            _count(fragments, reads, start, end, region.start, whole, thresholds.base_quality)
+    if not fragments.counts.any():
         raise GenomeError(f"{path}: has no reads that count at {region}")
-    known = whole < N
-    total = int(found.counts[known, :N].sum())
+    is_base = whole < N
+    total = int(fragments.counts[is_base, :N].sum())
     if total:
-        found.different = 1 - int(found.counts[known, whole[known]].sum()) / total
-    if found.different > _DIFFERENT and int(known.sum()) >= _ENOUGH:
-        share = f"{100 * found.different:.0f} % of its bases at {region} differ"
+        fragments.different = 1 - int(fragments.counts[is_base, whole[is_base]].sum()) / total
+    if fragments.different > _DIFFERENT and int(is_base.sum()) >= _ENOUGH:
+        share = f"{100 * fragments.different:.0f} % of its bases at {region} differ"
         raise GenomeError(f"{path}: is not aligned to {reference.path.name}, {share}")
-    return found
+    return fragments
 
 
 def _reads(path: Path, reference: Reference, region: Region, thresholds: Thresholds) -> Iterator[_Read]:
@@ -119,19 +119,19 @@ def _reads(path: Path, reference: Reference, region: Region, thresholds: Thresho
     name, kind = checked(path), path.suffix.lower()
     if kind not in (".bam", ".cram"):
         raise GenomeError(f"{path}: reads must be in a .bam or .cram file")
-    given = {}
+    options = {}
     if kind == ".cram":
-        # Without its index, htslib would make one; where it cannot, it would look for the bases in the network.
+        # Without an index htslib would make one; where it cannot, it would fetch the bases from the internet.
         index_of(reference.path, INDEXES[".fa"])
-        given["reference_filename"] = str(reference.path.resolve())
+        options["reference_filename"] = str(reference.path.resolve())
         with told(path, "cut off or damaged"):
             pysam.quickcheck(name)
     cigars: dict[str, _Cigar] = {}
     lowest = thresholds.mapping_quality
-    with pysam.AlignmentFile(name, **given) as file:
-        # Its first line alone: there may be thousands of contigs.
-        found = re.match(r"@HD\t(?:.*\t)?SO:(\w+)", str(file.header))
-        if found and (order := found[1]) not in ("coordinate", "unknown"):
+    with pysam.AlignmentFile(name, **options) as file:
+        # The first line of the header only, as there may be thousands of contigs.
+        match = re.match(r"@HD\t(?:.*\t)?SO:(\w+)", str(file.header))
+        if match and (order := match[1]) not in ("coordinate", "unknown"):
             raise GenomeError(f"{path}: reads must be sorted by coordinate, they are {order}")
         contig = named(region.contig, file.references, path)
         index_of(path, INDEXES[kind], file.nreferences)
@@ -141,68 +141,71 @@ def _reads(path: Path, reference: Reference, region: Region, thresholds: Thresho
                 f"{path}: a CRAM file needs a reference with its names: {contig}; {reference.path.name} has {theirs}"
             )
         end = min(region.end, file.get_reference_length(contig))
-        for one in file.fetch(contig, region.start, end) if region.start < end else ():
-            flag, bases, written = one.flag, one.query_sequence, one.cigarstring
+        for alignment in file.fetch(contig, region.start, end) if region.start < end else ():
+            flag, bases, written = alignment.flag, alignment.query_sequence, alignment.cigarstring
             if flag & _LEFT_OUT or flag & (_PAIRED | _PROPER) == _PAIRED or bases is None or written is None:
                 continue
-            if lowest and one.mapping_quality < lowest:
+            if lowest and alignment.mapping_quality < lowest:
                 continue
             if (cigar := cigars.get(written)) is None:
-                cigar = cigars[written] = _parsed(one.cigartuples)
-            # Qualities that are not there are no reason to leave a base out.
+                cigar = cigars[written] = _parsed(alignment.cigartuples)
+            # A base without quality counts.
             # Not query_qualities_str: pysam 0.24 adds 33 to them in place, to Python's own copy where there is one.
-            known = one.query_qualities
-            qualities = b"\xff" * len(bases) if known is None else known.tobytes()
-            mate = one.query_name if flag & _PAIRED else None
-            yield mate, one.reference_start, bases, qualities, cigar
+            phred = alignment.query_qualities
+            qualities = b"\xff" * len(bases) if phred is None else phred.tobytes()
+            mate = alignment.query_name if flag & _PAIRED else None
+            yield mate, alignment.reference_start, bases, qualities, cigar
 
 
 def _parsed(operations: list[tuple[int, int]]) -> _Cigar:
-    found = _Cigar([], [], sum(length for kind, length in operations if kind in (0, 2, 3, 7, 8)))
+    cigar = _Cigar([], [], sum(length for kind, length in operations if kind in (0, 2, 3, 7, 8)))
     place = base = 0
     anchored = False
     for kind, length in operations:
         if length and kind in (0, 2, 7, 8):  # M D = X
-            found.runs.append((place, base, length, kind == 2))
+            cigar.runs.append((place, base, length, kind == 2))
             anchored = True
         elif kind == 3:  # N
             anchored = False
         elif kind == 1 and anchored:  # I
-            # Between two of them is padding, which says where they are in another read's longer insertion.
-            run, together = len(found.runs) - 1, length
-            if found.inserted and found.inserted[-1][0] == run:
-                together += found.inserted.pop()[2]
-            found.inserted.append((run, base + length - together, together))
+            # Between two insertions is padding, which aligns them with a longer insertion of another read.
+            run, together = len(cigar.runs) - 1, length
+            if cigar.inserted and cigar.inserted[-1][0] == run:
+                together += cigar.inserted.pop()[2]
+            cigar.inserted.append((run, base + length - together, together))
         place += length * (kind in (0, 2, 3, 7, 8))
         base += length * (kind in (0, 1, 4, 7, 8))
-    return found
+    return cigar
 
 
 def _stretches(reads: Iterator[_Read], region: Region) -> Iterator[tuple[list[_Read], int, int]]:
-    """Parts of a region, and all reads there: they come sorted, so what is before the newest one is complete."""
+    """Parts of a region with all reads there. Reads are sorted, so positions before the newest read are complete."""
     held: list[_Read] = []
     size, limit, start = 0, _HELD, region.start
-    for one in reads:
-        if size > limit and one[1] > start:
-            yield held, start, min(one[1], region.end)
-            start = one[1]
+    for newest in reads:
+        if size > limit and newest[1] > start:
+            yield held, start, min(newest[1], region.end)
+            start = newest[1]
             held = [earlier for earlier in held if earlier[1] + earlier[4].span > start]
             size = sum(len(earlier[2]) for earlier in held)
             limit = max(_HELD, 2 * size)
-        held.append(one)
-        size += len(one[2])
+        held.append(newest)
+        size += len(newest[2])
     if held:
         yield held, start, region.end
 
 
 class _Seen(NamedTuple):
-    """Observations of reads, one after the other: `first` and `length` of each stretch of consecutive positions.
+    """Observations of reads, one after the other: `first` and `length` of each run of consecutive positions.
 
     Attributes:
-        bases: D is deleted.
-        qualities: Phred.
-        inserted: the observation before them, and the bases.
-        mates: of two reads that overlap, the observations among which theirs are, and the positions of both.
+        first: First position of each run.
+        length: Length of each run.
+        bases: Bases of each run, D where deleted.
+        qualities: Qualities of each run (Phred).
+        inserted: Insertions: index of the observation before, and the bases.
+        mates: For each pair of reads that overlap, the bounds of the observations of both, and the positions they
+            share.
     """
 
     first: list[int]
@@ -214,9 +217,9 @@ class _Seen(NamedTuple):
 
 
 def _seen(reads: list[_Read], start: int, end: int) -> _Seen:
-    """What reads have at the positions start..end - 1."""
-    found = _Seen([], [], [], [], [], [])
-    firsts, lengths, letters, marks, inserted, mates = found
+    """Observations of reads at the positions start..end - 1."""
+    seen = _Seen([], [], [], [], [], [])
+    firsts, lengths, letters, marks, inserted, mates = seen
     before: dict[str, list[tuple[int, int, int, int, bool]]] = {}
     total = 0
     for name, origin, bases, qualities, (runs, insertions, span) in reads:
@@ -224,79 +227,79 @@ def _seen(reads: list[_Read], start: int, end: int) -> _Seen:
         whole = start <= origin and last <= end
         ends: list[int | None] = []
         for place, base, length, deleted in runs:
-            first, kept = origin + place, length
+            first, count = origin + place, length
             if not whole:
                 skipped = max(0, start - first)
-                kept = min(length, end - first) - skipped
-                if kept <= 0:
+                count = min(length, end - first) - skipped
+                if count <= 0:
                     ends.append(None)
                     continue
                 first, base = first + skipped, base if deleted else base + skipped
-            total += kept
-            # Where the end is not there, neither is what is inserted after it.
-            ends.append(total - 1 if whole or first + kept == origin + place + length else None)
+            total += count
+            # Without the end of a run, the insertion after it is not in the part either.
+            ends.append(total - 1 if whole or first + count == origin + place + length else None)
             firsts.append(first)
-            lengths.append(kept)
+            lengths.append(count)
             if deleted:
-                letters.append("D" * kept)
+                letters.append("D" * count)
                 # A deletion at the end of a read has no base after it.
-                marks.append((qualities[base : base + 1] or b"\0") * kept)
+                marks.append((qualities[base : base + 1] or b"\0") * count)
             else:
-                letters.append(bases[base : base + kept])
-                marks.append(qualities[base : base + kept])
+                letters.append(bases[base : base + count])
+                marks.append(qualities[base : base + count])
         for run, base, length in insertions:
             if (anchor := ends[run]) is not None:
                 inserted.append((anchor, bases[base : base + length]))
         if name is not None:
-            one = begin, total, origin, last, total - begin == span
+            own = begin, total, origin, last, total - begin == span
             if (earlier := before.get(name)) is None:
-                before[name] = [one]
+                before[name] = [own]
                 continue
             for mate in earlier:
                 lowest, highest = max(start, origin, mate[2]), min(end, last, mate[3])
                 if lowest < highest:
-                    mates.append((*_within(mate, lowest, highest), *_within(one, lowest, highest), lowest, highest))
-            earlier.append(one)
-    return found
+                    mates.append((*_within(mate, lowest, highest), *_within(own, lowest, highest), lowest, highest))
+            earlier.append(own)
+    return seen
 
 
-def _within(one: tuple[int, int, int, int, bool], lowest: int, highest: int) -> tuple[int, int]:
-    """Observations of a read among which all those of some positions are; a straight one has one for each position."""
-    begin, end, origin, _, straight = one
+def _within(observed: tuple[int, int, int, int, bool], lowest: int, highest: int) -> tuple[int, int]:
+    """Bounds of the observations of a read that hold all those at some positions; exact for reads without gaps."""
+    begin, end, origin, _, straight = observed
     return (begin + lowest - origin, begin + highest - origin) if straight else (begin, end)
 
 
 def _count(
-    found: Profile, reads: list[_Read], start: int, end: int, origin: int, reference: NDArray[np.uint8], quality: int
+    profile: Profile, reads: list[_Read], start: int, end: int, origin: int, reference: NDArray[np.uint8], quality: int
 ) -> None:
-    """Add to a profile the positions start..end - 1."""
+    """Add the counts at the positions start..end - 1 to a profile."""
     seen = _seen(reads, start, end)
     if not seen.first:
         return
-    # A bytearray, for some of them are changed below.
+    # A bytearray, as some bytes are changed below.
     written = bytearray("".join(seen.bases).encode("latin-1", "replace").translate(_KINDS))
     kinds = np.frombuffer(written, np.uint8)
     qualities = np.frombuffer(b"".join(seen.qualities), np.uint8)
-    # Positions: one more than the one before, except from stretch to stretch.
+    # Each position is one more than the one before, except at the start of a run.
     first, length = np.array(seen.first), np.array(seen.length)
     place = np.ones(len(kinds), dtype=np.int64)
     place[0] = first[0]
     place[np.cumsum(length)[:-1]] = first[1:] - first[:-1] - length[:-1] + 1
     np.cumsum(place, out=place)
-    if (same := np.flatnonzero(kinds == _SAME)).size:
-        there = reference[place[same] - origin]
-        kinds[same] = np.where(there < N, there, _NOTHING)
+    if (as_reference := np.flatnonzero(kinds == _SAME)).size:
+        reference_bases = reference[place[as_reference] - origin]
+        kinds[as_reference] = np.where(reference_bases < N, reference_bases, _NOTHING)
     kinds[qualities < quality] = _NOTHING
     if seen.mates:
         _count_once(kinds, qualities, place, np.array(seen.mates).T)
-    # Faster with a column for what does not count than without it.
+    # A column for bases that do not count is faster than leaving them out.
     flat = (place - start) * (_NOTHING + 1)
     flat += kinds
     counts = np.bincount(flat, minlength=(end - start) * (_NOTHING + 1)).reshape(-1, _NOTHING + 1)
-    found.counts[start - origin : end - origin] += counts[:, :_NOTHING].astype(np.int32)
+    profile.counts[start - origin : end - origin] += counts[:, :_NOTHING].astype(np.int32)
     for anchor, bases in seen.inserted:
         if kinds[anchor] != _NOTHING:
-            _add(found.inserted, int(place[anchor]) - origin + 1, encoded(bases))
+            _add(profile.inserted, int(place[anchor]) - origin + 1, encoded(bases))
 
 
 def _add(inserted: dict[int, NDArray[np.int32]], place: int, codes: NDArray[np.uint8]) -> None:
@@ -310,7 +313,7 @@ def _add(inserted: dict[int, NDArray[np.int32]], place: int, codes: NDArray[np.u
 def _count_once(
     kinds: NDArray[np.uint8], qualities: NDArray[np.uint8], place: NDArray[np.int64], mates: NDArray[np.int64]
 ) -> None:
-    """Of two mates at one position the better one counts; none where they differ and are as good."""
+    """Leave out the worse of two mates at a position, and both where they differ with equal quality."""
     first, first_end, second, second_end, lowest, highest = mates
     size = highest - lowest
     offset = np.cumsum(size) - size - lowest
@@ -318,33 +321,33 @@ def _count_once(
     for begin, end in ((first, first_end), (second, second_end)):
         length = end - begin
         owner = np.repeat(np.arange(len(begin)), length)
-        at = np.arange(len(owner)) + np.repeat(begin - np.cumsum(length) + length, length)
-        there = place[at]
-        shared = (there >= lowest[owner]) & (there < highest[owner]) & (kinds[at] != _NOTHING)
+        observation = np.arange(len(owner)) + np.repeat(begin - np.cumsum(length) + length, length)
+        positions = place[observation]
+        shared = (positions >= lowest[owner]) & (positions < highest[owner]) & (kinds[observation] != _NOTHING)
         slots = np.full(size.sum(), -1)
-        slots[offset[owner[shared]] + there[shared]] = at[shared]
+        slots[offset[owner[shared]] + positions[shared]] = observation[shared]
         both.append(slots)
-    one, other = (side[(both[0] >= 0) & (both[1] >= 0)] for side in both)
-    better = qualities[one].astype(np.int16) - qualities[other]
-    neither = one[(better == 0) & (kinds[one] != kinds[other])]
-    kinds[np.where(better >= 0, other, one)] = _NOTHING
+    left, right = (side[(both[0] >= 0) & (both[1] >= 0)] for side in both)
+    better = qualities[left].astype(np.int16) - qualities[right]
+    neither = left[(better == 0) & (kinds[left] != kinds[right])]
+    kinds[np.where(better >= 0, right, left)] = _NOTHING
     kinds[neither] = _NOTHING
 
 
-def called(found: Profile, thresholds: Thresholds) -> NDArray[np.uint8]:
-    """Pairs of a profile: the two symbols most fragments have; of those as frequent, the first in A, C, G, T, DEL."""
+def called(profile: Profile, thresholds: Thresholds) -> NDArray[np.uint8]:
+    """Pairs of a profile: the two most frequent symbols; of equally frequent ones, the first of A, C, G, T, DEL."""
     codes = np.array([0, 1, 2, 3, DEL], dtype=np.uint8)
-    pairs = _two(found.counts, codes, thresholds)
+    pairs = _two(profile.counts, codes, thresholds)
     columns = {}
-    depths = found.counts.sum(axis=1)
-    for place, counts in found.inserted.items():
-        none = depths[place - 1] - counts.sum(axis=1, keepdims=True)
+    depths = profile.counts.sum(axis=1)
+    for place, counts in profile.inserted.items():
+        without = depths[place - 1] - counts.sum(axis=1, keepdims=True)
         both = _two(
-            np.concatenate([counts, none], axis=1), np.array([*range(INSERTED, DEL), DEL], np.uint8), thresholds
+            np.concatenate([counts, without], axis=1), np.array([*range(INSERTED, DEL), DEL], np.uint8), thresholds
         )
-        there = (both != PAIR[DEL, DEL]) & (both != PAIR[N, N])
-        if there.any():
-            columns[place] = both[there]
+        present = (both != PAIR[DEL, DEL]) & (both != PAIR[N, N])
+        if present.any():
+            columns[place] = both[present]
     return with_columns(pairs, columns)
 
 
@@ -354,8 +357,8 @@ def _two(counts: NDArray[np.int32], codes: NDArray[np.uint8], thresholds: Thresh
     rest = counts.copy()
     rest[rows, best] = -1
     next_best = rest.argmax(axis=1)
-    first, second, often = codes[best], codes[next_best], rest[rows, next_best]
-    # 7 of 100 are a share of 0.07, though 0.07 * 100 is above 7.
-    there = (often >= thresholds.count) & (often >= thresholds.share * depth - 1e-9)
-    pairs = PAIR[first, np.where(there, second, first)]
+    first, second, frequency = codes[best], codes[next_best], rest[rows, next_best]
+    # In floating point 0.07 * 100 is above 7, but 7 of 100 are a share of 0.07.
+    heterozygous = (frequency >= thresholds.count) & (frequency >= thresholds.share * depth - 1e-9)
+    pairs = PAIR[first, np.where(heterozygous, second, first)]
     return np.where(depth < thresholds.depth, PAIR[N, N], pairs)

@@ -1,4 +1,4 @@
-"""A reference genome, or a part of one: FASTA, with an index or small enough to be held."""
+"""A reference genome, or a part of one: FASTA, with an index or small enough to be read whole."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told
 
 HELD = 300_000_000
-"""Bases of a FASTA file without an index at most: a chromosome, not a genome."""
+"""Most bases of a FASTA file without an index: a chromosome, not a genome."""
 
 
 class Reference:
-    """Sequences by region.
+    """The sequences of a FASTA file, by region.
 
     A FASTA file without an index (.fai) is read whole; it may be packed with gzip. A sequence named 19:1001-2000, as
     `samtools faidx` names a part it cuts out, is that part of contig 19.
 
     Args:
-        path: the FASTA file.
+        path: Path of the FASTA file.
 
     Raises:
-        GenomeError: no such file, damaged, no sequence, or too long without an index.
+        GenomeError: The file is missing, damaged, without a sequence, or too long without an index.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,44 +50,44 @@ class Reference:
 
     @property
     def names(self) -> list[str]:
-        """Of the sequences, as the file has them."""
+        """Names of the sequences in the file."""
         return list(self._parts)
 
     @property
     def regions(self) -> list[Region]:
-        """What there is of which contigs, in the order of the file."""
+        """Regions that the file holds, in its order."""
         return list(self._parts.values())
 
     def region(self, text: str | None) -> Region:
-        """A region as a user writes it, under the name the contig has here; all of it where only its name is given.
+        """A region from its text, with the contig's name in this file; the whole contig where the text is its name.
 
         Args:
-            text: such as 19:45411941-45412079 or 19; None: the only sequence there is.
+            text: Text such as 19:45411941-45412079 or 19; None for the only sequence.
 
         Raises:
-            GenomeError: it is not within a sequence, or there are several.
-            ValueError: not written as a region.
+            GenomeError: The region is not within a sequence, or there are several sequences.
+            ValueError: The text is not a region.
         """
         if text in self._parts:
             return self._parts[text]
         if text is None or ":" not in text:
-            found = [one for one in self.regions if text is None or matched(text, [one.contig])]
-            if not found:
-                named(text or "", [one.contig for one in self.regions], self.path)
-            if len(found) > 1:
-                raise GenomeError(f"{self.path}: has {len(found)} sequences; name one with --region")
-            return found[0]
-        wanted = Region.parse(text)
-        contig = named(wanted.contig, [one.contig for one in self.regions], self.path)
-        wanted = Region(contig, wanted.start, wanted.end)
-        self._sequence(wanted)
-        return wanted
+            matching = [part for part in self.regions if text is None or matched(text, [part.contig])]
+            if not matching:
+                named(text or "", [part.contig for part in self.regions], self.path)
+            if len(matching) > 1:
+                raise GenomeError(f"{self.path}: has {len(matching)} sequences; name one with --region")
+            return matching[0]
+        region = Region.parse(text)
+        contig = named(region.contig, [part.contig for part in self.regions], self.path)
+        region = Region(contig, region.start, region.end)
+        self._sequence(region)
+        return region
 
     def fetch(self, region: Region) -> str:
         """Bases of a region, in capitals; letters other than A, C, G and T, which stand for several, are N.
 
         Raises:
-            GenomeError: it is not within a sequence, or damaged.
+            GenomeError: The region is not within a sequence, or the file is damaged.
         """
         sequence = self._sequence(region)
         part = self._parts[sequence]

@@ -1,4 +1,4 @@
-"""Whose genomes are in which files: all people of the files, or a cohort that a table names."""
+"""Selection of people from files: all people of the files, or the cohort of a table."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from greenformers.genome.files import GenomeError
 
 @dataclass(frozen=True)
 class Selection:
-    """Files, and whom of them is wanted.
+    """Files, and the people to read from them.
 
     Attributes:
-        paths: the files: BAM or CRAM of a person each, or VCF or BCF of any number.
-        table: the file that names the cohort; None: everybody in the files is wanted.
-        cohort: who is in the table.
-        owners: whose a file is, where the table says so.
+        paths: The files: BAM or CRAM of one person each, or VCF or BCF of any number.
+        table: The table of the cohort; None for all people in the files.
+        cohort: The cohort of the table.
+        owners: The person of each file, where the table has paths.
     """
 
     paths: tuple[Path, ...]
@@ -29,11 +29,11 @@ class Selection:
 
     @classmethod
     def of(cls, files: Sequence[Path] = (), table: Path | None = None) -> Selection:
-        """The files that are named, or those that a table has a path to.
+        """Select the people of given files, or of the files that a table has paths to.
 
         Raises:
-            GenomeError: the table cannot be used, or has two people with one path.
-            ValueError: there are both files and paths in the table, or neither.
+            GenomeError: The table cannot be used, or has two people with one path.
+            ValueError: Both files and paths in the table are given, or neither.
         """
         cohort = None if table is None else Cohort.load(table)
         owners: dict[Path, str] = {}
@@ -53,22 +53,22 @@ class Selection:
         return None if self.cohort is None else {person.name: person.phenotype for person in self.cohort.people}
 
     def sources(self) -> tuple[list[Source], int]:
-        """The people that are wanted, by file; and how many others the files have.
+        """The selected people by file, and the number of other people in the files.
 
         Raises:
-            GenomeError: a file cannot be used, has reads of several people, or somebody who is in another file too; or
-                no file has somebody of the cohort.
+            GenomeError: A file cannot be used, or has reads of several people; or a person is in two files; or a person
+                of the cohort is in no file.
         """
         names = {path: [self.owners[path]] if path in self.owners else people(path) for path in self.paths}
         homes = homes_of(names.items())
-        wanted = homes if self.phenotypes is None else self.phenotypes
-        if missing := [name for name in wanted if name not in homes]:
-            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise GenomeError(f"{self.table}: no file has person {missing[0]}{more}")
+        selected = homes if self.phenotypes is None else self.phenotypes
+        if missing := [name for name in selected if name not in homes]:
+            others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise GenomeError(f"{self.table}: no file has person {missing[0]}{others}")
         sources = []
         for path, everybody in names.items():
             if is_reads(path) and len(everybody) > 1:
                 raise GenomeError(f"{path}: has reads of {len(everybody)} people, must be of one")
-            if chosen := tuple(name for name in everybody if name in wanted):
+            if chosen := tuple(name for name in everybody if name in selected):
                 sources.append(Source(path, chosen))
         return sources, len(homes) - sum(len(source.people) for source in sources)

@@ -1,4 +1,4 @@
-"""The settings of training on genomes: what all runs have, with the thesis' network as the default. Thesis 5.3.1."""
+"""Settings of training on genomes; the default network is that of Cahyawijaya 2021, 5.3.1."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,28 +14,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network(Training):
-    """The thesis' network."""
+    """Settings of the network, by default that of Cahyawijaya 2021."""
 
     tokens: str | None = setting(None, "Folder of `genome tokenize`; by default the tokenizer of the run in init.")
     length: int = setting(4096, "Longest sequence in tokens.")
 
-    variant: str = setting("linformer", "transformer, lrt, an attention, or lrt+ and an attention.")
+    variant: str = setting(
+        "linformer", "Variant of the network: transformer, lrt, an attention, or lrt+ and an attention."
+    )
     k: int | None = setting(
         None,
-        "How much of full attention is kept: k of linformer, ...; 256 if not given, or the length if that is less.",
+        "Size of what is kept of full attention: k of linformer, ...; 256 if not given, or the length if that is less.",
     )
     hidden: int = setting(768, "Width d of the network.")
     layers: int = setting(12, "Number of layers.")
     heads: int = setting(12, "Number of heads, a divisor of the width.")
     feed_forward: int = setting(3072, "Width f of the feed-forward blocks.")
     dropout: float = setting(0.1, "Dropout after the embedding and each block.")
-    warmup: float = setting(0.0, "Share of the steps spent warming up.")
+    warmup: float = setting(0.0, "Share of the steps that are warm-up.")
 
     def sizes(self) -> dict[str, Any]:
-        """As of all runs, with how much of full attention is kept where it was not given.
+        """Arguments of the network's configuration as for all runs, with a default of `k`.
 
         Raises:
-            ValueError: as of all runs.
+            ValueError: As in `Training.sizes`.
         """
         from greenformers.model.variant import rank_option
 
@@ -44,10 +46,10 @@ class Network(Training):
         return replace(self, k=min(256, self.length)).sizes()
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer a run names, or that of the run it starts from.
+        """The tokenizer of the settings, or that of the run in `init`.
 
         Raises:
-            ValueError: neither is named, or there is none.
+            ValueError: Neither is given, or the folder has no tokenizer.
         """
         from transformers import PreTrainedTokenizerFast
 
@@ -56,7 +58,7 @@ class Network(Training):
         if self.tokens is None and self.init is None:
             raise ValueError("tokens must be a folder of `genome tokenize` where there is no init")
         folder = Path(self.tokens) if self.tokens is not None else Path(self.init or "") / MODEL
-        # What is not there would be taken for a name on the hub, and looked for there.
+        # A folder that is not there would be taken for a name on the hub.
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(
                 f"tokens must be a folder of `genome tokenize`, and init a finished run; got {str(folder)!r}"
@@ -66,20 +68,20 @@ class Network(Training):
 
 @dataclass(frozen=True)
 class Pretraining(Network):
-    """What is read, by which network, how it learns: masked tokens of a genome."""
+    """Settings of pre-training on masked tokens: sequences, network and training."""
 
-    reference: str | None = setting(None, "Learn from a genome: FASTA.")
-    region: str | None = setting(None, "Of the genome; by default the only sequence there is.")
-    sites: str | None = setting(None, "VCF or BCF: common variants to put into the genome.")
-    least: float = setting(0.01, "Frequency of the rarer allele that makes a variant common.")
-    sequences: str | None = setting(None, "Learn from what `genome encode` wrote instead.")
-    mode: str = setting("diplotype", "diplotype or haplotype, of a genome.")
+    reference: str | None = setting(None, "FASTA file of a genome to train on.")
+    region: str | None = setting(None, "Region of the genome; by default its only sequence.")
+    sites: str | None = setting(None, "VCF or BCF file of common variants to put into the genome.")
+    least: float = setting(0.01, "Least frequency of the rarer allele of a common variant.")
+    sequences: str | None = setting(None, "File of `genome encode` to train on, instead of a genome.")
+    mode: str = setting("diplotype", "Sequences of a genome: diplotype or haplotype.")
     alphabet: str = setting("iupac", "Characters of the pairs of a genome: iupac or thesis.")
-    starts: int = setting(50, "Beginnings from which the genome is cut into sentences.")
-    sentences: int = setting(100_000, "Sentences at most, drawn of all.")
+    starts: int = setting(50, "Number of beginnings from which the genome is cut into sentences.")
+    sentences: int = setting(100_000, "Most sentences, drawn from all.")
 
-    batch: int = setting(256, "Sequences a step, of all processes.")
-    steps: int | None = setting(200_000, "Optimisation steps.")
+    batch: int = setting(256, "Sequences a step, of all processes together.")
+    steps: int | None = setting(200_000, "Number of optimisation steps.")
     learning_rate: float = setting(1e-4, "Highest learning rate.")
     decay: float | None = setting(0.999991, "Factor of the learning rate after every step.")
 
@@ -116,18 +118,24 @@ class Pretraining(Network):
 
 @dataclass(frozen=True)
 class Finetuning(Network):
-    """Whose genomes, by which network, how it learns: who has the disease."""
+    """Settings of fine-tuning on a disease: people, network and training."""
 
-    sequences: str = setting("", "What `genome encode` wrote, with phenotypes.")
+    sequences: str = setting("", "File of `genome encode`, with phenotypes.")
     region: str | None = setting(None, "Part of the encoded region.")
-    digest: str | None = setting(None, "SHA-256 the sequences must have; `genome finetune` puts it into its runs.")
-    split: int = setting(0, "Seed of the draw of train, valid and test people; of several draws, of the first.")
-    valid_share: float = setting(0.1, "Share of the people to choose by.")
-    test_share: float = setting(0.2, "Share of the people to score on.")
+    digest: str | None = setting(
+        None, "SHA-256 that the file of sequences must have; `genome finetune` sets it in its runs."
+    )
+    split: int = setting(
+        0, "Seed of the draw of train, valid and test people; that of the first, where there are several draws."
+    )
+    valid_share: float = setting(0.1, "Share of the people in the validation split.")
+    test_share: float = setting(0.2, "Share of the people in the test split.")
 
-    batch: int = setting(16, "People a step, of all processes.")
-    epochs: int = setting(30, "Passes over the training people at most.")
-    patience: int | None = setting(5, "End after so many evaluations without a better AUC; keep the best.")
+    batch: int = setting(16, "People a step, of all processes together.")
+    epochs: int = setting(30, "Most passes over the training people.")
+    patience: int | None = setting(
+        5, "Evaluations without a better AUC after which training ends, with the weights of the best."
+    )
     learning_rate: float = setting(1e-5, "Highest learning rate.")
     decay: float | None = setting(0.9995, "Factor of the learning rate after every step.")
 
@@ -152,8 +160,8 @@ def sequences_of(settings: Finetuning) -> Path:
     """The file of the people of a run.
 
     Raises:
-        ValueError: none is named.
-        GenomeError: it has changed since the run began.
+        ValueError: No file is given.
+        GenomeError: The file has changed since the run began.
     """
     from greenformers.genome.files import GenomeError, digest
 
@@ -161,6 +169,6 @@ def sequences_of(settings: Finetuning) -> Path:
         raise ValueError("sequences must be a file that `genome encode` wrote, got none")
     path = Path(settings.sequences)
     if settings.digest is not None and digest(path) != settings.digest:
-        # Others would be in train, valid and test then.
-        raise GenomeError(f"{path}: is not what the run was begun with (digest)")
+        # Train, valid and test would have other people.
+        raise GenomeError(f"{path}: has changed since the run began (its digest differs)")
     return path

@@ -1,6 +1,6 @@
-"""Made-up phenotypes of real genotypes, and made-up genotypes: to try a pipeline where no cohort may be had.
+"""Made-up phenotypes of real genotypes, and made-up genotypes, to try a pipeline where no cohort can be had.
 
-Nothing of it says anything about people. Synthetic haplotypes are drawn from the frequencies of sites, each by itself:
+Results on them say nothing about people. Synthetic haplotypes are drawn from the frequencies of sites, each by itself:
 there is no linkage between them, and their file says so.
 """
 
@@ -35,12 +35,12 @@ PRESETS = {f"apoe{assembly}": assembly for assembly in APOE_SITES}
 
 @dataclass(frozen=True)
 class Effect:
-    """What an allele does.
+    """The effect of an allele.
 
     Attributes:
-        position: in the genome, from 1.
-        allele: base.
-        odds_ratio: for every copy of it.
+        position: Position in the genome, from 1.
+        allele: The base.
+        odds_ratio: Odds ratio of each copy of the base.
     """
 
     position: int
@@ -49,10 +49,10 @@ class Effect:
 
 
 def effects(table: Path) -> list[Effect]:
-    """Of a table with the columns position, allele and odds_ratio, tabs between them.
+    """Read effects from a table with the columns position, allele and odds_ratio, separated by tabs.
 
     Raises:
-        GenomeError: no such table, or a row is not like this.
+        GenomeError: The table is missing, or a row is not like this.
     """
     checked(table)
     try:
@@ -62,62 +62,68 @@ def effects(table: Path) -> list[Effect]:
 
 
 def _effects(table: Path) -> list[Effect]:
-    found = []
+    causes = []
     with table.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t", strict=True)
         if missing := {"position", "allele", "odds_ratio"} - set(reader.fieldnames or []):
             raise GenomeError(f"{table}: must have columns position, allele, odds_ratio; has no {sorted(missing)[0]}")
         for row in reader:
             try:
-                one = Effect(int(row["position"]), row["allele"].upper(), float(row["odds_ratio"]))
+                cause = Effect(int(row["position"]), row["allele"].upper(), float(row["odds_ratio"]))
             except (ValueError, TypeError, AttributeError):
-                one = Effect(0, "", 0.0)
-            if one.position < 1 or one.allele not in tuple("ACGT") or not 0 < one.odds_ratio < math.inf:
+                cause = Effect(0, "", 0.0)
+            if cause.position < 1 or cause.allele not in tuple("ACGT") or not 0 < cause.odds_ratio < math.inf:
                 raise GenomeError(
                     f"{table}: line {reader.line_num} must have a position, a base, an odds ratio above 0"
                 )
-            found.append(one)
-    if not found:
+            causes.append(cause)
+    if not causes:
         raise GenomeError(f"{table}: has no effects")
-    return found
+    return causes
 
 
-def bases_at(found: variants.Variants, region: Region, positions: Sequence[int]) -> Iterator[list[str]]:
-    """Of every person, the bases of both haplotypes at some positions of the genome, as two strings.
+def bases_at(called: variants.Variants, region: Region, positions: Sequence[int]) -> Iterator[list[str]]:
+    """Bases of both haplotypes of every person at some positions of the genome, as two strings.
 
     Raises:
-        ValueError: a position is not in the region.
+        ValueError: A position is not in the region.
     """
     for position in positions:
         if not region.start < position <= region.end:
             raise ValueError(f"positions of effects must be in {region}, got {position}")
     places = [position - 1 - region.start for position in positions]
-    for person in found.people:
-        yield ["".join("ACGTN------"[one.bases[place]] for place in places) for one in found.haplotypes(person)]
+    for person in called.people:
+        yield [
+            "".join("ACGTN------"[haplotype.bases[place]] for place in places)
+            for haplotype in called.haplotypes(person)
+        ]
 
 
-def epsilon(found: variants.Variants, region: Region, assembly: int) -> list[str]:
+def epsilon(called: variants.Variants, region: Region, assembly: int) -> list[str]:
     """The APOE genotype of every person, such as e3/e4; ? where it is not known."""
     genotypes = []
-    for both in bases_at(found, region, APOE_SITES[assembly]):
-        alleles = sorted(EPSILON.get((one[0], one[1]), "?") for one in both)
+    for both in bases_at(called, region, APOE_SITES[assembly]):
+        alleles = sorted(EPSILON.get((bases[0], bases[1]), "?") for bases in both)
         genotypes.append("?" if "?" in alleles else "/".join(alleles))
     return genotypes
 
 
-def log_odds(found: variants.Variants, region: Region, causes: Sequence[Effect]) -> list[float]:
+def log_odds(called: variants.Variants, region: Region, causes: Sequence[Effect]) -> list[float]:
     """Sum of the logarithms of the odds ratios of every person's alleles."""
     return [
-        sum(math.log(one.odds_ratio) * sum(side[at] == one.allele for side in both) for at, one in enumerate(causes))
-        for both in bases_at(found, region, [one.position for one in causes])
+        sum(
+            math.log(cause.odds_ratio) * sum(side[site] == cause.allele for side in both)
+            for site, cause in enumerate(causes)
+        )
+        for both in bases_at(called, region, [cause.position for cause in causes])
     ]
 
 
 def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]:
-    """Who is ill (1), drawn by a logistic model whose mean probability is the prevalence.
+    """Phenotypes, 1 for ill, drawn by a logistic model whose mean probability is the prevalence.
 
     Raises:
-        ValueError: prevalence is not in (0, 1).
+        ValueError: The prevalence is not in (0, 1).
     """
     needed("drawing phenotypes", "genome", "scipy")
     from scipy.optimize import brentq
@@ -129,85 +135,87 @@ def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]
     bound = float(np.abs(values).max(initial=0.0)) + 50.0 - math.log(prevalence) - math.log1p(-prevalence)
     base = brentq(lambda a: float(expit(a + values).mean()) - prevalence, -bound, bound)
     drawn = np.random.default_rng(seed).random(len(values))
-    return [int(one) for one in drawn < expit(base + values)]
+    return [int(ill) for ill in drawn < expit(base + values)]
 
 
 def odds_of(
     path: Path, reference: Reference, region: str | None, preset: str | None, table: Path | None
 ) -> tuple[dict[str, float | None], str]:
-    """Log odds of everybody in a file of variants, None where none are published, and what they come from.
+    """Log odds of all people in a file of variants, None where none are published, and the name of their source.
 
     Args:
-        path: VCF or BCF.
-        reference: of the variants.
-        region: which of them are read; None: what the preset needs, or all there is.
-        preset: "apoe37" or "apoe38".
-        table: of `effects`, where there is no preset.
+        path: VCF or BCF file.
+        reference: Reference that the variants are called against.
+        region: Region to read; None for the one that the preset needs, or else the only sequence.
+        preset: Published odds ratios: "apoe37" or "apoe38".
+        table: Table of `effects`, where there is no preset.
 
     Raises:
-        ValueError: there is no such preset.
-        GenomeError: a file cannot be used.
+        ValueError: There is no such preset.
+        GenomeError: A file cannot be used.
     """
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
     if preset is None:
         assert table is not None
         causes, where = effects(table), reference.region(region)
-        found = variants.read(path, reference, where)
-        return dict(zip(found.people, log_odds(found, where, causes), strict=True)), table.name
+        called = variants.read(path, reference, where)
+        return dict(zip(called.people, log_odds(called, where, causes), strict=True)), table.name
     assembly = PRESETS[preset]
     first, last = APOE_SITES[assembly]
     where = reference.region(region or f"19:{first}-{last}")
-    found = variants.read(path, reference, where)
-    here = [found.reference[one - 1 - where.start : one - where.start] for one in (first, last)]
-    if here != ["T", "C"]:
-        at = f"{where.contig}:{first} and {last}"
-        raise GenomeError(f"{reference.path}: is not GRCh{assembly}, at {at} there are {', '.join(here)} for T, C")
-    known: dict[str, float | None] = {name: math.log(ratio) for name, ratio in APOE.items()}
-    genotypes = epsilon(found, where, assembly)
-    return {name: known.get(one) for name, one in zip(found.people, genotypes, strict=True)}, preset
+    called = variants.read(path, reference, where)
+    letters = [called.reference[position - 1 - where.start : position - where.start] for position in (first, last)]
+    if letters != ["T", "C"]:
+        sites = f"{where.contig}:{first} and {last}"
+        raise GenomeError(
+            f"{reference.path}: is not GRCh{assembly}, at {sites} there are {', '.join(letters)} for T, C"
+        )
+    published: dict[str, float | None] = {name: math.log(ratio) for name, ratio in APOE.items()}
+    genotypes = epsilon(called, where, assembly)
+    return {name: published.get(genotype) for name, genotype in zip(called.people, genotypes, strict=True)}, preset
 
 
 def write_phenotypes(
     out: Path, odds: dict[str, float | None], prevalence: float, seed: int, source: str
 ) -> dict[str, int]:
-    """Write a table of made-up phenotypes, 1 for ill; it appears when it is finished.
+    """Write a table of made-up phenotypes, 1 for ill; the file gets its name when it is finished.
 
     Returns:
-        How many people are "1", "0", and "left out", as their odds are not known.
+        Number of people who are "1", "0", and "left out", as their odds are not known.
 
     Raises:
-        ValueError: prevalence is not in (0, 1), or nobody's odds are known.
+        ValueError: The prevalence is not in (0, 1), or nobody's odds are known.
     """
-    known = {name: one for name, one in odds.items() if one is not None}
-    if not known:
+    known_odds = {name: value for name, value in odds.items() if value is not None}
+    if not known_odds:
         raise ValueError(f"of {len(odds)} people nobody has a genotype with an odds ratio")
-    drawn = phenotypes(list(known.values()), prevalence, seed)
-    about = f"simulated: {source}, prevalence {prevalence:g}, seed {seed}"
+    drawn = phenotypes(list(known_odds.values()), prevalence, seed)
+    source_text = f"simulated: {source}, prevalence {prevalence:g}, seed {seed}"
     unfinished = out.with_name(f".{out.name}.unfinished")
     with unfinished.open("w", encoding="utf-8", newline="") as file:
         file.write("person\tphenotype\tsource\n")
-        file.writelines(f"{name}\t{ill}\t{about}\n" for name, ill in zip(known, drawn, strict=True))
+        file.writelines(f"{name}\t{ill}\t{source_text}\n" for name, ill in zip(known_odds, drawn, strict=True))
     unfinished.replace(out)
-    return {"1": sum(drawn), "0": len(drawn) - sum(drawn), "left out": len(odds) - len(known)}
+    return {"1": sum(drawn), "0": len(drawn) - sum(drawn), "left out": len(odds) - len(known_odds)}
 
 
 def synthetic(
     sites: Path, reference: Reference, region: Region, people: int, out: Path, seed: int
 ) -> Iterator[tuple[int, int]]:
-    """Write a VCF of people whose haplotypes are drawn from the frequencies of sites; told: position done, records.
+    """Write a VCF of people whose haplotypes are drawn from the frequencies of sites; yields position done, records.
 
     Args:
-        sites: VCF or BCF with frequencies (INFO AF).
-        reference: of the sites.
-        region: which sites.
-        people: how many, S0001 and so on.
-        out: .vcf.gz; an index is written beside it. Both appear when they are finished.
-        seed: of the draw.
+        sites: VCF or BCF file with frequencies (INFO AF).
+        reference: Reference of the sites.
+        region: Region of the sites.
+        people: Number of people, whose names are S0001 and so on.
+        out: File to write, .vcf.gz, with an index beside it; both get their names when they are finished.
+        seed: Seed of the draw.
 
     Raises:
-        GenomeError: the sites cannot be used, or have no frequencies.
-        ValueError: people is below 1, or out has another ending.
+        GenomeError: The sites cannot be used, or have no frequencies.
+        ValueError: `people` is below 1, or `out` does not end in .vcf.gz.
     """
     if people < 1 or not out.name.endswith(".vcf.gz"):
         raise ValueError(f"people must be at least 1 and out end in .vcf.gz, got {people} and {out.name}")
@@ -221,13 +229,13 @@ def synthetic(
         unfinished.touch()
         with pysam.BGZFile(str(unfinished.resolve()), "wb") as file:
             file.write("\n".join([*_header(region, names), ""]).encode())
-            for start, ref, alts, about in variants.sites(sites, region, bases):
-                frequencies = frequency(about, len(alts), sites)
+            for start, ref, alts, info in variants.sites(sites, region, bases):
+                frequencies = frequency(info, len(alts), sites)
                 if frequencies is None or start < 0:
                     continue
                 share = [max(0.0, 1 - sum(frequencies)), *frequencies]
                 drawn = source.choice(len(share), size=(people, 2), p=np.array(share) / sum(share))
-                calls = "\t".join(f"{one}|{other}" for one, other in drawn.tolist())
+                calls = "\t".join(f"{first}|{second}" for first, second in drawn.tolist())
                 place = region.start + start + 1
                 file.write(f"{region.contig}\t{place}\t.\t{ref}\t{','.join(alts)}\t.\t.\t.\tGT\t{calls}\n".encode())
                 written += 1

@@ -1,4 +1,4 @@
-"""What tokens are learnt from, and how many."""
+"""Options of training a tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,27 +8,29 @@ from greenformers.train.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """What tokens are learnt from, and which. The help text of each is its documentation.
+    """Sequences to train a tokenizer on, and kind of its tokens. The help text of each field documents it.
 
     Raises:
-        ValueError: a value out of range, or options that do not go together.
+        ValueError: A value is out of range, or options exclude each other.
     """
 
-    reference: Path | None = setting(None, "Learn from a genome: FASTA.")  # noqa: RUF009
-    region: str | None = setting(None, "Such as 19:45409039-45412650; by default the only sequence there is.")
-    sites: Path | None = setting(None, "VCF or BCF: common variants to put into the genome.")  # noqa: RUF009
-    least: float = setting(0.01, "Frequency of the rarer allele that makes a variant common.")
-    sequences: Path | None = setting(None, "Learn from what `genome encode` wrote instead.")  # noqa: RUF009
-    mode: str = setting("diplotype", "diplotype (66 characters) or haplotype (5).")
-    alphabet: str = setting("iupac", "Characters of the pairs: iupac, or thesis (table 5.1).")
-    size: int = setting(32_000, "Tokens.")
-    longest: int = setting(16, "Characters of a subword at most.")
+    reference: Path | None = setting(None, "FASTA file of a genome to train on.")  # noqa: RUF009
+    region: str | None = setting(
+        None, "Region such as 19:45409039-45412650; by default the only sequence of the genome."
+    )
+    sites: Path | None = setting(None, "VCF or BCF file of common variants to put into the genome.")  # noqa: RUF009
+    least: float = setting(0.01, "Least frequency of the rarer allele of a common variant.")
+    sequences: Path | None = setting(None, "File of `genome encode` to train on, instead of a genome.")  # noqa: RUF009
+    mode: str = setting("diplotype", "Sequences: diplotype (66 characters) or haplotype (5).")
+    alphabet: str = setting("iupac", "Characters of the pairs: iupac, or thesis (Cahyawijaya 2021, table 5.1).")
+    size: int = setting(32_000, "Size of the vocabulary, in tokens.")
+    longest: int = setting(16, "Longest subword, in characters.")
     pattern: str | None = setting(None, "k-mers instead of subwords: 111111 is a 6-mer, 110011 a gapped one of 4.")
-    stride: int = setting(1, "Places from one k-mer to the next.")
-    starts: int = setting(50, "Beginnings from which the genome is cut into sentences.")
-    sentences: int = setting(100_000, "Sentences at most, drawn of all; one takes about 30 KB of memory.")
-    max_length: int = setting(4096, "Tokens of a sequence of the network at most.")
-    seed: int = setting(0, "Of what is drawn.")
+    stride: int = setting(1, "Distance from one k-mer to the next, in characters.")
+    starts: int = setting(50, "Number of beginnings from which the genome is cut into sentences.")
+    sentences: int = setting(100_000, "Most sentences, drawn from all; each takes about 30 KB of memory.")
+    max_length: int = setting(4096, "Longest sequence of the network, in tokens.")
+    seed: int = setting(0, "Seed of the draw of sentences.")
 
     def __post_init__(self) -> None:
         # It reads numpy's tables of characters, and the command line reads this file for its help.

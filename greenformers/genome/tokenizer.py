@@ -1,6 +1,6 @@
-"""Tokens of sequences: subwords of SentencePiece (BPE, thesis 5.2.2), and k-mers, whole or gapped, as baselines.
+"""Tokenizers of sequences: subwords of SentencePiece (BPE, Cahyawijaya 2021, 5.2.2), and k-mers, whole or gapped.
 
-All are saved as tokenizers that transformers loads. [CLS] and [SEP] are put around a sequence.
+K-mers are baselines. All are saved as tokenizers that transformers loads. A sequence becomes [CLS] sequence [SEP].
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Ids 0 to 4."""
 
 LARGEST = 2**24
-"""Tokens of a vocabulary."""
+"""Most tokens of a vocabulary."""
 
 LONGEST_PIECE = 16
-"""Characters of a subword; SentencePiece's own limit."""
+"""Longest subword, in characters: the default limit of SentencePiece."""
 
 
 def base_tokens(alphabet: str | None) -> str:
-    """The characters of an alphabet of pairs, 66; None: those of haplotypes, 5."""
+    """The 66 characters of an alphabet of pairs; for None the 5 of haplotypes."""
     return BASES if alphabet is None else ALPHABETS[alphabet]
 
 
@@ -41,21 +41,22 @@ def subwords(
     longest: int = LONGEST_PIECE,
     max_length: int = 4096,
 ) -> PreTrainedTokenizerFast:
-    """Learn subwords with SentencePiece: BPE, NFKC.
+    """Train subwords with SentencePiece: BPE, NFKC.
 
-    Its model becomes one of `tokenizers`. Where one subword can be made of two overlapping pairs, both take another
-    one of them; the text that comes back is the same.
+    Its model is converted to one of `tokenizers`. Where a subword can be merged from overlapping pairs, the two may
+    merge different ones; the decoded text is the same.
 
     Args:
-        sentences: read once, one after the other. Training takes about 40 bytes of memory a character.
-        size: tokens, with the special ones and the characters.
-        characters: in the vocabulary even where no sentence has them, so that every sequence can be written.
-        longest: characters of a token.
-        max_length: tokens of a sequence; what `truncation=True` cuts to.
+        sentences: Sentences to train on, read once. Training takes about 40 bytes of memory a character.
+        size: Size of the vocabulary, with the special tokens and the characters.
+        characters: Characters that are in the vocabulary even where no sentence has them, so that every sequence can be
+            encoded.
+        longest: Longest token, in characters.
+        max_length: Most tokens of a sequence, to which `truncation=True` cuts.
 
     Raises:
-        ValueError: size is too small for the characters, or more than the sentences have.
-        MissingExtraError: sentencepiece is not installed.
+        ValueError: `size` is too small for the characters, or larger than the sentences allow.
+        MissingExtraError: The package sentencepiece is not installed.
     """
     sentencepiece = needed("a vocabulary of subwords", "genome", "sentencepiece")
     from tokenizers import Tokenizer, decoders, models, normalizers
@@ -88,14 +89,14 @@ def subwords(
 
 
 class _Read:
-    """What SentencePiece reads; it swallows the faults of an iterator, so they are kept here."""
+    """The sentences that SentencePiece reads; it hides errors of an iterator, so they are kept here."""
 
     def __init__(self, sentences: Iterable[str]) -> None:
         self._sentences = iter(sentences)
         self.fault: BaseException | None = None
 
     def after(self, characters: str) -> Iterator[str]:
-        """The characters, a sentence each, that none may be missing where no sentence has it; then the sentences."""
+        """The characters, a sentence each, so that the vocabulary has them all; then the sentences."""
         try:
             first = next(self._sentences, None)
             if first is not None:
@@ -108,7 +109,7 @@ class _Read:
 
 
 def _merges(ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs that make every subword, earlier subwords first."""
+    """The pairs that each subword can be merged from, earlier subwords first."""
     return [
         (token[:cut], token[cut:])
         for token in ids
@@ -119,48 +120,50 @@ def _merges(ids: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def kmers(sequence: str, pattern: str = "111111", stride: int = 1) -> str:
-    """The k-mers of a sequence with spaces between, as the tokenizers of `kmer_tokens` read it.
+    """The k-mers of a sequence with spaces between them, the input of the tokenizers of `kmer_tokens`.
 
     Args:
-        sequence: n characters.
-        pattern: 1 for a place that is read, 0 for one that is not (a gap): 1100011 is a gapped 7-mer of 4. Gaps become
-            a dot.
-        stride: places from one to the next; k: they do not overlap.
+        sequence: A sequence of n characters.
+        pattern: Pattern of 1 for a place that is read, and 0 for a gap: 1100011 is a gapped 7-mer of 4. Gaps become a
+            dot.
+        stride: Distance from one k-mer to the next; those of stride k do not overlap.
 
-    A rest at the end that is shorter than the pattern is a word by itself, if no k-mer has it.
+    A remainder at the end that is shorter than the pattern is a word by itself, if no k-mer holds it.
 
     Raises:
-        ValueError: the pattern is not of 0 and 1, with 1 at both ends, or stride is not in 1..its length.
+        ValueError: The pattern is not of 0 and 1, with 1 at both ends, or the stride is not in 1..its length.
     """
     _check(pattern, stride)
     gaps = [place for place, kind in enumerate(pattern) if kind == "0"]
     words = []
     for begin in range(0, max(1, len(sequence) - len(pattern) + stride), stride):
         word = sequence[begin : begin + len(pattern)]
-        words.append("".join("." if place in gaps else one for place, one in enumerate(word)) if gaps else word)
+        words.append(
+            "".join("." if place in gaps else character for place, character in enumerate(word)) if gaps else word
+        )
     return " ".join(words)
 
 
 def sequence_of(words: str, pattern: str = "111111", stride: int = 1) -> str:
-    """The sequence that `kmers` made words of; places that no k-mer has read are dots."""
+    """The sequence of the words of `kmers`; places that are gaps in all k-mers are dots."""
     _check(pattern, stride)
-    found: list[str] = []
+    characters: list[str] = []
     for number, word in enumerate(words.split(" ")):
-        found += ["."] * (number * stride + len(word) - len(found))
-        for place, one in enumerate(word, number * stride):
-            found[place] = one if one != "." else found[place]
-    return "".join(found)
+        characters += ["."] * (number * stride + len(word) - len(characters))
+        for place, character in enumerate(word, number * stride):
+            characters[place] = character if character != "." else characters[place]
+    return "".join(characters)
 
 
 def kmer_tokens(
     sentences: Iterable[str], *, pattern: str = "111111", stride: int = 1, size: int = 32_000, max_length: int = 4096
 ) -> PreTrainedTokenizerFast:
-    """The most frequent k-mers of some sentences, as tokens; it reads what `kmers` writes.
+    """A tokenizer of the most frequent k-mers of some sentences; its input is the output of `kmers`.
 
-    A k-mer that is not among them is [UNK]: unlike subwords, k-mers of 66 characters cannot all be tokens.
+    Other k-mers are [UNK]: unlike subwords, not all k-mers of 66 characters can be tokens.
 
     Raises:
-        ValueError: as `kmers`, or size is too small.
+        ValueError: As in `kmers`, or `size` is too small.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -170,7 +173,7 @@ def kmer_tokens(
     seen: Counter[str] = Counter()
     for sentence in sentences:
         seen.update(kmers(sentence, pattern, stride).split(" "))
-    # In order of the alphabet where as frequent, so that it is always the same.
+    # Equally frequent ones in alphabetical order, so that the result is always the same.
     best = sorted(seen, key=lambda word: (-seen[word], word))[: size - len(SPECIAL)]
     ids = {token: number for number, token in enumerate([*SPECIAL, *best])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[1]))
@@ -207,7 +210,7 @@ def _finished(tokenizer: Tokenizer, max_length: int, **about: str | int) -> PreT
 
 
 def written_for(tokenizer: PreTrainedTokenizerFast, sequence: str) -> str:
-    """A sequence as a tokenizer reads it: of one that has k-mers their words, else the sequence itself."""
+    """The input of a tokenizer for a sequence: words of k-mers for a tokenizer of k-mers, else the sequence itself."""
     pattern = tokenizer.init_kwargs.get("kmer_pattern")
     return sequence if pattern is None else kmers(sequence, pattern, tokenizer.init_kwargs["kmer_stride"])
 
@@ -216,29 +219,30 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, sequences: Sequence[str], *, mark
     """The tokens of sequences of any length, with [CLS] and [SEP] around them or not.
 
     Raises:
-        ValueError: characters of a sequence are no tokens, and tokens are not k-mers, of which the rare ones are none.
+        ValueError: A character of a sequence is not a token, and the tokens are not k-mers, of which rare ones are
+            [UNK].
     """
-    read = [written_for(tokenizer, sequence) for sequence in sequences]
-    found = tokenizer(read, add_special_tokens=markers, return_attention_mask=False, verbose=False)["input_ids"]
-    if "kmer_pattern" not in tokenizer.init_kwargs and any(tokenizer.unk_token_id in ids for ids in found):
+    words = [written_for(tokenizer, sequence) for sequence in sequences]
+    rows = tokenizer(words, add_special_tokens=markers, return_attention_mask=False, verbose=False)["input_ids"]
+    if "kmer_pattern" not in tokenizer.init_kwargs and any(tokenizer.unk_token_id in ids for ids in rows):
         raise ValueError(f"tokens of {tokenizer.name_or_path} do not have all characters of the sequences")
-    return found
+    return rows
 
 
 def mean_length(tokenizer: PreTrainedTokenizerFast, sequences: Iterable[str]) -> float:
-    """Characters a token, special ones not counted: by how much sequences become shorter."""
+    """Mean length of the tokens of sequences in characters, without special tokens."""
     characters = tokens = 0
     for sequence in sequences:
         characters += len(sequence)
-        read = written_for(tokenizer, sequence)
-        tokens += len(tokenizer(read, add_special_tokens=False, verbose=False)["input_ids"])
+        words = written_for(tokenizer, sequence)
+        tokens += len(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
     return characters / tokens
 
 
 def mean_token(tokenizer: PreTrainedTokenizerFast) -> float:
-    """Characters of the tokens of a vocabulary on average, each counted once, special ones not.
+    """Mean length of the tokens of a vocabulary in characters, without special tokens.
 
-    More than `mean_length`: the long ones are rare. The thesis' 8.7 (5.4.3) is near this figure.
+    It is above `mean_length`, as long tokens are rare. The 8.7 of Cahyawijaya 2021, 5.4.3, is near this figure.
     """
     lengths = [len(token) for token in tokenizer.get_vocab() if token not in SPECIAL]
     return sum(lengths) / len(lengths)

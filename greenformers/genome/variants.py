@@ -1,8 +1,8 @@
-"""A reference and genotypes (VCF, BCF) to haplotypes and diplotypes, of any region and any sample. Thesis 5.3.1.
+"""Haplotypes and diplotypes of any region and person, from genotypes (VCF, BCF). Cahyawijaya 2021, 5.3.1.
 
-What a genotype calls is put into the reference: substitutions, insertions, deletions, mixtures of them. A missing
+The alleles of a genotype are put into the reference: substitutions, insertions, deletions, mixtures of them. A missing
 genotype makes the positions of its record N. Where genotypes are not phased, an allele goes to the first haplotype, in
-the order it is written, that has nothing else there; the diplotype of single substitutions does not depend on it.
+the order it is written, that has no other allele there; the diplotype of single substitutions does not depend on this.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Genotype = tuple[tuple[int, ...], bool]
 
 
 class Edit(NamedTuple):
-    """What an allele puts in the place of reference positions.
+    """The change that an allele makes to the reference.
 
     Attributes:
-        start: of the first one, from 0 in the region.
-        removed: how many.
-        bases: what is there instead; None where it is not known.
+        start: First position that is replaced, from 0 in the region.
+        removed: Number of positions that are replaced.
+        bases: Bases in their place; None where they are not known.
     """
 
     start: int
@@ -52,10 +52,10 @@ class Variants:
     """Called variants of some people in a region.
 
     Attributes:
-        reference: bases of the region.
-        people: names, in the order of the file.
-        edits: of every record, an edit for each alternative allele, and one for a missing one.
-        calls: of every record, those of each person who has another allele than the reference's.
+        reference: Bases of the region.
+        people: Names of the people, in the order of the file.
+        edits: For every record, the edit of each alternative allele, and of a missing one.
+        calls: For every record, the genotype of each person with another allele than the reference's.
     """
 
     reference: str
@@ -66,46 +66,46 @@ class Variants:
 
     @property
     def left_out(self) -> int:
-        """Alleles of the people whose haplotypes were asked for that another one of the same haplotype kept out."""
+        """Number of alleles left out of the haplotypes computed so far, as they overlap another allele."""
         return sum(self._left_out.values())
 
     @property
     def phased(self) -> bool:
-        """Whether it is known of every call which haplotype has which allele."""
+        """Whether every genotype is phased."""
         return all(phased for calls in self.calls for _, phased in calls.values())
 
     def haplotypes(self, person: str) -> tuple[Haplotype, Haplotype]:
         """The two haplotypes of a person.
 
         Raises:
-            ValueError: there is no such person.
+            ValueError: There is no such person.
         """
         if person not in self.people:
             raise ValueError(f"person must be one of the {len(self.people)} of the variants, got {person!r}")
         number = self.people.index(person)
         left_out = 0
-        both = [Spelled(Haplotype(encoded(self.reference))) for _ in range(2)]
+        spelled = [Spelled(Haplotype(encoded(self.reference))) for _ in range(2)]
         for edits, calls in zip(self.edits, self.calls, strict=True):
             if number not in calls:
                 continue
             alleles, phased = calls[number]
             for side, allele in enumerate(alleles):
                 if allele in edits:
-                    order = both[side : side + 1] if phased else [both[side], both[1 - side]]
-                    left_out += not any(one.put(edits[allele]) for one in order)
+                    order = spelled[side : side + 1] if phased else [spelled[side], spelled[1 - side]]
+                    left_out += not any(haplotype.put(edits[allele]) for haplotype in order)
         self._left_out[person] = left_out
-        return both[0].haplotype, both[1].haplotype
+        return spelled[0].haplotype, spelled[1].haplotype
 
 
 class Spelled:
-    """A haplotype as records are put into it, in their order."""
+    """A haplotype into which records are put, in their order."""
 
     def __init__(self, haplotype: Haplotype) -> None:
         # A deletion may begin before the region.
         self.haplotype, self._busy = haplotype, -(2**31)
 
     def put(self, edit: Edit) -> bool:
-        """Whether there was room for an edit."""
+        """Apply an edit, unless it overlaps an earlier one; returns whether it was applied."""
         start, removed, bases = edit
         if start < self._busy or (not removed and start in self.haplotype.inserted):
             return False
@@ -114,7 +114,7 @@ class Spelled:
         if bases is None:
             self.haplotype.bases[max(start, 0) : max(min(start + removed, length), 0)] = N
             return True
-        # Base for base as far as both go; the rest is deleted or inserted.
+        # Bases are substituted as far as both go; the rest is deleted or inserted.
         both = min(removed, len(bases))
         for place in range(max(start, 0), min(start + removed, length)):
             if place < start + both:
@@ -132,17 +132,17 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
     With an index only the region is read, otherwise the file from its start.
 
     Args:
-        path: of a VCF or BCF file, sorted.
-        reference: what the variants are to.
-        region: of the reference.
-        people: whose; None: everybody's.
+        path: Path of a VCF or BCF file, sorted.
+        reference: Reference that the variants are called against.
+        region: Region of the reference.
+        people: Names of the people to read; None for all.
 
     Raises:
-        GenomeError: the file cannot be used: damaged, not sorted, without genotypes, or of another reference.
-        ValueError: a person is not in the file.
+        GenomeError: The file is damaged, not sorted, without genotypes, or of another reference.
+        ValueError: A person is not in the file.
     """
     bases = reference.fetch(region)
-    found = Variants(bases, [], [], [])
+    variants = Variants(bases, [], [], [])
     if people is not None and not people:
         raise ValueError("people must name at least one")
     with told(path, "damaged"), _opened(path) as file:
@@ -150,18 +150,18 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         if not names:
             raise GenomeError(f"{path}: has no genotypes, only sites")
         if people is not None:
-            known_names, wanted = set(names), set(people)
+            known_names, chosen = set(names), set(people)
             if missing := [person for person in people if person not in known_names]:
                 raise GenomeError(
                     f"{path}: has no person {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1)
                 )
             file.subset_samples(list(people))
-        # In the order of the file, whatever the order they were asked for in.
-        found.people = list(file.header.samples) if people is None else [name for name in names if name in wanted]
-        known: dict[str, Genotype] = {}
+        # People are in the order of the file, whatever the order of `people`.
+        variants.people = list(file.header.samples) if people is None else [name for name in names if name in chosen]
+        genotypes: dict[str, Genotype] = {}
         for record in _records(file, path, region):
-            _add(found, record, region, path, known)
-    return found
+            _add(variants, record, region, path, genotypes)
+    return variants
 
 
 def people(path: Path) -> list[str]:
@@ -180,70 +180,72 @@ def _opened(path: Path) -> Any:
 
 
 def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, list[str], dict[str, str]]]:
-    """The records of a region, whoever has them: start in the region, reference, alternatives, and INFO by name.
+    """The records of a region without genotypes: start in the region, reference, alternatives, and INFO by name.
 
     Args:
-        path: of a VCF or BCF file, sorted.
-        region: where.
-        bases: of the reference there.
+        path: Path of a VCF or BCF file, sorted.
+        region: The region to read.
+        bases: Bases of the reference in the region.
 
     Raises:
-        GenomeError: the file cannot be used, or is of another reference.
+        GenomeError: The file cannot be used, or is of another reference.
     """
     with told(path, "damaged"), _opened(path) as file:
-        # Genotypes would only cost time.
+        # Reading genotypes would cost time.
         file.subset_samples([])
         for record in _records(file, path, region):
             start, ref, alts = _placed(record, region, bases, path)
-            about = (part.partition("=") for part in record[7].split(";"))
+            info = (part.partition("=") for part in record[7].split(";"))
             if alts:
-                yield start, ref, alts, {name: value for name, _, value in about}
+                yield start, ref, alts, {name: value for name, _, value in info}
 
 
 def names(path: Path, region: Region) -> dict[int, str]:
-    """Names (ID) of the variants of a file in a region, by position, from 1; those without one are left out.
+    """Names (ID) of the variants of a file in a region, by position, from 1; variants without a name are left out.
 
     Raises:
-        GenomeError: the file cannot be used.
+        GenomeError: The file cannot be used.
     """
     with told(path, "damaged"), _opened(path) as file:
         if len(file.header.samples):
             file.subset_samples([])
-        return {int(one[1]): one[2] for one in _records(file, path, region) if one[2] != "."}
+        return {int(record[1]): record[2] for record in _records(file, path, region) if record[2] != "."}
 
 
 def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[int, str, list[str]]:
-    """Start in the region, reference and alternatives of a record whose reference is ours."""
+    """Start in the region, reference and alternatives of a record, whose reference is checked."""
     start, ref = int(record[1]) - 1 - region.start, record[3].upper()
     inside = bases[max(start, 0) : max(start + len(ref), 0)]
     ours = ref[max(-start, 0) : max(-start, 0) + len(inside)]
     if any(theirs != here for theirs, here in zip(ours, inside, strict=True) if "N" not in (theirs, here)):
-        what = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
-        raise GenomeError(f"{path}: is not of this reference, {what}")
+        mismatch = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
+        raise GenomeError(f"{path}: is not of this reference, {mismatch}")
     return start, ref, [] if record[4] == "." else record[4].upper().split(",")
 
 
 def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
-    """The columns of the records that touch a region."""
+    """The columns of the records that overlap a region."""
     kind = next((kind for kind in INDEXES if path.name.lower().endswith(kind)), None)
     contigs = len(file.header.contigs) if kind == ".bcf" else None
     index = None if kind is None else index_of(path, INDEXES[kind], contigs, needed=False)
-    known = set(file.header.contigs)
+    header_contigs = set(file.header.contigs)
     if index is not None and kind == ".vcf.gz":
         # A header need not name all contigs.
         with htslib().TabixFile(str(path.resolve()), index=index) as lines:
-            known_there = lines.contigs
+            index_contigs = lines.contigs
         first = next(iter(file), None)
-        if first is not None and first.chrom not in known_there:
+        if first is not None and first.chrom not in index_contigs:
             raise GenomeError(f"{path}: its index is of another file, it has no contig {first.chrom}")
-        there = matched(region.contig, known_there)
-        found = file.fetch(there, region.start, region.end) if there else ()
+        name = matched(region.contig, index_contigs)
+        records = file.fetch(name, region.start, region.end) if name else ()
     else:
-        found = (
-            file.fetch() if index is None else file.fetch(named(region.contig, known, path), region.start, region.end)
+        records = (
+            file.fetch()
+            if index is None
+            else file.fetch(named(region.contig, header_contigs, path), region.start, region.end)
         )
     seen, before = dict[str, bool](), -1
-    for record in found:
+    for record in records:
         contig = record.chrom
         if contig not in seen:
             seen[contig] = matched(region.contig, [contig]) is not None
@@ -255,20 +257,20 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
         if record.start < region.end and record.start + len(record.ref) > region.start:
             yield str(record).rstrip("\n").split("\t")
     if not any(seen.values()):
-        named(region.contig, known | set(seen), path)
+        named(region.contig, header_contigs | set(seen), path)
 
 
-def _add(found: Variants, record: list[str], region: Region, path: Path, known: dict[str, Genotype]) -> None:
-    start, ref, alts = _placed(record, region, found.reference, path)
+def _add(variants: Variants, record: list[str], region: Region, path: Path, genotypes: dict[str, Genotype]) -> None:
+    start, ref, alts = _placed(record, region, variants.reference, path)
     if record[8:9] == [] or record[8].split(":")[0] != "GT":
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has no genotypes (GT)")
     calls: dict[int, Genotype] = {}
     for number, entry in enumerate(record[9:]):
         written = entry.split(":", 1)[0]
-        if written not in known:
-            known[written] = _genotype(written, path)
-        if any(known[written][0]):
-            calls[number] = known[written]
+        if written not in genotypes:
+            genotypes[written] = _genotype(written, path)
+        if any(genotypes[written][0]):
+            calls[number] = genotypes[written]
     if not calls:
         return
     edits = {number: edit for number, alt in enumerate(alts, 1) if (edit := edit_of(start, ref, alt)) is not None}
@@ -276,22 +278,22 @@ def _add(found: Variants, record: list[str], region: Region, path: Path, known: 
     if highest > len(alts):
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has allele {highest} of {len(alts)}")
     edits[_MISSING] = Edit(start, len(ref), None)
-    found.edits.append(edits)
-    found.calls.append(calls)
+    variants.edits.append(edits)
+    variants.calls.append(calls)
 
 
 def _genotype(text: str, path: Path) -> Genotype:
-    # VCF 4.4 may tell the phase of the first allele too.
+    # VCF 4.4 may give the phase of the first allele too.
     alleles = re.split(r"[|/]", text.lstrip("|/"))
-    if not 1 <= len(alleles) <= 2 or not all(one == "." or one.isdecimal() for one in alleles):
+    if not 1 <= len(alleles) <= 2 or not all(allele == "." or allele.isdecimal() for allele in alleles):
         raise GenomeError(f"{path}: a genotype must have one or two alleles, one has {len(alleles)}")
-    # One chromosome alone, as of X in men, counts as both.
-    numbers = tuple(_MISSING if one == "." else int(one) for one in alleles) * (3 - len(alleles))
+    # A single chromosome, as X in men, counts as both.
+    numbers = tuple(_MISSING if allele == "." else int(allele) for allele in alleles) * (3 - len(alleles))
     return numbers, "/" not in text or numbers[0] == numbers[1]
 
 
 def edit_of(start: int, ref: str, alt: str) -> Edit | None:
-    """What an alternative allele changes, at its shortest; None for one that changes nothing by itself."""
+    """The shortest edit of an alternative allele; None for an allele that changes nothing by itself."""
     if alt in ("*", ".", "<*>", "<NON_REF>"):
         # Deleted by another record, or not an allele.
         return None

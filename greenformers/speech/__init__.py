@@ -1,1 +1,1 @@
-"""Speech recognition: sound in, text out. Thesis, chapter 4."""
+"""Speech recognition: sound in, text out. Greenformers thesis (Cahyawijaya 2021), chapter 4."""

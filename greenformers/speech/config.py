@@ -1,4 +1,4 @@
-"""The configuration of a speech recogniser: a network of the house behind a front end. Thesis 4.1 and 4.2."""
+"""The configuration of a speech recogniser, a transformer after a front end. Greenformers thesis, Cahyawijaya 2021."""
 
 import math
 from typing import Any
@@ -8,21 +8,21 @@ from greenformers.speech.features import Spectrogram
 
 
 class SpeechConfig(GreenformerConfig):
-    """Sizes and slots of a `GreenformerConfig`, and those of what is in front of it; the defaults are the thesis'.
+    """Sizes and slots of a `GreenformerConfig`, and sizes of its front end; the defaults are those of the thesis.
 
     Args:
-        rate: samples a second.
-        n_fft: length of the Fourier transform.
-        window: samples of a frame.
-        hop: samples from frame to frame.
-        channels: c of the front end, whose last convolutions have 2 c.
-        input_rank: LED rank of the map from the front end to d; None where it is dense.
-        ctc_weight: share of the CTC loss of the encoder's output in the loss; 0 for none, and no map for it.
+        rate: Sampling rate, Hz.
+        n_fft: Length of the Fourier transform, in samples.
+        window: Length of a frame, in samples.
+        hop: Distance from frame to frame, in samples.
+        channels: Channels c of the front end, whose last convolutions have 2 c.
+        input_rank: LED rank of the linear layer from the front end to width d; None where it is dense.
+        ctc_weight: Share of the CTC loss of the encoder output in the loss; 0 for none, and no linear layer for it.
             Watanabe 2017 (hybrid CTC/attention), eq. 27.
-        learnt_seconds: length of the longest recording of the training; None where it is not known.
+        learnt_seconds: Duration of the longest training recording; None where it is not known.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: A value is out of range.
     """
 
     model_type = "greenformer_speech"
@@ -55,9 +55,9 @@ class SpeechConfig(GreenformerConfig):
         self.spectrogram()
 
     def spectrogram(self) -> Spectrogram:
-        """What turns sound into the network's input.
+        """The spectrogram that turns sound into the input of the network.
 
         Raises:
-            ValueError: one of its sizes is out of range.
+            ValueError: A size of the spectrogram is out of range.
         """
         return Spectrogram(rate=self.rate, n_fft=self.n_fft, window=self.window, hop=self.hop)

@@ -1,4 +1,4 @@
-"""How good, how small and how fast a trained recogniser is: the columns of tables 4.2 and 4.3 of the thesis."""
+"""Error rates, size and speed of trained recognisers, the columns of tables 4.2 and 4.3 of Cahyawijaya 2021."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,18 +22,18 @@ from greenformers.train.run import settings_of
 Progress = Callable[[str, float], None]
 
 TIMED = 16
-"""Utterances that are generated when the speed is measured: a batch of the thesis' size."""
+"""Number of transcripts generated to measure the speed, the batch size of Cahyawijaya 2021."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A recogniser and what it wrote.
+    """A recogniser and its transcripts.
 
     Attributes:
-        name: of the run.
-        recogniser: the network.
-        hypotheses: a transcript for each recording.
-        wrong: characters that are wrong in each of the parts that are drawn again for an interval.
+        name: Name of the run.
+        recogniser: The recogniser.
+        hypotheses: A transcript for each recording.
+        wrong: Number of wrong characters in each part; the bootstrap of an interval draws parts.
     """
 
     name: str
@@ -56,21 +56,21 @@ def evaluate(
     """Score finished runs on a split of the first one's corpus.
 
     Args:
-        runs: their folders; the first one is what the others are compared with.
-        split: train, valid or test.
-        search: how transcripts are searched for.
-        corpus: where the corpus is, if not where it was.
-        limit: at most so many recordings, the first ones.
-        batch: recordings at a time.
-        repeats: how often the time of generating `TIMED` transcripts is taken; all runs take turns.
-        progress: told what is done, and how much of it.
+        runs: Folders of the runs; the others are compared with the first one.
+        split: "train", "valid" or "test".
+        search: Options of the beam search.
+        corpus: Folder or manifest of the corpus, if it has moved since.
+        limit: Most recordings to score, the first ones.
+        batch: Number of recordings at a time.
+        repeats: Number of times that the generation of `TIMED` transcripts is timed; runs are timed in turns.
+        progress: Function that is called with the name of a run and the share of its recordings that is done.
 
     Returns:
-        Records without context, and of the first run what it was to write and what it wrote.
+        Records without context, and pairs of reference and transcript of the first run.
 
     Raises:
-        ValueError: a folder holds no such run, there is no such split, or limit is below 1.
-        OSError: there is no finished run in a folder, or the corpus is gone.
+        ValueError: A folder holds no such run, there is no such split, or limit is below 1.
+        OSError: There is no finished run in a folder, or the corpus is missing.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
@@ -81,9 +81,10 @@ def evaluate(
         raise ValueError(f"runs must have names of their own, got {', '.join(sorted(twice))} more than once")
     recognisers = [Recogniser.load(run, search) for run in runs]
     rate = recognisers[0].model.config.rate
-    for name, one in zip(names, recognisers, strict=True):
-        if one.model.config.rate != rate:
-            raise ValueError(f"runs must have the rate of the first, {rate} Hz, {name} has {one.model.config.rate}")
+    for name, recogniser in zip(names, recognisers, strict=True):
+        if recogniser.model.config.rate != rate:
+            own = recogniser.model.config.rate
+            raise ValueError(f"runs must have the rate of the first, {rate} Hz, {name} has {own}")
     settings = replace(settings_of(runs[0], SpeechSettings), init=str(runs[0]))
     if corpus is not None:
         settings = replace(settings, corpus=corpus)
@@ -106,7 +107,7 @@ def evaluate(
         hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
     first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(objective, split, min(count, TIMED))]
-    times = generation_times({one.name: one.recogniser for one in judged}, first, repeats)
+    times = generation_times({result.name: result.recogniser for result in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
     lengths = torch.tensor([len(text) for text in references])
     records = list(columns("speech_evaluate", setting, judged, references, lengths, times))
@@ -119,59 +120,59 @@ def _recordings(objective: Speech, split: str, count: int) -> Iterator[tuple[Ten
 
 
 def generation_times(recognisers: dict[str, Recogniser], waveforms: list[Tensor], repeats: int) -> dict[str, Timing]:
-    """Time of generating transcripts in one batch, features made before, of all by turns."""
+    """Times of generating transcripts in one batch from given features, the recognisers by turns."""
 
     def call(recogniser: Recogniser) -> Callable[[], object]:
         features, mask = recogniser.features(waveforms)
         model, search = recogniser.model.eval(), recogniser.search
         return lambda: beam_search(model, features, mask, space=recogniser.space, search=search)
 
-    return interleaved({name: call(one) for name, one in recognisers.items()}, repeats=repeats, warmup=1)
+    return interleaved({name: call(recogniser) for name, recogniser in recognisers.items()}, repeats=repeats, warmup=1)
 
 
 def columns(
     benchmark: str, setting: dict[str, Any], judged: list[Judged], references: list[str], lengths: Tensor,
     times: dict[str, Timing],
 ) -> Iterator[Record]:  # fmt: skip
-    """The columns of tables 4.2 and 4.3.
+    """The columns of tables 4.2 and 4.3 of Cahyawijaya 2021, as records.
 
     Args:
-        benchmark: of the records.
-        setting: of the records.
-        judged: recognisers; the first one is what the others are compared with.
-        references: what was to be written.
-        lengths: characters of the parts whose wrong ones are counted in `Judged.wrong`.
-        times: of generation.
+        benchmark: Benchmark of the records.
+        setting: Setting of the records.
+        judged: Recognisers and their transcripts; the others are compared with the first one.
+        references: Reference texts.
+        lengths: Number of characters of each part in `Judged.wrong`.
+        times: Times of generation, by name of the run.
     """
     base = judged[0]
     size = parameters(base.recogniser.model)
-    for one in judged:
-        to = None if one is base else base.name
-        found = scores(one.hypotheses, references)
-        count = parameters(one.recogniser.model)
-        time = 1000 * times[one.name].median
+    for result in judged:
+        compared = None if result is base else base.name
+        quality = scores(result.hypotheses, references)
+        count = parameters(result.recogniser.model)
+        time = 1000 * times[result.name].median
         ratios = {"parameters": size / count, "latency": 1000 * times[base.name].median / time}
-        low, high = bootstrap(one.wrong, lengths) if len(lengths) > 1 else (found["cer"], found["cer"])
-        for metric, value in {"parameters": count, **found, "latency": time}.items():
-            record = Record.of(metric, value, benchmark=benchmark, variant=one.name, setting=setting)
+        low, high = bootstrap(result.wrong, lengths) if len(lengths) > 1 else (quality["cer"], quality["cer"])
+        for metric, value in {"parameters": count, **quality, "latency": time}.items():
+            record = Record.of(metric, value, benchmark=benchmark, variant=result.name, setting=setting)
             if metric == "cer":
                 record = replace(record, spread=high - low)
-                if to is not None and len(lengths) > 1:
-                    ends = list(bootstrap_difference(one.wrong, base.wrong, lengths))
-                    record = replace(record, to=to, interval=ends)
-            elif to is not None and metric in ratios:
-                record = replace(record, ratio=ratios[metric], to=to)
+                if compared is not None and len(lengths) > 1:
+                    ends = list(bootstrap_difference(result.wrong, base.wrong, lengths))
+                    record = replace(record, to=compared, interval=ends)
+            elif compared is not None and metric in ratios:
+                record = replace(record, ratio=ratios[metric], to=compared)
             yield record
 
 
 def table(records: list[Record]) -> Table:
-    """Tables 4.2 and 4.3: a row a run."""
-    shown = Table("", "parameters", "compression", "CER (%)", "to the first", "WER (%)", "speed-up", "mean length")
+    """The table to print, as tables 4.2 and 4.3 of Cahyawijaya 2021: a row a run."""
+    printed = Table("", "parameters", "compression", "CER (%)", "to the first", "WER (%)", "speed-up", "mean length")
     for name in dict.fromkeys(record.variant for record in records):
         own = {record.metric: record for record in records if record.variant == name}
         cer, size, time = own["cer"], own["parameters"], own["latency"]
         difference = "" if cer.interval is None else f"{cer.interval[0]:+.2f} to {cer.interval[1]:+.2f}"
-        shown.add_row(
+        printed.add_row(
             name,
             f"{size.value:,.0f}",
             "" if size.ratio is None else f"{100 - 100 / size.ratio:.1f} %",
@@ -181,4 +182,4 @@ def table(records: list[Record]) -> Table:
             "" if time.ratio is None else f"{time.ratio:.2f}x",
             f"{own['mean_length'].value:.1f}",
         )
-    return shown
+    return printed

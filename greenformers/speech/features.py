@@ -1,4 +1,4 @@
-"""What a network hears: log power spectrograms, made comparable, masked, put in batches. Thesis, section 4.2.
+"""Input of the network: log power spectrograms, normalised, masked and batched. Cahyawijaya 2021, section 4.2.
 
 T frames of F bins; features are (T, F), float32, in natural logarithms.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-# Logarithms closer than this are the same: it is what a `Spectrogram` is exact to.
+# Logarithms closer than this count as equal: a `Spectrogram` is exact to this.
 SAME = 1e-5
 
 
@@ -20,17 +20,17 @@ SAME = 1e-5
 class Spectrogram:
     """ln max(floor, |STFT|^2) with a periodic Hann window, centred on every hop-th sample; reflected at both ends.
 
-    The thesis has 20 ms windows, an FFT of that length, and a frame every 10 ms. Time O(T n_fft log n_fft).
+    Cahyawijaya 2021 has 20 ms windows, an FFT of that length, and a frame every 10 ms. Time O(T n_fft log n_fft).
 
     Args:
-        rate: sampling rate of the waveforms, Hz.
-        n_fft: length of the FFT, samples; at least 2.
-        window: length of the window, samples; 1..n_fft, with zeros around it up to n_fft.
-        hop: samples from one frame to the next; 1..window, so that none is skipped.
-        floor: the least power; above 0. Full scale is 1.
+        rate: Sampling rate of the waveforms, Hz.
+        n_fft: Length of the FFT, samples; at least 2.
+        window: Length of the window, samples; 1..n_fft, with zeros around it up to n_fft.
+        hop: Samples from one frame to the next; 1..window, so that none is skipped.
+        floor: Least power, above 0; full scale is 1.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: An option is out of its range.
     """
 
     rate: int = 16_000
@@ -53,14 +53,14 @@ class Spectrogram:
 
     @property
     def bins(self) -> int:
-        """F, from 0 Hz to half the sampling rate."""
+        """Number of frequencies F, from 0 Hz to half the sampling rate."""
         return self.n_fft // 2 + 1
 
     def frames(self, samples: int) -> int:
-        """T for a waveform of so many samples.
+        """Number of frames T of a waveform of so many samples.
 
         Raises:
-            ValueError: too few samples to reflect half a window at each end.
+            ValueError: There are too few samples to reflect half a window at each end.
         """
         needed = self.n_fft // 2 + 1
         if samples < needed:
@@ -72,7 +72,7 @@ class Spectrogram:
         """Features of one waveform.
 
         Raises:
-            ValueError: not one dimension, not floating point, or too few samples.
+            ValueError: The waveform has not one dimension, is not floating point, or has too few samples.
         """
         if waveform.ndim != 1 or not waveform.is_floating_point():
             raise ValueError(f"a waveform must be (n,) of floats, got {tuple(waveform.shape)} of {waveform.dtype}")
@@ -88,7 +88,7 @@ class Spectrogram:
 
 
 def normalised(features: Float[Tensor, "T F"]) -> Float[Tensor, "T F"]:
-    """Of mean 0 and standard deviation 1 over the whole utterance; one that is the same everywhere becomes 0."""
+    """Features of mean 0 and standard deviation 1 over the whole utterance; constant features become 0."""
     centred = features.double() - features.double().mean()
     variance = centred.square().mean()
     scaled = centred / variance.clamp(min=SAME**2).sqrt()
@@ -110,16 +110,16 @@ def spec_augment(
     0 is the mean of normalised features. Each width is drawn uniformly from 0..width, then the place.
 
     Args:
-        features: one utterance; it stays as it is.
-        source: of the draws; the result is a function of its state and of the features.
-        frequency_masks: stretches of bins, m_F.
-        frequency_width: the widest of them, F of the paper; at most all bins are masked.
-        time_masks: stretches of frames, m_T.
-        time_width: the widest of them, T of the paper.
-        time_share: of all frames, what one of them masks at most, p of the paper; 0..1.
+        features: Features of one utterance, which are not changed.
+        source: Generator of the draws; the result is a function of its state and of the features.
+        frequency_masks: Number of stretches of bins, m_F of the paper.
+        frequency_width: Width of the widest of them, F of the paper; at most all bins are masked.
+        time_masks: Number of stretches of frames, m_T of the paper.
+        time_width: Width of the widest of them, T of the paper.
+        time_share: Largest share of all frames that one of them masks, p of the paper; 0..1.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: An option is out of its range.
     """
     numbers = {
         "frequency_masks": frequency_masks,
@@ -156,7 +156,7 @@ def batched(features: Sequence[Float[Tensor, "_ F"]]) -> tuple[Float[Tensor, "B 
     """Utterances of all lengths as one tensor, 0 after the end of each, and its mask with True = keep.
 
     Raises:
-        ValueError: no utterances, or not (T, F) each with the same F.
+        ValueError: There are no utterances, or they are not (T, F) with the same F.
     """
     if not features:
         raise ValueError("a batch must have at least 1 utterance, got 0")

@@ -1,4 +1,4 @@
-"""The front end: a small VGG network, from spectrograms to vectors a quarter as many. Thesis 4.1, figure 4.1."""
+"""The front end: a small VGG network, from T frames to T // 4 vectors. Cahyawijaya 2021, 4.1, figure 4.1."""
 
 from collections.abc import Iterable
 from itertools import repeat
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from greenformers.speech.features import Spectrogram
 
 POOLED = 4
-"""Frames that become one position."""
+"""Number of frames that become one position."""
 
 
 def heard(waveform: Float[Tensor, "n"], spectrogram: Spectrogram) -> Float[Tensor, "m"]:
-    """A waveform (n,), with silence behind one that has too few frames for a position."""
+    """A waveform (n,), padded with silence if it has too few frames for a position."""
     needed = max(spectrogram.n_fft // 2 + 1, (POOLED - 1) * spectrogram.hop + spectrogram.n_fft % 2)
     return F.pad(waveform, (0, max(0, needed - len(waveform))))
 
@@ -24,14 +24,15 @@ def heard(waveform: Float[Tensor, "n"], spectrogram: Spectrogram) -> Float[Tenso
 class VGG(nn.Module):
     """Four convolutions 3 x 3, to c, c, 2 c and 2 c channels, with max-pooling by 2 after the second and the fourth.
 
-    Time O(T F c^2). Behind its end an utterance is zero before every convolution, so that padding changes nothing.
+    Time O(T F c^2). Positions after the end of an utterance are set to 0 before every convolution, so that padding
+    changes nothing.
 
     Args:
-        bins: F, frequencies of the spectrogram; at least 4.
-        channels: c.
+        bins: Number of frequencies F of the spectrogram; at least 4.
+        channels: Channels c of the first two convolutions.
 
     Raises:
-        ValueError: a size out of range.
+        ValueError: A size is out of range.
     """
 
     def __init__(self, bins: int, channels: int) -> None:
@@ -50,11 +51,12 @@ class VGG(nn.Module):
         """Vectors (B, T // 4, (F // 4) 2 c).
 
         Args:
-            features: spectrograms (B, T, F).
-            mask: True = keep (B, T); what is not kept stands at the end.
+            features: Spectrograms (B, T, F).
+            mask: Mask (B, T), True = keep; padding is at the end.
 
         Raises:
-            ValueError: too few frames, other frequencies than the network's, or padding that is not at the end.
+            ValueError: There are too few frames, another number of frequencies than the network's, or padding that is
+                not at the end.
         """
         if features.shape[2] != self.bins:
             raise ValueError(f"features must have {self.bins} frequencies, got {features.shape[2]}")
@@ -64,26 +66,26 @@ class VGG(nn.Module):
             raise ValueError("features must be padded at the end: the mask has a gap")
         if torch.is_grad_enabled() or features.device.type != "cpu" or torch.compiler.is_compiling():
             return self._read(features, mask)
-        # Without gradients one utterance after another: what is wide is never there for the whole batch.
+        # Without gradients one utterance after another, so that the wide activations of a batch are not held at once.
         masks = repeat(None) if mask is None else mask.split(1)
-        return torch.cat([self._read(*one) for one in zip(features.split(1), masks, strict=False)])
+        return torch.cat([self._read(*utterance) for utterance in zip(features.split(1), masks, strict=False)])
 
     def _read(self, features: Tensor, mask: Tensor | None) -> Tensor:
         # Channels last: convolutions of few channels take half the time.
         x = features[..., None].permute(0, 3, 1, 2)  # (B, 1, T, F)
-        kept = None if mask is None else mask[:, None, :, None].to(x.dtype)
-        if kept is not None:
-            x = x * kept
+        keep = None if mask is None else mask[:, None, :, None].to(x.dtype)
+        if keep is not None:
+            x = x * keep
         for layer, convolution in enumerate(cast(Iterable[nn.Conv2d], self.convolutions)):
             weight = convolution.weight.contiguous(memory_format=torch.channels_last)
             x = F.conv2d(x, weight, convolution.bias, padding=1)
-            x = (x if kept is None else x.mul_(kept)).relu_()
+            x = (x if keep is None else x.mul_(keep)).relu_()
             if layer % 2:
                 x = F.max_pool2d(x, 2)
-                # A frame that is left over is dropped, as where it is the last one of all.
-                if kept is not None:
-                    kept = kept[:, :, 1::2]
-                    x = x.mul_(kept)
+                # An odd last frame is dropped, as it is without padding.
+                if keep is not None:
+                    keep = keep[:, :, 1::2]
+                    x = x.mul_(keep)
         return x.permute(0, 2, 3, 1).flatten(2)
 
 

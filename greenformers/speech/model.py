@@ -1,4 +1,4 @@
-"""Speech recognition: encoder and decoder of the house behind a front end. Thesis 4.1, figure 4.2."""
+"""Speech recognition: an encoder-decoder after a front end. Cahyawijaya 2021, 4.1, figure 4.2."""
 
 from typing import Any, cast
 
@@ -23,13 +23,13 @@ from greenformers.speech.front_end import VGG, shortened
 
 
 class AudioEmbedding(Placed):
-    """Spectrograms to vectors of width d: front end, map, positions."""
+    """Embedding of spectrograms in width d: front end, linear layer, layer norm, positions."""
 
     def make_content(self, config: GreenformerConfig, width: int) -> None:  # noqa: D102
         assert isinstance(config, SpeechConfig)
         self.front_end = VGG(config.spectrogram().bins, config.channels)
         self.map = linear_layer(self.front_end.width, width, config.input_rank)
-        # As large as the positions that are added: beside louder sound they would be lost.
+        # Scaled to the size of the positions that are added, which would be lost beside louder sound.
         self.scale = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, features: Float[Tensor, "B T F"], mask: Tensor | None) -> Float[Tensor, "B t d"]:
@@ -38,9 +38,9 @@ class AudioEmbedding(Placed):
 
 
 class Scaled(GreenformerPreTrainedModel):
-    """Models whose convolutions start as He 2015, arXiv:1502.01852, eq. 10.
+    """Models whose convolutions are initialised as in He 2015, arXiv:1502.01852, eq. 10.
 
-    With weights as small as those of the other maps, sound would be a hundredth of the positions added to it.
+    With weights as small as those of the linear layers, sound would be a hundredth of the positions added to it.
     """
 
     @torch.no_grad()
@@ -53,7 +53,7 @@ class Scaled(GreenformerPreTrainedModel):
 
 
 class SpeechEncoder(Scaled, GreenformerModel):
-    """The encoder of spectrograms."""
+    """The encoder: from spectrograms to hidden states."""
 
     config_class = SpeechConfig
     main_input_name = "input_features"
@@ -62,7 +62,7 @@ class SpeechEncoder(Scaled, GreenformerModel):
         return AudioEmbedding(config)
 
     def get_input_embeddings(self) -> nn.Module:
-        """What reads the input: the first convolution."""
+        """The module that reads the input: the first convolution."""
         return self.embedding.front_end.convolutions[0]
 
     def set_input_embeddings(self, value: Any) -> None:
@@ -81,22 +81,23 @@ class SpeechEncoder(Scaled, GreenformerModel):
         """Encode spectrograms.
 
         Args:
-            input_features: normalised log power spectrograms (B, T, F).
-            attention_mask: 1 or True = keep (B, T); padding stands at the end.
-            output_hidden_states: also return the input of every layer.
-            output_attentions: also return how much of each position each one gets, (B, H, N, N) a layer, see
+            input_features: Normalised log power spectrograms (B, T, F).
+            attention_mask: Mask (B, T), 1 or True = keep; padding is at the end.
+            output_hidden_states: Whether to return the input of every layer too.
+            output_attentions: Whether to return the attention weights of every layer too, (B, H, N, N), see
                 `Attention.weights`.
 
         Returns:
-            last_hidden_state (B, T // 4, d); what stands for no whole position is finite and means nothing.
+            last_hidden_state (B, T // 4, d); values of padding are finite and have no meaning.
 
         Raises:
-            ValueError: input and mask do not fit each other or the network, or it has not what is asked for.
+            ValueError: Input and mask do not fit each other or the network, or the network cannot return attention
+                weights.
         """
         attentions = self.attention_list(output_attentions)
         if attention_mask is not None and attention_mask.shape != input_features.shape[:2]:
-            wanted = tuple(input_features.shape[:2])
-            raise ValueError(f"attention_mask must be {wanted}, got {tuple(attention_mask.shape)}")
+            expected = tuple(input_features.shape[:2])
+            raise ValueError(f"attention_mask must be {expected}, got {tuple(attention_mask.shape)}")
         mask = None if attention_mask is None else attention_mask.bool()
         x = self.embedding(input_features, mask)
         key_mask = None if mask is None else shortened(mask)
@@ -107,7 +108,7 @@ class SpeechEncoder(Scaled, GreenformerModel):
 
 
 class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
-    """Writes the characters that are spoken.
+    """A speech recogniser: writes the characters that are spoken.
 
     >>> model = GreenformerForSpeechSeq2Seq.from_pretrained(folder)
     >>> ids = model.generate(input_features, attention_mask=mask, num_beams=8)
@@ -125,11 +126,11 @@ class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """What reads characters: a vocabulary may grow."""
+        """The embedding of characters, as a vocabulary may grow."""
         return self.decoder.get_input_embeddings()
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Replace what reads characters."""
+        """Replace the embedding of characters."""
         self.decoder.set_input_embeddings(value)
 
     @can_return_tuple
@@ -149,50 +150,52 @@ class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
         """Score the character that follows each of the decoder's positions.
 
         Args:
-            input_features: normalised log power spectrograms (B, T, F).
-            attention_mask: 1 or True = keep (B, T), of the spectrograms; padding stands at the end.
-            decoder_input_ids: characters so far (B, N); by default the labels, one place to the right.
-            decoder_attention_mask: 1 = keep (B, P), P counting the positions in the cache too.
-            labels: the right characters and the end (B, N), -100 where none is asked for.
-            encoder_outputs: of an earlier call, in place of `input_features`.
-            past_key_values: keys and values of the characters before, and of the encoder's output.
-            use_cache: return keys and values for the positions to come.
-            num_items_in_batch: what the loss is divided by, where not by the number of labels here.
-            **kwargs: to encoder and decoder.
+            input_features: Normalised log power spectrograms (B, T, F).
+            attention_mask: Mask of the spectrograms (B, T), 1 or True = keep; padding is at the end.
+            decoder_input_ids: Characters so far (B, N); by default the labels, shifted by one to the right.
+            decoder_attention_mask: Mask (B, P), 1 = keep, where P counts the positions in the cache too.
+            labels: Characters to predict and the end (B, N), -100 where there is no label.
+            encoder_outputs: Encoder output of an earlier call, in place of `input_features`.
+            past_key_values: Keys and values of the characters before, and of the encoder output.
+            use_cache: Whether to return keys and values for the positions to come.
+            num_items_in_batch: Number that the loss is divided by; by default the number of labels here.
+            **kwargs: Further arguments of encoder and decoder.
 
         Returns:
             loss in nats a character, if labels are given, and logits (B, N, vocabulary); with `ctc_weight` w the loss
             in training is (1 - w) cross-entropy + w CTC, both by the number of labels.
 
         Raises:
-            ValueError: neither decoder_input_ids nor labels are given, or inputs do not fit each other.
+            ValueError: Neither decoder_input_ids nor labels are given, or inputs do not fit each other.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_features, attention_mask, return_dict=True, **kwargs)
-        memory_mask = None if attention_mask is None else shortened(attention_mask)
+        encoder_mask = None if attention_mask is None else shortened(attention_mask)
         kwargs |= {"past_key_values": past_key_values, "use_cache": use_cache}
         out = self.decode(
-            encoder_outputs, memory_mask, decoder_input_ids, decoder_attention_mask, labels, num_items_in_batch,
+            encoder_outputs, encoder_mask, decoder_input_ids, decoder_attention_mask, labels, num_items_in_batch,
             **kwargs,
         )  # fmt: skip
         if labels is not None and self.training and self.config.ctc_weight:
-            share = self.config.ctc_weight
-            other = self._ctc_loss(encoder_outputs[0], memory_mask, labels, num_items_in_batch)
-            out.loss = torch.lerp(cast(Tensor, out.loss), other, share)
+            weight = self.config.ctc_weight
+            ctc_loss = self._ctc_loss(encoder_outputs[0], encoder_mask, labels, num_items_in_batch)
+            out.loss = torch.lerp(cast(Tensor, out.loss), ctc_loss, weight)
         return out
 
     def _ctc_loss(
-        self, memory: Tensor, memory_mask: Tensor | None, labels: Tensor, items: Tensor | int | None
+        self, encoded: Tensor, encoder_mask: Tensor | None, labels: Tensor, items: Tensor | int | None
     ) -> Tensor:
-        """CTC in nats a label, the end left out; padding's token is the blank. Graves 2006.
+        """CTC loss in nats a label, without the end token; the padding token is the blank. Graves 2006.
 
-        An utterance with fewer positions than characters has no alignment, and none is asked of it.
+        An utterance with fewer positions than characters has no alignment, and its loss is 0.
         """
-        batch, positions = memory.shape[:2]
-        asked = labels != IGNORED
-        spoken = asked & (labels != self.config.eos_token_id)
-        lengths = asked.new_full((batch,), positions, dtype=torch.long) if memory_mask is None else memory_mask.sum(1)
-        logits = self.ctc(memory)
+        batch, positions = encoded.shape[:2]
+        labelled = labels != IGNORED
+        spoken = labelled & (labels != self.config.eos_token_id)
+        lengths = (
+            labelled.new_full((batch,), positions, dtype=torch.long) if encoder_mask is None else encoder_mask.sum(1)
+        )
+        logits = self.ctc(encoded)
         if logits.element_size() < 4:
             logits = logits.float()
         total = F.ctc_loss(
@@ -204,7 +207,7 @@ class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
             reduction="sum",
             zero_infinity=True,
         )
-        return total / (asked.sum().clamp(min=1) if items is None else items)
+        return total / (labelled.sum().clamp(min=1) if items is None else items)
 
 
 AutoConfig.register(SpeechConfig.model_type, SpeechConfig)

@@ -1,4 +1,4 @@
-"""Learning to write what is spoken: every character from the sound and the characters before it. Thesis 4.2.4."""
+"""Training of a recogniser: characters are predicted from the sound and those before them. Cahyawijaya 2021, 4.2.4."""
 
 import math
 from typing import Any
@@ -17,15 +17,15 @@ from greenformers.train.text import mean_loss
 
 
 class Speech(Objective):
-    """Recordings, as normalised log power spectrograms and the characters of their texts.
+    """Recognition of recordings: from normalised log power spectrograms to the characters of their texts.
 
     Args:
-        recordings: what is learnt from.
-        tokenizer: of `vocabulary`.
-        spectrogram: what turns sound into features.
-        sizes: more of the configuration, such as `channels`.
-        augment: mask stretches of frequencies and frames in training (SpecAugment).
-        longest: positions of the network, of sound and of text.
+        recordings: Recordings to train and validate on.
+        tokenizer: Tokenizer that `vocabulary` has made.
+        spectrogram: Spectrogram that turns sound into features.
+        sizes: Further arguments of the configuration, such as `channels`.
+        augment: Whether stretches of frequencies and frames are masked in training (SpecAugment).
+        longest: Number of positions of the network, of sound and of text.
     """
 
     metric = "loss"
@@ -86,6 +86,6 @@ class Speech(Objective):
         return GreenformerForSpeechSeq2Seq(config)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Cross-entropy in nats and perplexity a character, with teacher forcing."""
+        """Mean cross-entropy in nats of a character, and its perplexity, with teacher forcing."""
         loss = mean_loss(model, self, split, batch_size)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))}

@@ -30,9 +30,9 @@ class Recogniser:
     """A network, its vocabulary and its search.
 
     Attributes:
-        model: the network.
-        tokenizer: its characters.
-        search: how transcripts are searched for.
+        model: The network.
+        tokenizer: Tokenizer of its characters.
+        search: Options of the beam search.
     """
 
     model: GreenformerForSpeechSeq2Seq
@@ -41,75 +41,75 @@ class Recogniser:
 
     @classmethod
     def load(cls, folder: Path, search: Search | None = None) -> "Recogniser":
-        """Of a finished run, or of a folder that holds a model and its tokenizer.
+        """Load a recogniser from a finished run, or from a folder that holds a model and its tokenizer.
 
         Raises:
-            ValueError: there is no speech recogniser in the folder.
+            ValueError: There is no speech recogniser in the folder.
         """
-        found = folder / MODEL if (folder / MODEL).is_dir() else folder
-        # What is not there would be taken for a name on the hub, and looked for there.
+        source = folder / MODEL if (folder / MODEL).is_dir() else folder
+        # A folder that is not there would be taken for a name on the hub.
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
-            if not (found / name).is_file():
+            if not (source / name).is_file():
                 raise ValueError(f"{folder} must be a finished run or a model of speech, it has no {name}")
-        if json.loads((found / "config.json").read_text()).get("model_type") != SpeechConfig.model_type:
+        if json.loads((source / "config.json").read_text()).get("model_type") != SpeechConfig.model_type:
             raise ValueError(f"{folder} must be a finished run or a model of speech, it is one of something else")
         try:
-            model = GreenformerForSpeechSeq2Seq.from_pretrained(found, local_files_only=True, use_safetensors=True)
+            model = GreenformerForSpeechSeq2Seq.from_pretrained(source, local_files_only=True, use_safetensors=True)
         except SafetensorError as error:
-            raise ValueError(f"{found / 'model.safetensors'} is damaged: {error}") from error
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(found, local_files_only=True)
+            raise ValueError(f"{source / 'model.safetensors'} is damaged: {error}") from error
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
         return cls(model, tokenizer, search or Search())
 
     @property
     def longest(self) -> float:
-        """Seconds of sound that the network can hear at once."""
+        """Longest sound that the network can read at once, in seconds."""
         config = self.model.config
         return config.max_position_embeddings * POOLED * config.hop / config.rate
 
     @property
     def piece(self) -> float:
-        """Seconds of a long sound to hear at once: longer pieces than were learnt are written down badly."""
+        """Seconds of a long sound to read at once, at most the longest of training."""
         learnt = self.model.config.learnt_seconds
         return self.longest if learnt is None else min(self.longest, max(audio.PIECES[0], learnt))
 
     def parts(self, waveform: Tensor) -> Iterator[Tensor]:
-        """A waveform as the network can hear it: whole, or cut where it is quiet."""
+        """A waveform in parts that the network can read: whole, or cut where it is quiet."""
         return audio.parts(waveform, self.longest, rate=self.model.config.rate)
 
     @property
     def space(self) -> int | None:
-        """The token between words; None where the writing has none."""
+        """The token between words; None in a script without spaces."""
         return self.tokenizer.get_vocab().get(" ")
 
     def features(self, waveforms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What the network reads of some sounds, (B, T, F) and a mask (B, T)."""
+        """The network's input for some waveforms: features (B, T, F) and a mask (B, T)."""
         spectrogram = self.model.config.spectrogram()
-        if (found := max(map(len, waveforms)) / spectrogram.rate) > self.longest:
-            raise ValueError(f"a sound must be at most {self.longest:g} s for this network, got {found:g}")
+        if (seconds := max(map(len, waveforms)) / spectrogram.rate) > self.longest:
+            raise ValueError(f"a sound must be at most {self.longest:g} s for this network, got {seconds:g}")
         return batched([normalised(spectrogram(heard(waveform, spectrogram))) for waveform in waveforms])
 
     def joined(self, texts: Iterable[str]) -> str:
-        """Transcripts of consecutive parts as one."""
+        """Transcripts of consecutive parts, joined to one."""
         return ("" if self.space is None else " ").join(filter(None, texts))
 
     def texts(self, waveforms: Sequence[Tensor]) -> list[str]:
         """Transcripts of waveforms (n,), in one batch."""
         features, mask = (x.to(self.model.device) for x in self.features(waveforms))
         with evaluating(self.model):
-            found = beam_search(self.model, features, mask, space=self.space, search=self.search)
-        return [str(self.tokenizer.decode(list(best[0].tokens))) for best in found]
+            hypotheses = beam_search(self.model, features, mask, space=self.space, search=self.search)
+        return [str(self.tokenizer.decode(list(best[0].tokens))) for best in hypotheses]
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was heard in a file.
+    """The transcript of a file.
 
     Attributes:
-        path: the file.
-        text: all of it.
-        seconds: of sound.
-        time: seconds it took, reading included.
-        fault: why the file could not be used to its end; None if it could.
+        path: The file.
+        text: The transcript of the whole file.
+        seconds: Duration of the sound.
+        time: Seconds that the transcription took, with reading the file.
+        fault: Why the file could not be read to its end; None if it could.
     """
 
     path: Path
@@ -127,19 +127,19 @@ def transcribe(
     batch: int = 8,
     progress: Callable[[Path, float], None] = lambda *_: None,
 ) -> Iterator[Transcript]:
-    """Transcribe files one after the other, each in pieces, a batch of pieces at a time: memory is that of a batch.
+    """Transcribe files one after the other, each in pieces, a batch of pieces at a time, in bytes of memory of a batch.
 
-    A file that cannot be used is told of, and the next one follows.
+    A file that cannot be read has a `fault` in its transcript, and the next one follows.
 
     Args:
-        recogniser: the network.
-        paths: sound files.
-        longest: seconds of a piece, at most; by default what the network has learnt with.
-        batch: pieces at a time.
-        progress: told of a file how many seconds of it are done.
+        recogniser: The recogniser.
+        paths: Paths of the sound files.
+        longest: Longest piece, in seconds; by default that of training, see `Recogniser.piece`.
+        batch: Number of pieces at a time.
+        progress: Function that is called with a file and the seconds of it that are done.
 
     Raises:
-        ValueError: longest is more than the network can hear at once, or batch is below 1.
+        ValueError: `longest` is more than the network can read at once, or `batch` is below 1.
     """
     config = recogniser.model.config
     longest = recogniser.piece if longest is None else longest
@@ -151,7 +151,7 @@ def transcribe(
     for path in paths:
         start, texts, done = time.perf_counter(), list[str](), 0.0
         faults: list[str] = []
-        for waveforms in _some(_pieces(path, longest, config.rate, faults), batch):
+        for waveforms in _groups(_pieces(path, longest, config.rate, faults), batch):
             texts += recogniser.texts(waveforms)
             done += sum(map(len, waveforms)) / config.rate
             progress(path, done)
@@ -161,7 +161,7 @@ def transcribe(
 
 
 def _pieces(path: Path, longest: float, rate: int, faults: list[str]) -> Iterator[Tensor]:
-    """The pieces of a file up to its first fault, which is noted."""
+    """The pieces of a file up to its first fault, which is added to `faults`."""
     try:
         for _, waveform in audio.pieces(path, longest, rate=rate):
             yield waveform
@@ -169,24 +169,24 @@ def _pieces(path: Path, longest: float, rate: int, faults: list[str]) -> Iterato
         faults.append(str(error))
 
 
-def _some(items: Iterable[T], batch: int) -> Iterator[list[T]]:
-    left = iter(items)
-    while some := list(islice(left, batch)):
-        yield some
+def _groups(items: Iterable[T], batch: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while group := list(islice(rest, batch)):
+        yield group
 
 
 def recognised(
     recogniser: Recogniser, waveforms: Iterable[Tensor], *, batch: int, progress: Callable[[int], None]
 ) -> list[str]:
-    """Transcripts of many waveforms, in their order; `progress` is told how many are done.
+    """Transcripts of many waveforms, in their order; `progress` is called with the number that is done.
 
-    One that is too long for the network is cut where it is quiet.
+    A waveform that is too long for the network is cut where it is quiet.
     """
-    found: list[list[str]] = []
-    numbered = ((at, part) for at, whole in enumerate(waveforms) for part in recogniser.parts(whole))
-    for some in _some(numbered, batch):
-        for (at, _), text in zip(some, recogniser.texts([part for _, part in some]), strict=True):
-            found += [[] for _ in range(at + 1 - len(found))]
-            found[at].append(text)
-        progress(len(found))
-    return [recogniser.joined(texts) for texts in found]
+    transcripts: list[list[str]] = []
+    numbered = ((index, part) for index, whole in enumerate(waveforms) for part in recogniser.parts(whole))
+    for group in _groups(numbered, batch):
+        for (index, _), text in zip(group, recogniser.texts([part for _, part in group]), strict=True):
+            transcripts += [[] for _ in range(index + 1 - len(transcripts))]
+            transcripts[index].append(text)
+        progress(len(transcripts))
+    return [recogniser.joined(texts) for texts in transcripts]

@@ -1,4 +1,4 @@
-"""What is spoken and written, example by example: utterances on disk, read when asked for, or digit strings."""
+"""Recordings and their texts: utterances on disk, which are read when they are needed, or strings of spoken digits."""
 
 import math
 import warnings
@@ -16,7 +16,7 @@ from greenformers.speech import spoken_digits
 from greenformers.speech.spoken_digits import DIGITS, SpokenDigits
 
 SPOKEN_DIGITS = "spoken_digits"
-"""The layout of digits to be put together; the others are those of `corpus`."""
+"""The layout of the corpus of single digits, of which strings are made; the others are those of `corpus`."""
 
 
 class Recordings(Protocol):
@@ -26,59 +26,62 @@ class Recordings(Protocol):
         """Number of recordings in "train", "valid" or "test"."""
 
     def length(self, index: int) -> float:
-        """Seconds of a training recording, or those to expect of one that is drawn."""
+        """Duration of a training recording in seconds; the expected one, if the recording is drawn at random."""
 
     def texts(self) -> Iterable[str]:
-        """All there is to write in training."""
+        """The texts of all training recordings."""
 
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:
-        """Waveform (n,) and text; what is random about it is drawn from `source`."""
+        """Waveform (n,) and text; anything random in them is drawn from `source`."""
 
 
 class OnDisk:
-    """The utterances of a corpus; files that cannot be read are found at the start, except those of the test split.
+    """The utterances of a corpus. Files that cannot be read raise at once, except those of the test split.
 
     Args:
-        corpus: names them.
-        rate: samples a second, whatever the files have.
-        longest: seconds; longer utterances are left out of training and validation, as are those that are too short.
+        corpus: The corpus that names the files.
+        rate: Samples a second to resample to, whatever the files have.
+        longest: Longest utterance in seconds; longer ones are left out of training and validation, as are those that
+            are too short.
 
     Attributes:
-        left_out: how many are.
+        left_out: Number of utterances that are left out.
 
     Raises:
-        AudioError: the header of a file is damaged, or there is no such file.
-        ValueError: no utterance of a split is left.
+        AudioError: The header of a file is damaged, or there is no such file.
+        ValueError: No utterance of a split is left.
     """
 
     def __init__(self, corpus: Corpus, rate: int, longest: float) -> None:
         self.corpus, self.rate = corpus, rate
         self.left_out = 0
-        self._kept = {"train": self._fitting(corpus.train, longest), "valid": self._fitting(corpus.valid, longest)}
+        self._used = {"train": self._fitting(corpus.train, longest), "valid": self._fitting(corpus.valid, longest)}
 
     def size(self, split: str) -> int:  # noqa: D102
         whole = len(self.corpus.split(split))
-        return len(self._kept[split]) if split in self._kept else whole
+        return len(self._used[split]) if split in self._used else whole
 
     def length(self, index: int) -> float:  # noqa: D102
-        return self._kept["train"][index][1]
+        return self._used["train"][index][1]
 
     def texts(self) -> Iterable[str]:  # noqa: D102
-        return (one.text for one in self.corpus.split("train"))
+        return (utterance.text for utterance in self.corpus.split("train"))
 
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
-        one = self.corpus.split(split)[index] if split == "test" else self._kept[split][index][0]
-        waveform = audio.read(one.path, rate=self.rate, start=one.start, end=one.end, channel=one.channel)
-        return waveform, one.text
+        utterance = self.corpus.split(split)[index] if split == "test" else self._used[split][index][0]
+        waveform = audio.read(
+            utterance.path, rate=self.rate, start=utterance.start, end=utterance.end, channel=utterance.channel
+        )
+        return waveform, utterance.text
 
     def _fitting(self, utterances: list[Utterance], longest: float) -> list[tuple[Utterance, float]]:
-        """Utterances that are neither too long nor too short, with their seconds."""
+        """Utterances that are neither too long nor too short, with their durations in seconds."""
         timed = _timed(utterances)
-        kept = [(one, time) for one, time in timed if audio.SHORTEST_SECONDS <= time <= longest]
-        if timed and not kept:
+        fitting = [(utterance, time) for utterance, time in timed if audio.SHORTEST_SECONDS <= time <= longest]
+        if timed and not fitting:
             raise ValueError(f"longest must be at least {min(time for _, time in timed):.2f} s, got {longest}")
-        self.left_out += len(timed) - len(kept)
-        return kept
+        self.left_out += len(timed) - len(fitting)
+        return fitting
 
 
 class DigitStrings:
@@ -114,17 +117,17 @@ def recordings(
     """The recordings of a corpus; a warning tells how many are left out for their length.
 
     Args:
-        folder: of the corpus, or its manifest.
-        layout: one of `corpus.LAYOUTS`, or `SPOKEN_DIGITS`; None for what the folder looks like.
-        rate: samples a second.
-        longest: seconds, of training and validation.
-        valid: manifest to choose by, where the corpus is one.
-        test: manifest to score on, where the corpus is one.
-        held_out: spoken digits: a speaker of whom nothing is learnt.
+        folder: Folder of the corpus, or its manifest.
+        layout: One of `corpus.LAYOUTS`, or `SPOKEN_DIGITS`; None to recognise it from what the folder holds.
+        rate: Samples a second to resample to.
+        longest: Longest utterance of training and validation, in seconds.
+        valid: Manifest to validate on, where the corpus is a manifest.
+        test: Manifest to test on, where the corpus is a manifest.
+        held_out: Speaker of the spoken digits who is in the test split only.
 
     Raises:
-        ValueError: an argument out of range, arguments that exclude each other, or a damaged corpus.
-        OSError: a file or folder is missing.
+        ValueError: An argument is out of range, arguments exclude each other, or the corpus is damaged.
+        OSError: A file or folder is missing.
     """
     if not 0 < longest < math.inf:
         raise ValueError(f"longest must be above 0 and finite, got {longest}")
@@ -145,18 +148,18 @@ def recordings(
         raise ValueError(f"layout must be one of {', '.join((*corpus.LAYOUTS, SPOKEN_DIGITS))}; got {layout!r}")
     utterances = OnDisk(corpus.load(folder, layout, valid=valid, test=test), rate, longest)
     if utterances.left_out:
-        about = f"{utterances.left_out} utterances to learn from or choose by are too short, or longer than {longest} s"
+        about = f"{utterances.left_out} utterances of training and validation are too short, or longer than {longest} s"
         warnings.warn(about, stacklevel=2)
     return utterances
 
 
 def _timed(utterances: list[Utterance]) -> list[tuple[Utterance, float]]:
-    """Utterances and their seconds; each file's header is read once."""
+    """Utterances and their durations in seconds; each file's header is read once."""
     whole: dict[Path, float] = {}
     timed = []
-    for one in utterances:
-        if one.path not in whole:
-            whole[one.path] = audio.seconds(one.path)
-        end = whole[one.path] if one.end is None else min(one.end, whole[one.path])
-        timed.append((one, end - one.start))
+    for utterance in utterances:
+        if utterance.path not in whole:
+            whole[utterance.path] = audio.seconds(utterance.path)
+        end = whole[utterance.path] if utterance.end is None else min(utterance.end, whole[utterance.path])
+        timed.append((utterance, end - utterance.start))
     return timed

@@ -1,7 +1,7 @@
-"""Beam search. Thesis eq. 4.1: hypotheses are ranked by alpha log P(Y | X) + gamma sqrt(words of Y).
+"""Beam search. Cahyawijaya 2021, eq. 4.1: hypotheses are ranked by alpha log P(Y | X) + gamma sqrt(words of Y).
 
 All beams of a batch are one batch of the decoder, which reads a character a step and keeps the keys and values of
-those before. Beams of one utterance share its encoder output. Utterances that are done leave the batch.
+the characters before. Beams of one utterance share its encoder output. Utterances that are done leave the batch.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Hypothesis:
     """A transcript.
 
     Attributes:
-        tokens: its characters, without marks.
-        score: what it is ranked by.
-        log_probability: log P(Y | X) in nats, the end counted.
+        tokens: Tokens of its characters, without special tokens.
+        score: Score by which it is ranked.
+        log_probability: Log-probability log P(Y | X) in nats, with that of the end.
     """
 
     tokens: tuple[int, ...]
@@ -44,11 +44,11 @@ def beam_search(
     """Transcripts of each utterance, the best first, up to the beam's width.
 
     Args:
-        model: in evaluation mode.
-        input_features: spectrograms (B, T, F).
-        attention_mask: True = keep (B, T).
-        space: the token between words; None where the writing has none, and every character counts as a word.
-        search: how.
+        model: The network, in evaluation mode.
+        input_features: Spectrograms (B, T, F).
+        attention_mask: Mask (B, T), True = keep.
+        space: The token between words; None in a script without spaces, where every character counts as a word.
+        search: Options of the search.
     """
     with torch.inference_mode():
         memory = model.encoder(input_features, attention_mask, return_dict=True).last_hidden_state
@@ -65,15 +65,15 @@ def written(
     space: int | None = None,
     search: Search | None = None,
 ) -> list[list[Hypothesis]]:
-    """Transcripts of what the encoder made of each utterance (B, t, d); arguments else as in `beam_search`."""
+    """Transcripts of each utterance from the encoder output `memory` (B, t, d); other arguments as in `beam_search`."""
     beams = _Beams(model, memory, mask, space, search or Search())
     while beams.alive:
         beams.advance()
-    return [sorted(found, key=lambda one: -one.score)[: beams.search.width] for found in beams.ended]
+    return [sorted(ended, key=lambda hypothesis: -hypothesis.score)[: beams.search.width] for ended in beams.ended]
 
 
 class _Beams:
-    """The hypotheses of a batch, W of each utterance that is not done."""
+    """The hypotheses of a batch, W of each utterance that is not done; `memory` is the encoder output."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Beams:
         self.who = list(range(batch))
         start = cast(int, model.config.decoder_start_token_id)
         self.tokens = torch.full((batch, search.width, 1), start, device=memory.device)
-        # At the start all beams are the same one.
+        # At the start all beams are equal, so only the first one counts.
         self.log_p = torch.full((batch, search.width), -torch.inf, device=memory.device, dtype=torch.float32)
         self.log_p[:, 0] = 0
         self.words = torch.zeros_like(self.log_p)
@@ -105,7 +105,7 @@ class _Beams:
         self.cache = EncoderDecoderCache(self._layers(), DynamicCache()) if search.cached else None
 
     def _layers(self) -> DynamicCache:
-        """Of the decoder's own attention: where a mask is enough nothing is moved, elsewhere each beam has a row."""
+        """Cache of the decoder's self-attention: beams share rows by a mask where that is enough, else each has one."""
         cache = DynamicCache()
         for layer in cast(Any, self.model.decoder.layers):
             masks = layer.attention.mechanism.only_masks
@@ -117,7 +117,7 @@ class _Beams:
         return bool(self.who)
 
     def advance(self) -> None:
-        """One character more."""
+        """Add one character to the hypotheses."""
         search, step = self.search, self.tokens.shape[2] - 1
         total = self._next() + self.log_p[..., None]  # (B, W, V)
         last = step >= self.longest
@@ -129,18 +129,18 @@ class _Beams:
             total[last, :, self.end] = ends
         words = self._words(total.shape[2])
         score = search.alpha * total + search.gamma * words.sqrt()
-        # Twice as many as go on: at most half of them can end.
-        best, at = score.flatten(1).topk(min(2 * search.width, score[0].numel()), 1)
-        beam, token = at // total.shape[2], at % total.shape[2]
+        # Twice as many as continue, as at most half of them can end.
+        best, choices = score.flatten(1).topk(min(2 * search.width, score[0].numel()), 1)
+        beam, token = choices // total.shape[2], choices % total.shape[2]
         ends = token == self.end
-        self._end(best, total.flatten(1).gather(1, at), beam, ends)
-        # Stable: those that go on stay in order.
+        self._end(best, total.flatten(1).gather(1, choices), beam, ends)
+        # A stable sort: those that continue stay in order.
         order = ends.int().argsort(dim=1, stable=True)[:, : search.width]
         self._go_on(beam.gather(1, order), token.gather(1, order), total, words, best.gather(1, order))
         self._leave(last)
 
     def _next(self) -> Tensor:
-        """Log P of the next character, of those that can be written and the end (B, W, V)."""
+        """Log-probability of each next character and of the end (B, W, V); -inf for other special tokens."""
         rows = self.tokens.flatten(0, 1)
         self.history.step()
         out = self.model.decoder(
@@ -154,33 +154,33 @@ class _Beams:
         )
         logits = self.model.score(self.model.narrow(out.last_hidden_state[:, -1])).float()
         config = self.model.config
-        found = logits.log_softmax(1).unflatten(0, self.log_p.shape)
+        log_p = logits.log_softmax(1).unflatten(0, self.log_p.shape)
         for mark in {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} - {None, self.end}:
-            found[..., mark] = -torch.inf
-        return found
+            log_p[..., mark] = -torch.inf
+        return log_p
 
     def _words(self, vocabulary: int) -> Tensor:
-        """Words with each character added (B, W, V)."""
-        more = self.words.new_ones(vocabulary)
-        more[self.end] = 0
+        """Number of words of each hypothesis with each character added (B, W, V)."""
+        added = self.words.new_ones(vocabulary)
+        added[self.end] = 0
         if self.space is None:
-            return self.words[..., None] + more
-        more[self.space] = 0
-        return self.words[..., None] + more * self.between[..., None]
+            return self.words[..., None] + added
+        added[self.space] = 0
+        return self.words[..., None] + added * self.between[..., None]
 
     def _end(self, best: Tensor, log_p: Tensor, beam: Tensor, ends: Tensor) -> None:
         """Keep the hypotheses that end, of the first W of each utterance."""
-        found = ends[:, : self.search.width] & (best[:, : self.search.width] > -torch.inf)
-        for row, place in found.nonzero().tolist():
+        ended = ends[:, : self.search.width] & (best[:, : self.search.width] > -torch.inf)
+        for row, place in ended.nonzero().tolist():
             tokens = tuple(self.tokens[row, beam[row, place], 1:].tolist())
-            one = Hypothesis(tokens, best[row, place].item(), log_p[row, place].item())
-            self.ended[self.who[row]].append(one)
+            hypothesis = Hypothesis(tokens, best[row, place].item(), log_p[row, place].item())
+            self.ended[self.who[row]].append(hypothesis)
 
     def _go_on(self, beam: Tensor, token: Tensor, total: Tensor, words: Tensor, best: Tensor) -> None:
         """Make the chosen characters part of the hypotheses."""
         chosen = beam * total.shape[2] + token
         self.log_p, self.words = (x.flatten(1).gather(1, chosen) for x in (total, words))
-        # An end that is carried along where too few go on is no hypothesis.
+        # A hypothesis that has ended and fills up the width, where too few continue, does not count.
         self.log_p.masked_fill_((token == self.end) | (best == -torch.inf), -torch.inf)
         self.between = token == self.space if self.space is not None else self.between
         self.tokens = torch.cat([self.tokens.gather(1, beam[..., None].expand_as(self.tokens)), token[..., None]], 2)
@@ -199,32 +199,32 @@ class _Beams:
     def _leave(self, last: Tensor) -> None:
         """Take utterances that are done out of the batch."""
         search = self.search
-        left = (self.longest - self.tokens.shape[2] + 1).clamp(min=0)
-        left = left if self.space is None else (left + 1) // 2
-        bound = (search.alpha * self.log_p + search.gamma * (self.words + left[:, None]).sqrt()).amax(1).tolist()
+        remaining = (self.longest - self.tokens.shape[2] + 1).clamp(min=0)
+        remaining = remaining if self.space is None else (remaining + 1) // 2
+        bound = (search.alpha * self.log_p + search.gamma * (self.words + remaining[:, None]).sqrt()).amax(1).tolist()
         stays = []
         for row, who in enumerate(self.who):
-            found = self.ended[who]
-            # log P only falls: what is left cannot become better than what has ended.
-            beaten = bool(found) and max(one.score for one in found) >= bound[row]
-            if not (beaten or len(found) >= search.width or bool(last[row]) or bound[row] == -float("inf")):
+            ended = self.ended[who]
+            # log P only falls: no open hypothesis can become better than the ones that have ended.
+            beaten = bool(ended) and max(hypothesis.score for hypothesis in ended) >= bound[row]
+            if not (beaten or len(ended) >= search.width or bool(last[row]) or bound[row] == -float("inf")):
                 stays.append(row)
         if len(stays) == len(self.who):
             return
         before, self.who = len(self.who), [self.who[row] for row in stays]
-        kept = torch.tensor(stays, device=self.log_p.device, dtype=torch.long)
+        rows = torch.tensor(stays, device=self.log_p.device, dtype=torch.long)
         for name in ("tokens", "log_p", "words", "between", "longest", "memory", "mask"):
             value = getattr(self, name)
-            setattr(self, name, None if value is None else value[kept])
+            setattr(self, name, None if value is None else value[rows])
         if self.cache is not None:
-            self.history.keep(kept)
+            self.history.keep(rows)
             for layer in cast(Any, self.cache.self_attention_cache.layers):
-                layer.batch_select_indices(kept if isinstance(layer, BeamLayer) else _rows(kept, search.width))
+                layer.batch_select_indices(rows if isinstance(layer, BeamLayer) else _rows(rows, search.width))
             for layer in cast(Any, self.cache.cross_attention_cache.layers):
-                # One for all beams, or one for each.
-                layer.batch_select_indices(_rows(kept, layer.keys.shape[0] // before))
+                # One row for all beams, or one for each.
+                layer.batch_select_indices(_rows(rows, layer.keys.shape[0] // before))
 
 
-def _rows(kept: Tensor, each: int) -> Tensor:
-    """Rows of the utterances that are kept, where each has so many."""
-    return (kept[:, None] * each + torch.arange(each, device=kept.device)).flatten()
+def _rows(utterances: Tensor, count: int) -> Tensor:
+    """Rows of some utterances, where each has `count` of them."""
+    return (utterances[:, None] * count + torch.arange(count, device=utterances.device)).flatten()

@@ -1,4 +1,4 @@
-"""How transcripts are searched for."""
+"""Options of the search for transcripts."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,19 @@ from greenformers.train.settings import setting
 
 @dataclass(frozen=True)
 class Search:
-    """How hypotheses are searched for. Where there is a help text, it documents the field.
+    """Options of the beam search. A help text, where there is one, documents its field.
 
     Attributes:
-        alpha: weight of log P, in nats.
-        shortest: characters at least, where the utterance has room for them.
-        cached: keep keys and values; without, every step computes all characters anew, with the same result.
+        alpha: Weight of log P, in nats.
+        shortest: Fewest characters of a transcript, as far as the utterance has room for them.
+        cached: Whether keys and values are kept; if not, every step computes all characters again, with the same
+            result.
     """
 
-    width: int = setting(8, "Hypotheses kept at every step; 1 is greedy.")
+    width: int = setting(8, "Width of the beam search: hypotheses kept at every step; 1 is greedy.")
     alpha: float = 1.0
     gamma: float = setting(0.1, "Weight of the square root of the number of words.")
-    longest: int | None = setting(None, "Characters of a transcript at most; by default one in 40 ms.")
+    longest: int | None = setting(None, "Most characters of a transcript; by default one for every 40 ms.")
     shortest: int = 0
     cached: bool = True
 

@@ -1,4 +1,4 @@
-"""The settings of training a speech recogniser: what all runs have, with the thesis' network as the default."""
+"""Settings of training a speech recogniser; the default network is that of Cahyawijaya 2021."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,33 +13,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpeechSettings(Training):
-    """Which corpus, which network, how it learns."""
+    """Settings of a run on speech: corpus, network and training."""
 
     corpus: str = setting(".", "Folder of the corpus, or a manifest (.tsv, .csv, .jsonl: path and text) to train on.")
     layout: str | None = setting(
         None,
-        "manifest, aishell, hkust, librispeech, common_voice or spoken_digits; by default what the folder looks like.",
+        "Layout of the corpus: manifest, aishell, hkust, librispeech, common_voice or spoken_digits; by default "
+        "recognised from what the folder holds.",
     )
-    valid: str | None = setting(None, "Manifest to choose by, where the corpus is a manifest.")
-    test: str | None = setting(None, "Manifest to score on, where the corpus is a manifest.")
-    held_out: str | None = setting(None, "spoken_digits: a speaker to score on, of whom nothing is learnt.")
+    valid: str | None = setting(None, "Manifest to validate on, where the corpus is a manifest.")
+    test: str | None = setting(None, "Manifest to test on, where the corpus is a manifest.")
+    held_out: str | None = setting(None, "spoken_digits: a speaker who is in the test split only.")
     longest: float = setting(20.0, "Longest training utterance in seconds; longer ones are left out.")
-    rate: int = setting(16_000, "Samples a second; sound of another rate is resampled.")
-    n_fft: int = setting(320, "Length of the Fourier transform.")
-    window: int = setting(320, "Samples of a frame.")
-    hop: int = setting(160, "Samples from frame to frame.")
+    rate: int = setting(16_000, "Sampling rate in Hz; sound of another rate is resampled.")
+    n_fft: int = setting(320, "Length of the Fourier transform, in samples.")
+    window: int = setting(320, "Length of a frame, in samples.")
+    hop: int = setting(160, "Distance from frame to frame, in samples.")
     channels: int = setting(64, "Channels of the first two convolutions; the other two have twice as many.")
     ctc_weight: float = setting(0.0, "Share of CTC in the loss, for a faster start.")
     augment: bool = setting(False, "SpecAugment: mask stretches of frequencies and frames.")
 
-    rank: int = setting(100, "Rank of the low-rank maps of lrt.")
+    rank: int = setting(100, "Rank of the low-rank linear layers of lrt.")
     hidden: int = setting(512, "Width d of the network.")
     decoder_layers: int | None = setting(4, "Layers of the decoder.")
     heads: int = setting(8, "Number of heads, a divisor of the width.")
     feed_forward: int = setting(2048, "Width f of the feed-forward blocks.")
-    position: str = setting("sinusoidal", "Positions: learned, sinusoidal or none.")
+    position: str = setting("sinusoidal", "Position encoding: learned, sinusoidal or none.")
     dropout: float = setting(0.1, "Dropout after the embedding and each block.")
-    batch: int = setting(16, "Utterances a step, of all processes.")
+    batch: int = setting(16, "Utterances a step, of all processes together.")
     learning_rate: float = setting(5e-4, "Highest learning rate.")
 
     def task(self) -> "Task":  # noqa: D102
@@ -57,7 +58,7 @@ class SpeechSettings(Training):
             Path(self.corpus), self.layout, rate=self.rate, longest=self.longest,
             valid=self.valid, test=self.test, held_out=self.held_out,
         )  # fmt: skip
-        # A position is a place for a character too.
+        # The decoder has as many positions for characters.
         positions = int(self.longest * self.rate / self.hop) // POOLED + 2
         if self.init is None:
             tokenizer = vocabulary(sounds.texts(), max_length=positions)

@@ -1,7 +1,7 @@
 """Strings of spoken digits, made of the clips of the Free Spoken Digit Dataset. Jackson et al. 2018.
 
 3,000 clips of one digit each, 22 minutes: 6 speakers, 10 digits, 50 takes at 8 kHz. A string is said by one speaker,
-with short pauses; a long way below real speech, and small enough to learn on a CPU.
+with short pauses; far easier than real speech, and small enough to train on a CPU.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ FILE = "fsdd.npz"
 ARRAYS = ("audio", "offsets", "digit", "speaker", "index", "speakers", "sample_rate")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SPLITS = ("train", "valid", "test")
-RATE = 16_000  # Hz, what strings have
-RECORDED = 8_000  # Hz, what clips have
+RATE = 16_000  # Hz, of strings
+RECORDED = 8_000  # Hz, of clips
 PAUSE = 2_400  # samples between two digits at most: 150 ms
 TEST_TAKES = range(5)  # the official split of the corpus
 VALID_TAKES = range(5, 8)
 STRING_OF = 5  # clips of the training split for each string of an epoch
 
-Clips = dict[str, list[Tensor]]  # by speaker: for each digit, numbers of clips (k,)
+Clips = dict[str, list[Tensor]]  # by speaker: for each digit, the indices of its clips (k,)
 
 
 class SpokenDigits:
     """Strings of digits in three splits that have no clip in common; made by `load`.
 
     Attributes:
-        speakers: names, of all splits.
-        least: digits of the shortest string.
-        most: digits of the longest.
+        speakers: Names of the speakers of all splits.
+        least: Number of digits of the shortest string.
+        most: Number of digits of the longest string.
     """
 
     def __init__(
@@ -57,53 +57,54 @@ class SpokenDigits:
 
     @property
     def longest(self) -> float:
-        """Seconds no string is longer than."""
+        """Upper bound of the duration of a string, in seconds."""
         clip = max(end - start for start, end in pairwise(self._offsets))
         return (self.most * clip + (self.most - 1) * PAUSE) / RATE
 
     def expected(self, split: str, index: int) -> float:
-        """Seconds to expect of a string: its digits at the mean length of a clip, and the pauses between them.
+        """Expected duration of a string in seconds: its digits at the mean length of a clip, and pauses.
 
         Raises:
-            ValueError: no such split, or no such string.
+            ValueError: There is no such split, or no such string.
         """
         count, clip = self.digits_in(split, index), self._offsets[-1] / (len(self._offsets) - 1)
         return (count * clip + (count - 1) * PAUSE / 2) / RATE
 
     def size(self, split: str) -> int:
-        """Strings of a split; of "train", an epoch: one for every 5 clips.
+        """Number of strings of a split; for "train" those of an epoch, one for every 5 clips.
 
         Raises:
-            ValueError: no such split.
+            ValueError: There is no such split.
         """
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         return self._sizes[split]
 
     def digits_in(self, split: str, index: int) -> int:
-        """Digits in a string, known before it is made: batches can be of like length.
+        """Number of digits in a string, known before the string is made, so that batches can be of similar length.
 
         Raises:
-            ValueError: no such split, or no such string.
+            ValueError: There is no such split, or no such string.
         """
         if not 0 <= index < self.size(split):
             raise ValueError(f"index must be in 0..{self.size(split) - 1} of split {split}, got {index}")
         return self.least + index % (self.most - self.least + 1)
 
     def string(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str, dict[str, Any]]:
-        """Say a string of digits.
+        """Make the sound of a string of digits.
 
         Args:
-            split: "train": what is said is drawn from `source`; "valid" or "test": it is the same every time.
-            index: 0..size(split) - 1.
-            source: of the training strings.
+            split: "train", whose digits are drawn from `source`; "valid" or "test", whose digits are the same every
+                time.
+            index: Index of the string, 0..size(split) - 1.
+            source: Generator of the training strings.
 
         Returns:
-            Samples (n,) at 16 kHz in -1..1; the text, as "seven zero three"; and what it was made of: "clips", their
-            numbers in the corpus, and "speaker".
+            Samples (n,) at 16 kHz in -1..1; the text, such as "seven zero three"; and its source: "clips", their
+            indices in the corpus, and "speaker".
 
         Raises:
-            ValueError: as `digits_in`.
+            ValueError: As in `digits_in`.
         """
         count = self.digits_in(split, index)
         if split != "train":
@@ -134,20 +135,20 @@ def load(
     least: int = 3,
     most: int = 7,
 ) -> SpokenDigits:
-    """Read the clips, at 16 kHz from here on, and part them: none is in two splits.
+    """Read the clips, resample them to 16 kHz, and divide them into splits that have no clip in common.
 
     Args:
-        folder: holds fsdd.npz.
+        folder: Folder that holds fsdd.npz.
         held_out: None: takes 0-4 of every speaker and digit are "test", 5-7 "valid", 8-49 "train". A speaker's name:
             all this speaker's clips are "test"; of the others, takes 5-7 are "valid" and the rest "train".
-        valid_strings: size of split "valid".
-        test_strings: size of split "test".
-        least: digits of the shortest string; 1 or more.
-        most: digits of the longest; `least` or more.
+        valid_strings: Number of strings of split "valid".
+        test_strings: Number of strings of split "test".
+        least: Number of digits of the shortest string; 1 or more.
+        most: Number of digits of the longest string; `least` or more.
 
     Raises:
-        ValueError: an argument out of its range, or a damaged file.
-        OSError: the file is missing or cannot be read.
+        ValueError: An argument is out of its range, or the file is damaged.
+        OSError: The file is missing or cannot be read.
     """
     if not 1 <= least <= most:
         raise ValueError(f"least and most must be 1 <= least <= most, got {least} and {most}")
@@ -183,7 +184,7 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _fault(arrays: dict[str, np.ndarray[Any, Any]]) -> str | None:
-    """What is wrong with the arrays."""
+    """The fault of the arrays, in words; None if there is none."""
     audio, offsets = arrays["audio"], arrays["offsets"]
     if arrays["sample_rate"].shape != () or arrays["sample_rate"] != RECORDED:
         return f"sample_rate must be {RECORDED}"
@@ -242,13 +243,13 @@ def _number(clips: Clips) -> int:
 
 
 def _resampled(audio: np.ndarray[Any, Any], offsets: list[int]) -> tuple[Tensor, list[int]]:
-    """Every clip at 16 kHz, each by itself: a filter over the whole would carry a clip into its neighbours."""
+    """Every clip at 16 kHz, each by itself, as a filter over all of them would leak from clip to clip."""
     signal: Any = needed("sound of another rate", "speech", "scipy", "scipy.signal")
     step = RATE // RECORDED
     new = np.empty(step * len(audio), dtype=np.float32)
     for start, end in pairwise(offsets):
         new[step * start : step * end] = signal.resample_poly(audio[start:end].astype(np.float32) / 2**15, step, 1)
-    # Between two samples at full scale the wave itself may be higher.
+    # Between two samples at full scale the resampled wave may exceed it.
     return torch.from_numpy(new.clip(-1, 1)), [step * offset for offset in offsets]
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary: the characters of a corpus, and <PAD>, <SOS> and <EOS>. Thesis 4.2.1."""
+"""The vocabulary: the characters of a corpus, and <PAD>, <SOS> and <EOS>. Cahyawijaya 2021, 4.2.1."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,14 +10,14 @@ SPECIAL = ("<PAD>", "<SOS>", "<EOS>")
 
 
 def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of one id for each character of the texts, from 3 on; others are left out of what it reads.
+    """A tokenizer with an id for each character of the texts, from 3 on; it leaves out other characters.
 
     Args:
-        texts: transcripts.
-        max_length: characters with the mark at the end; what `truncation=True` cuts to.
+        texts: Transcripts of training.
+        max_length: Most characters, with the end token, to which `truncation=True` cuts.
 
     Raises:
-        ValueError: max_length below 2, or no character.
+        ValueError: `max_length` is below 2, or the texts have no character.
     """
     from tokenizers import Tokenizer, decoders, models
 
@@ -27,7 +27,7 @@ def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerF
     if not characters:
         raise ValueError("texts must hold at least one character, got none")
     ids = {token: number for number, token in enumerate([*SPECIAL, *characters])}
-    # BPE without merges and without a token for what is unknown: such characters are left out.
+    # BPE without merges and without an unknown token leaves out unknown characters.
     tokenizer = Tokenizer(models.BPE(ids, []))
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -45,10 +45,10 @@ def vocabulary_of(folder: Path) -> PreTrainedTokenizerFast:
     """The vocabulary that a finished run was trained with.
 
     Args:
-        folder: of the run's model.
+        folder: Folder of the run's model.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no tokenizer in the folder.
     """
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"init must be the folder of a finished run, got {str(folder.parent)!r}")

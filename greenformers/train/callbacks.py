@@ -1,4 +1,4 @@
-"""What happens at the events of a training run: seeds, pace, early stopping, signals, progress."""
+"""Callbacks of a training run: seeds, pace, early stopping, signals, progress."""
 
 import math
 import signal
@@ -20,7 +20,7 @@ from greenformers.train.stream import generator
 
 
 class Reseed(TrainerCallback):
-    """Dropout of step s draws from a generator of seed, s and process: a resumed run needs no generator's state."""
+    """Dropout of step s is seeded by seed, s and process, so that a resumed run needs no state of a generator."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -30,27 +30,29 @@ class Reseed(TrainerCallback):
 
 
 class Update(TrainerCallback):
-    """After every step, mechanisms change the statistics that are no parameters: `Attention.update_`."""
+    """After every step, attentions update the statistics that are not parameters: `Attention.update_`."""
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        model: nn.Module = more["model"]
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **context: Any
+    ) -> None:
+        model: nn.Module = context["model"]
         for module in model.modules():
             if isinstance(module, Attention):
                 module.update_()
 
 
 def better(score: float) -> float:
-    """A score to choose by, greater is better: what is not a number is the worst."""
+    """A score to choose by, where greater is better; NaN is the worst."""
     return -math.inf if math.isnan(score) else score
 
 
 class Patience(TrainerCallback):
-    """Early stopping: end when the deciding score has not improved for so many evaluations.
+    """Early stopping: training ends when the deciding score has not improved for so many evaluations.
 
     Args:
-        objective: says which score decides.
-        patience: evaluations without a better score.
-        improved: called when the score is the best so far.
+        objective: Objective, which says which score decides.
+        patience: Number of evaluations without a better score.
+        improved: Function to call when the score is the best so far.
     """
 
     def __init__(self, objective: Objective, patience: int, improved: Callable[[], None]) -> None:
@@ -67,9 +69,9 @@ class Patience(TrainerCallback):
 
 
 class Pace(TrainerCallback):
-    """Says when to log, evaluate and save: every so many steps, and at the end.
+    """Decides when to log, evaluate and save: every so many steps, and at the end.
 
-    A checkpoint also ends a stretch of the loss curve, so that a resumed run has the same curve.
+    The loss is also logged at every checkpoint, so that a resumed run has the same curve.
     """
 
     def __init__(self, log: int, evaluate: int, save: int) -> None:
@@ -83,10 +85,10 @@ class Pace(TrainerCallback):
 
 
 class Interruption(TrainerCallback):
-    """On SIGTERM and SIGINT, save after the step under way and end.
+    """On SIGTERM and SIGINT, the run saves after the current step and ends.
 
     Attributes:
-        signal: the number of the signal that came, None if none did.
+        signal: Number of the signal that came, None if none did.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class Interruption(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals while training; a second SIGINT ends at once."""
+        """Handle the signals during training; a second SIGINT ends the run at once."""
         before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -113,21 +115,21 @@ class Interruption(TrainerCallback):
 
 
 def _anywhere(flag: bool) -> bool:
-    """True if it is so in any process: all of them must stop after the same step."""
+    """Whether the flag is true in any process: all of them must stop after the same step."""
     if not torch.distributed.is_initialized():
         return flag
-    found = torch.tensor(int(flag))
+    flags = torch.tensor(int(flag))
     if torch.distributed.get_backend() == "nccl":
-        found = found.cuda()
-    torch.distributed.all_reduce(found)
-    return bool(found)
+        flags = flags.cuda()
+    torch.distributed.all_reduce(flags)
+    return bool(flags)
 
 
 class Watch(TrainerCallback):
     """Progress bar, and the time that optimisation steps take.
 
     Attributes:
-        seconds: in optimisation steps, without data loading and evaluation.
+        seconds: Time in optimisation steps, without data loading and evaluation.
     """
 
     def __init__(self, label: str, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Causal language modelling: every token from those before it. Radford 2018; Vaswani 2017, 3.1."""
+"""Causal language modelling: every token is predicted from the tokens before it. Radford 2018; Vaswani 2017, 3.1."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ class CausalLM(LanguageModelling):
     """Blocks of text; all tokens of a block but its first are predicted.
 
     Args:
-        data: running text.
-        tokenizer: turns it into tokens.
-        length: of a block, in tokens.
-        memory: tokens of earlier blocks that a block is read on top of; blocks are then read in their order.
+        data: Running text.
+        tokenizer: Tokenizer of the text.
+        length: Length of a block, in tokens.
+        memory: Tokens of earlier blocks in the segment memory of the network; blocks are then read in their order.
     """
 
     def __init__(self, data: Text, tokenizer: PreTrainedTokenizerFast, length: int, *, memory: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, checked before they are read, free of anything that could execute.
+"""Checkpoints: written whole or not at all, checked before they are read, without anything that could execute.
 
 A checkpoint is a folder `step-N` with tensors in safetensors and the rest in JSON; `manifest.json` holds size and
 SHA-256 of every file. It is made under another name and renamed when all of it is on the disk.
@@ -24,13 +24,13 @@ def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> P
     """Make the checkpoint of one step, then remove the oldest ones.
 
     Args:
-        folder: holds the checkpoints of one run; made if it is not there.
-        step: number of optimisation steps done.
-        fill: writes the files of the checkpoint into the folder it is given.
-        keep: how many checkpoints stay.
+        folder: Folder that holds the checkpoints of one run; made if it is not there.
+        step: Number of optimisation steps done.
+        fill: Function that writes the files of the checkpoint into a folder.
+        keep: Number of checkpoints to keep.
 
     Raises:
-        OSError: the disk is full or not writable; the checkpoints before are as they were.
+        OSError: The disk is full or not writable; earlier checkpoints are unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{_UNFINISHED}{step}"
@@ -52,7 +52,7 @@ def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> P
 
 
 def newest(folder: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint, or None; each damaged one that is newer is named by `report`."""
+    """The newest whole checkpoint, or None; `report` is called with a message for each newer one that is damaged."""
     for leftover in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover)
     for checkpoint in _by_step(folder):
@@ -64,7 +64,7 @@ def newest(folder: Path, report: Callable[[str], None]) -> Path | None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is whole."""
+    """The fault of a checkpoint, in words; None if it is whole."""
     manifest = checkpoint / MANIFEST
     if not manifest.is_file():
         return f"{MANIFEST} is missing"
@@ -76,16 +76,16 @@ def damage(checkpoint: Path) -> str | None:
         file = checkpoint / Path(name).name
         if not file.is_file():
             return f"{name} is missing"
-        found = file.stat().st_size
-        if found != expected["bytes"]:
-            return f"{name} has {found} bytes, {expected['bytes']} were written"
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            return f"{name} has {size} bytes, {expected['bytes']} were written"
         if _fingerprint(file) != expected:
             return f"{name} is not what was written"
     return None
 
 
 def newest_finite(folder: Path) -> Path | None:
-    """The newest whole checkpoint all of whose numbers are finite, or None; newer ones are removed."""
+    """The newest whole checkpoint of finite numbers only, or None; newer ones are removed."""
     for checkpoint in _by_step(folder):
         if damage(checkpoint) is None and all(map(_is_finite, checkpoint.glob("*.safetensors"))):
             return checkpoint
@@ -98,7 +98,7 @@ def _is_finite(file: Path) -> bool:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that reads back to equal numbers."""
+    """Write JSON from which equal numbers are read again."""
     path.write_text(json.dumps(content, indent=1))
 
 
@@ -112,12 +112,12 @@ def replace(path: Path, text: str) -> None:
 
 def _by_step(folder: Path) -> list[Path]:
     """The checkpoints, newest first."""
-    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    checkpoints = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(checkpoints, reverse=True)]
 
 
 def _discard(checkpoint: Path) -> None:
-    # Renamed first: killed halfway through the removal, it must not look like a damaged checkpoint.
+    # Renamed first: a run that is killed halfway through the removal must not leave a damaged checkpoint.
     if checkpoint.exists():
         rubbish = checkpoint.with_name(f"{_UNFINISHED}old-{checkpoint.name}")
         shutil.rmtree(rubbish, ignore_errors=True)

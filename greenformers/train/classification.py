@@ -1,4 +1,4 @@
-"""Labels of sequences: classes or numbers, of images or of texts."""
+"""Classification and regression of sequences: of images or of texts."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ from greenformers.train.text import vocabulary
 
 
 class ImageClassification(Objective):
-    """Images as sequences of pixels. They come without a validation split: the test images stand in for one.
+    """Classification of images as sequences of pixels. The test images are also the validation split, as there is none.
 
     Args:
-        data: labelled images.
+        data: Labelled images.
     """
 
     metric = "accuracy"
@@ -60,15 +60,15 @@ class ImageClassification(Objective):
 
 
 class TextClassification(Objective):
-    """Texts of one or two segments, [CLS] a [SEP] b [SEP]; classes.
+    """Classification of texts of one or two segments, [CLS] a [SEP] b [SEP].
 
     Args:
-        data: labelled texts.
-        tokenizer: turns them into tokens.
-        length: longest text in tokens; what is longer is cut.
+        data: Labelled texts.
+        tokenizer: Tokenizer of the texts.
+        length: Longest text in tokens; longer texts are cut.
 
     Raises:
-        ValueError: length out of range.
+        ValueError: The length is out of range.
     """
 
     metric = "accuracy"
@@ -120,26 +120,26 @@ class TextClassification(Objective):
         return GreenformerForSequenceClassification(config)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:  # noqa: D102
-        found = predict(model, Numbered(self, split), batch_size=batch_size, collate=self.collate)
-        return {"accuracy": accuracy(*found)}
+        predictions = predict(model, Numbered(self, split), batch_size=batch_size, collate=self.collate)
+        return {"accuracy": accuracy(*predictions)}
 
 
 class TextRegression(TextClassification):
-    """Texts of one or two segments; a number each."""
+    """Regression of texts of one or two segments: a number for each."""
 
     metric = "spearman"
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Spearman's and Pearson's correlation in percent (0 where all are equal), root of the mean squared error."""
+        """Spearman's and Pearson's correlation in percent (0 where all are equal), and the root mean squared error."""
         loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
         device = next(model.parameters()).device
-        found, wanted = [], []
+        predictions, targets = [], []
         with evaluating(model), torch.no_grad():
             for batch in loader:
-                wanted.append(batch.pop("labels").double())
+                targets.append(batch.pop("labels").double())
                 inputs = {name: value.to(device) for name, value in batch.items()}
-                found.append(model(**inputs).logits.squeeze(-1).double().cpu())
-        x, y = torch.cat(found), torch.cat(wanted)
+                predictions.append(model(**inputs).logits.squeeze(-1).double().cpu())
+        x, y = torch.cat(predictions), torch.cat(targets)
         return {
             "spearman": 100 * spearman(x.numpy(), y.numpy()),
             "pearson": 100 * pearson(x.numpy(), y.numpy()),

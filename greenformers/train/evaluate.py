@@ -1,4 +1,4 @@
-"""Using a finished run: scores on any split, and text from its model."""
+"""Use of a finished run: scores on any split, and text from its model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,20 +23,20 @@ def evaluate(
     """Score the trained model of a run.
 
     Args:
-        run: folder of a finished run.
-        split: train, valid or test of its data set.
-        folder: where the data set is, if not where it was.
-        beams: width of the beam for translations.
-        batch_size: examples at a time.
+        run: Folder of a finished run.
+        split: Split of its data set: "train", "valid" or "test".
+        folder: Folder of the data set, if it has moved since.
+        beams: Width of the beam search for translations.
+        batch_size: Number of examples computed at a time.
 
     Returns:
         Scores by name, accuracy in percent, losses in nats; and for an encoder-decoder every source with its
         reference and its translation.
 
     Raises:
-        MissingExtraError: what scores translations is not installed.
-        ValueError: there is no such split, or replaced token detection left nothing that could be scored.
-        OSError: there is no finished run in the folder, or its data are gone.
+        MissingExtraError: The package that scores translations is not installed.
+        ValueError: There is no such split, or the run is of replaced token detection, whose encoder alone has no score.
+        OSError: There is no finished run in the folder, or its data are missing.
     """
     model = trained(run)
     settings = settings_of(run, Settings)
@@ -53,13 +53,13 @@ def evaluate(
     if not isinstance(objective, Seq2Seq):
         return scores, []
     sources, references = zip(*objective.data.split(split), strict=True)
-    found = list(translations(model, objective.tokenizer, sources, batch_size=batch_size, num_beams=beams))
-    shown = [f"source: {a}\ntarget: {b}\nours:   {c}\n" for a, b, c in zip(sources, references, found, strict=True)]
-    return scores | translation_scores(found, references), shown
+    outputs = list(translations(model, objective.tokenizer, sources, batch_size=batch_size, num_beams=beams))
+    pairs = [f"source: {a}\ntarget: {b}\nours:   {c}\n" for a, b, c in zip(sources, references, outputs, strict=True)]
+    return scores | translation_scores(outputs, references), pairs
 
 
 def records(run: Path, split: str, scores: dict[str, float]) -> list[Record]:
-    """Scores as records, without context."""
+    """The scores of a run as records, without context."""
     settings = settings_of(run, Settings)
     setting = {"data": settings.data, "split": split, "hidden": settings.hidden, "layers": settings.layers}
     return [
@@ -72,15 +72,15 @@ def written(run: Path, texts: Sequence[str], *, seed: int, max_new_tokens: int |
     """Continue texts with a language model, or translate them with an encoder-decoder.
 
     Args:
-        run: folder of a finished run.
-        texts: at least one.
-        seed: of the draw, where tokens are drawn.
-        max_new_tokens: by default what the model has room for; 100 for a continuation, if there is.
-        **options: of transformers' `generate`.
+        run: Folder of a finished run.
+        texts: Texts, at least one.
+        seed: Seed of the sampling, where tokens are sampled.
+        max_new_tokens: Most tokens to add; by default as many as fit the model, and at most 100 for a continuation.
+        **options: Options of transformers' `generate`.
 
     Raises:
-        ValueError: there is no text, an option is out of range, or the run's model writes no text.
-        OSError: there is no finished run in the folder.
+        ValueError: There is no text, an option is out of range, or the run's model writes no text.
+        OSError: There is no finished run in the folder.
     """
     model = trained(run)
     if not isinstance(model, GreenformerForCausalLM | GreenformerForSeq2SeqLM):

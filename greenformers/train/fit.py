@@ -1,4 +1,4 @@
-"""Training one model for an objective: schedule in, trained model and its history out."""
+"""Training of one model for an objective, by a schedule; the result is the trained model and its history."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from greenformers.train import checkpoint
 from greenformers.train.callbacks import Interruption, Pace, Patience, Watch
 from greenformers.train.objective import Objective
-from greenformers.train.shard import shard, wanted
+from greenformers.train.shard import is_sharded, shard
 from greenformers.train.stream import Stream
 from greenformers.train.trainer import ResumableTrainer
 
@@ -22,27 +22,28 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a model learns: AdamW, linear warm-up, then cosine decay to 0 or a factor a step.
+    """How long and how fast a model is trained: AdamW, linear warm-up, then cosine decay to 0 or a factor a step.
 
     Attributes:
-        epochs: passes over the training set.
-        steps: optimisation steps, in place of epochs.
-        batch_size: examples a step, of all processes.
-        accumulate: parts that a batch is computed in, one after the other; divides the batch.
-        learning_rate: at its highest.
-        warmup: share of the steps spent warming up.
-        decay: factor of the learning rate after every step, in place of the cosine.
-        weight_decay: of AdamW.
-        clip: largest norm of the gradient; 0 for any.
-        seed: of the order of the examples, dropout and masks.
-        precision: of the matrix products; "fp16" needs a GPU. Weights and optimiser stay float32.
-        shard: spread weights and optimiser state over the processes (FSDP), where there are several.
-        recompute: keep no activations within a layer, compute them again in the backward pass.
-        evaluate_every: steps between evaluations; by default an epoch.
-        log_every: steps between entries of the loss; by default an epoch.
-        save_every: steps between checkpoints; by default an epoch.
-        keep: how many checkpoints stay.
-        patience: end after so many evaluations without a better score, and go back to the best; None for never.
+        epochs: Number of passes over the training set.
+        steps: Number of optimisation steps, in place of epochs.
+        batch_size: Examples a step, of all processes together.
+        accumulate: Parts of a batch that are computed one after the other; a divisor of the batch size.
+        learning_rate: Highest learning rate.
+        warmup: Share of the steps that are warm-up, 0..1.
+        decay: Factor of the learning rate after every step, in place of the cosine.
+        weight_decay: Weight decay of AdamW.
+        clip: Largest norm of the gradient, to which it is clipped; 0 for no limit.
+        seed: Seed of the order of the examples, of dropout and of masks.
+        precision: Precision of the matrix products; "fp16" needs a GPU. Weights and optimiser stay float32.
+        shard: Whether weights and optimiser state are spread over the processes (FSDP), where there are several.
+        recompute: Whether activations within a layer are not stored but computed again in the backward pass.
+        evaluate_every: Steps between evaluations; by default an epoch.
+        log_every: Steps between entries of the loss; by default an epoch.
+        save_every: Steps between checkpoints; by default an epoch.
+        keep: Number of checkpoints to keep.
+        patience: Evaluations without a better score after which training ends, with the weights of the best; None for
+            no early stopping.
     """
 
     epochs: int = 40
@@ -105,7 +106,7 @@ class Schedule:
         """The examples of the whole run.
 
         Raises:
-            ValueError: a batch is larger than the training set.
+            ValueError: The batch is larger than the training set.
         """
         steps = self.steps
         if steps is None:
@@ -115,14 +116,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class History:
-    """What training left behind besides the trained model.
+    """The record of a training run.
 
     Attributes:
-        seconds: time in optimisation steps of this process, data loading and evaluation left out.
-        log: what was logged: {"step", "loss"} in nats, averaged since the last one, and {"step", "eval_..."}.
-        steps_an_epoch: steps in a pass over the training set.
-        steps: optimisation steps done.
-        stopped: the number of the signal that ended it early; None where it ran to its end.
+        seconds: Time in optimisation steps of this process, data loading and evaluation left out.
+        log: Entries of the log: {"step", "loss"} in nats, averaged since the entry before, and {"step", "eval_..."}.
+        steps_an_epoch: Steps in a pass over the training set.
+        steps: Optimisation steps done.
+        stopped: Number of the signal that ended the run early; None where it ran to its end.
     """
 
     seconds: float
@@ -132,7 +133,7 @@ class History:
     stopped: int | None = None
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of "loss", in training, or of a score of the validation split, "eval_accuracy" say."""
+        """Pairs (step, value) of "loss", in training, or of a score of the validation split such as "eval_accuracy"."""
         return [(int(entry["step"]), entry[name]) for entry in self.log if name in entry]
 
 
@@ -147,23 +148,23 @@ def fit(
     resume: bool = False,
     callbacks: tuple[TrainerCallback, ...] = (),
 ) -> History:
-    """Train a model in place; the validation split is scored, never learnt from.
+    """Train a model in place; the validation split is scored, never trained on.
 
     Args:
-        model: a model of the objective.
-        objective: what is learnt.
-        schedule: how long and how fast.
-        label: of the progress bar.
-        console: where the progress bar goes.
-        folder: where checkpoints go; none are made without it.
-        resume: go on from the newest whole checkpoint of the folder, if there is one.
-        callbacks: also told of every event.
+        model: A model that the objective has built.
+        objective: The objective that the model is trained for.
+        schedule: How long and how fast the model is trained.
+        label: Label of the progress bar.
+        console: Console that shows the progress bar.
+        folder: Folder of the checkpoints; without it there are none.
+        resume: Whether to go on from the newest whole checkpoint of the folder, if there is one.
+        callbacks: Further callbacks, called at every event.
 
     Returns:
-        What was logged; from the first step on, also where the run was resumed.
+        The history from the first step on, also where the run was resumed.
 
     Raises:
-        ValueError: the batch does not fit the training set or the processes.
+        ValueError: The batch does not fit the training set or the processes.
     """
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
@@ -173,9 +174,9 @@ def fit(
     stream = schedule.stream(objective)
     watch, interruption = Watch(label, console), Interruption()
     pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
-    sharded = wanted(schedule.shard)
+    sharded = is_sharded(schedule.shard)
     arguments = trainer_arguments(schedule, stream, folder)
-    device = arguments.device  # asking for it is what lets the processes meet
+    device = arguments.device  # reading this property initialises the process group
     if sharded and torch.distributed.is_initialized():
         shard(model, device)
     trainer = ResumableTrainer(
@@ -200,16 +201,16 @@ def fit(
 
 
 def per_process(schedule: Schedule, *, whole: bool = False) -> int:
-    """Examples that a process computes at once.
+    """Number of examples that a process computes at once.
 
     Args:
-        schedule: says how many a step has, and in how many parts.
-        whole: every process sees the whole batch, as the stages of a pipeline do.
+        schedule: Schedule with the batch size and the number of its parts.
+        whole: Whether every process sees the whole batch, as the stages of a pipeline do.
 
     Raises:
-        ValueError: the batch cannot be shared.
+        ValueError: The batch cannot be divided evenly.
     """
-    # torchrun and accelerate say how many processes there are; one process feeds all GPUs it sees.
+    # torchrun and accelerate set the number of processes; a single process uses all GPUs that it sees.
     processes = 1 if whole else int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
     shares = processes * schedule.accumulate
     if schedule.batch_size % shares:
@@ -218,7 +219,7 @@ def per_process(schedule: Schedule, *, whole: bool = False) -> int:
 
 
 def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole: bool = False) -> TrainingArguments:
-    """The schedule in the Trainer's words; `whole` and errors as in `per_process`."""
+    """The schedule as arguments of the Trainer; `whole` and errors are those of `per_process`."""
     at_once = per_process(schedule, whole=whole)
     return TrainingArguments(
         output_dir=str(folder),
@@ -238,7 +239,7 @@ def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole
         activation_checkpointing_kwargs={"use_reentrant": False},
         average_tokens_across_devices=True,
         ddp_find_unused_parameters=False,
-        eval_strategy="no",  # these three are up to `Pace`
+        eval_strategy="no",  # `Pace` decides on these three
         logging_strategy="no",
         save_strategy="no",
         logging_nan_inf_filter=False,

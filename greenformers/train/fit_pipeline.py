@@ -1,4 +1,4 @@
-"""Training one model over several processes, a stage each: as `fit`, with the same events and checkpoints."""
+"""Training of one model over several processes, a stage each, with the same events and checkpoints as `fit`."""
 
 from pathlib import Path
 
@@ -28,21 +28,22 @@ def fit_pipeline(
     resume: bool = False,
     callbacks: tuple[TrainerCallback, ...] = (),
 ) -> History:
-    """Train a model in place; afterwards it is trained and whole in every process.
+    """Train a model in place; afterwards every process has the whole trained model.
 
     Args:
-        model: of the objective, the same in every process.
-        objective: what is learnt.
-        schedule: how long and how fast; without patience, accumulate, shard and mixed precision.
-        micro_batches: parts of a batch that are under way at once.
-        label: of the progress bar.
-        console: where the progress bar goes.
-        folder: where checkpoints go; `fit` reads them too.
-        resume: go on from the newest whole checkpoint of the folder, if there is one.
-        callbacks: also told of every event.
+        model: A model that the objective has built, the same in every process.
+        objective: The objective that the model is trained for.
+        schedule: How long and how fast the model is trained; patience, accumulate, shard and precision must be the
+            defaults.
+        micro_batches: Number of parts of a batch that are in the pipeline at once.
+        label: Label of the progress bar.
+        console: Console that shows the progress bar.
+        folder: Folder of the checkpoints, which `fit` reads too.
+        resume: Whether to go on from the newest whole checkpoint of the folder, if there is one.
+        callbacks: Further callbacks, called at every event.
 
     Raises:
-        ValueError: the model or the schedule cannot be spread in stages.
+        ValueError: The model or the schedule cannot be divided into stages.
     """
     plain = Schedule()
     for name in ("patience", "accumulate", "shard", "precision"):
@@ -60,7 +61,7 @@ def fit_pipeline(
 
 
 class _Run:
-    """The loop over steps, with the events that callbacks of the Trainer know."""
+    """The loop over steps, with the events of the Trainer's callbacks."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class _Run:
         self.stream: Stream = schedule.stream(objective)
         self.arguments: TrainingArguments = trainer_arguments(schedule, self.stream, folder, whole=True)
         self.longest = model.config.max_position_embeddings
-        device = self.arguments.device  # asking for it is what lets the processes meet
+        device = self.arguments.device  # reading this property initialises the process group
         if start is not None:
             state.load_weights(start, model)
         if schedule.recompute:
@@ -91,24 +92,24 @@ class _Run:
         self._loss, self._since = 0.0, self.progress.global_step
 
     def train(self, callbacks: list[TrainerCallback]) -> None:
-        """All steps that are left, or until something says stop."""
+        """Train for all remaining steps, or until a callback stops the run."""
         pipeline, schedule = self.pipeline, self.schedule
         pace = Pace(*(every or self.stream.steps_an_epoch for every in schedule.paces()))
         own = [DefaultFlowCallback(), Reseed(schedule.seed), Update(), pace]
         events = CallbackHandler([*own, *callbacks], pipeline.stage, None, pipeline.optimizer, pipeline.rates)
-        told = (self.arguments, self.progress, self.control)
-        events.on_train_begin(*told)
+        arguments = (self.arguments, self.progress, self.control)
+        events.on_train_begin(*arguments)
         while self.progress.global_step < self.stream.steps and not self.control.should_training_stop:
-            events.on_step_begin(*told)
+            events.on_step_begin(*arguments)
             batch = self._batch(self.progress.global_step)
             self._loss += pipeline.step(batch, self.objective.scored(batch))
             self.progress.global_step += 1
-            events.on_step_end(*told)
-            self._as_told(events)
-        events.on_train_end(*told)
+            events.on_step_end(*arguments)
+            self._follow(events)
+        events.on_train_end(*arguments)
 
     def _batch(self, step: int) -> Batch:
-        """The examples of one step. All stages expect one shape, so texts are padded to the longest there may be."""
+        """The examples of one step. All stages expect one shape, so texts are padded to the model's longest."""
         places = range(step * self.stream.batch, (step + 1) * self.stream.batch)
         batch = self.objective.collate([self.stream[place] for place in places])
         if "attention_mask" not in batch:
@@ -116,7 +117,7 @@ class _Run:
         short = self.longest - batch["attention_mask"].shape[1]
         return {name: F.pad(value, (0, short)) if value.dim() == 2 else value for name, value in batch.items()}
 
-    def _as_told(self, events: CallbackHandler) -> None:
+    def _follow(self, events: CallbackHandler) -> None:
         control, progress = self.control, self.progress
         if control.should_log:
             steps = progress.global_step - self._since

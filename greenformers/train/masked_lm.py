@@ -1,6 +1,6 @@
 """Masked language modelling. Devlin 2019, arXiv:1810.04805, 3.1.
 
-15 % of the tokens are asked for; of these 80 % become [MASK], 10 % a random token, 10 % stay.
+15 % of the tokens are predicted; of these 80 % become [MASK], 10 % a random token, 10 % stay.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ MASKED, TO_MASK, TO_RANDOM = 0.15, 0.8, 0.1
 
 
 class MaskedLM(LanguageModelling):
-    """Blocks [CLS] text [SEP]; new masks every time an example is seen, the same ones at every evaluation.
+    """Blocks [CLS] text [SEP]; masks are new every time an example is seen, and the same at every evaluation.
 
     Args:
-        data: running text.
-        tokenizer: turns it into tokens.
-        length: of a block, in tokens.
-        replaced: of the tokens asked for, the shares that become [MASK] and a random token; the rest stay.
+        data: Running text.
+        tokenizer: Tokenizer of the text.
+        length: Length of a block, in tokens.
+        replaced: Shares of the predicted tokens that become [MASK] and a random token; the rest stay.
     """
 
     markers = 2
@@ -44,21 +44,21 @@ class MaskedLM(LanguageModelling):
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         text = self.blocks(split)[index].long()
         first, last = (torch.tensor([token]) for token in (self.tokenizer.cls_token_id, self.tokenizer.sep_token_id))
-        hidden, labels = self._masked(text, source)
-        none = torch.tensor([IGNORED])
-        return {"input_ids": torch.cat([first, hidden, last]), "labels": torch.cat([none, labels, none])}
+        inputs, labels = self._masked(text, source)
+        ignored = torch.tensor([IGNORED])
+        return {"input_ids": torch.cat([first, inputs, last]), "labels": torch.cat([ignored, labels, ignored])}
 
     def _masked(self, tokens: Tensor, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        # The same number in every block: a batch in parts has the loss of the whole, whatever stands in which part.
+        # The same number in every block: so the loss of a batch in parts is that of the whole batch.
         count = max(1, round(MASKED * len(tokens)))
-        asked = torch.zeros(len(tokens), dtype=torch.bool)
-        asked[torch.randperm(len(tokens), generator=source)[:count]] = True
-        fate = torch.rand(tokens.shape, generator=source)
-        others = torch.randint(len(self.tokenizer), tokens.shape, generator=source)
+        chosen = torch.zeros(len(tokens), dtype=torch.bool)
+        chosen[torch.randperm(len(tokens), generator=source)[:count]] = True
+        draws = torch.rand(tokens.shape, generator=source)
+        random_tokens = torch.randint(len(self.tokenizer), tokens.shape, generator=source)
         to_mask, to_random = self.replaced
-        hidden = torch.where(asked & (fate < to_mask), self.tokenizer.mask_token_id, tokens)
-        hidden = torch.where(asked & (fate >= to_mask) & (fate < to_mask + to_random), others, hidden)
-        return hidden, tokens.masked_fill(~asked, IGNORED)
+        inputs = torch.where(chosen & (draws < to_mask), self.tokenizer.mask_token_id, tokens)
+        inputs = torch.where(chosen & (draws >= to_mask) & (draws < to_mask + to_random), random_tokens, inputs)
+        return inputs, tokens.masked_fill(~chosen, IGNORED)
 
     def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
         return super().config(**{"sparse_prediction": True} | sizes)

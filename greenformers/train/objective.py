@@ -1,4 +1,4 @@
-"""What a run learns: its examples, how they make a batch, and how the trained model is judged."""
+"""Objectives of training: the examples, how they form a batch, and how the trained model is evaluated."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -14,14 +14,15 @@ Batch = dict[str, Tensor]
 
 
 class Objective(ABC):
-    """Examples of three splits, and what is asked about them.
+    """Examples of three splits, and the task that a model is trained for on them.
 
     Attributes:
-        metric: the score that decides which model is best.
-        greater_is_better: of that score.
-        lengths: length of every training example, where they differ.
-        memory: positions of earlier examples that a network's memory holds; 0: none.
-        in_order: examples are taken in their order, each row of a batch going on where it stopped; needed for memory.
+        metric: Name of the score that decides which model is best.
+        greater_is_better: Whether a greater score is better.
+        lengths: Length of every training example, where they differ.
+        memory: Positions of earlier examples that the segment memory of a network holds; 0 for none.
+        in_order: Whether examples are taken in their order, each row of a batch going on where it ended in the batch
+            before, as a segment memory needs it.
     """
 
     metric: ClassVar[str]
@@ -36,14 +37,14 @@ class Objective(ABC):
 
     @abstractmethod
     def example(self, split: str, index: int, source: torch.Generator) -> Example:
-        """One example; what is random about it is drawn from `source`."""
+        """One example; anything random in it is drawn from `source`."""
 
     @abstractmethod
     def collate(self, examples: list[Example]) -> Batch:
-        """A batch, the arguments of the model's forward."""
+        """A batch: the arguments of the model's `forward`."""
 
     def scored(self, batch: Batch) -> int:
-        """Number of labels that the loss of a batch is about."""
+        """Number of labels that the loss of a batch is averaged over."""
         return int((batch["labels"] != IGNORED).sum())
 
     @abstractmethod
@@ -52,7 +53,7 @@ class Objective(ABC):
 
     @abstractmethod
     def build(self, config: Any) -> PreTrainedModel:
-        """A fresh model."""
+        """A new, untrained model."""
 
     @abstractmethod
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
@@ -60,5 +61,5 @@ class Objective(ABC):
 
 
 def padded(rows: list[Tensor], value: int) -> Tensor:
-    """Rows of different length as one tensor (B, N), `value` behind the shorter ones."""
+    """Rows of different length as one tensor (B, N), the shorter ones padded with `value`."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)

@@ -1,7 +1,7 @@
 """Pipeline parallelism with micro-batches: the GPipe schedule. Huang 2019, arXiv:1811.06965.
 
-Each process trains a stretch of the layers on its device; a batch passes through them in parts, all forward, then
-all backward. The whole model stays in main memory, to be scored and saved.
+Each process trains some consecutive layers on its device; a batch passes through the stages in parts, all forward, then
+all backward. The whole model stays in CPU memory, to be scored and saved.
 """
 
 import copy
@@ -25,18 +25,18 @@ from greenformers.train.rates import learning_rates
 
 
 class Stage(nn.Module):
-    """A stretch of a model's layers; the first also has the embedding, the last gives the loss.
+    """Consecutive layers of a model; the first stage also has the embedding, the last one computes the loss.
 
     Args:
-        model: a model with a single stack of layers.
-        index: of the stage, from 0.
-        stages: how many there are.
+        model: A model with a single stack of layers.
+        index: Index of the stage, from 0.
+        stages: Number of stages.
 
     Attributes:
-        items: what the loss of a micro-batch is divided by: the labels of the whole batch.
+        items: Number of labels of the whole batch, by which the loss of a micro-batch is divided.
 
     Raises:
-        ValueError: more stages than layers, or a model of another build.
+        ValueError: There are more stages than layers, or the model is not a single stack of standard layers.
     """
 
     def __init__(self, model: PreTrainedModel, index: int, stages: int) -> None:
@@ -48,12 +48,14 @@ class Stage(nn.Module):
             raise ValueError(f"a pipeline has at most a process a layer, {len(base.layers)}, got {stages}")
         if tied := [name for name in model.all_tied_weights_keys if ".layers." in name]:
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
-        if any(isinstance(one, Attention | FeedForward) and one.has_loss for one in base.modules()):
+        if any(isinstance(module, Attention | FeedForward) and module.has_loss for module in base.modules()):
             raise ValueError(
-                "a pipeline has no place for the loss of a mechanism or a feed-forward block, this network has one"
+                "a pipeline cannot add the loss of an attention or a feed-forward block, this network has one"
             )
         if base.config.block != "standard" or base.config.memory_length:
-            raise ValueError("a pipeline passes hidden states on, this network's layers hand on or remember more")
+            raise ValueError(
+                "a pipeline passes on hidden states only, this network's blocks or segment memory need more"
+            )
         if base.layers[0].reversible:
             raise ValueError("a pipeline passes one stream on, this network is reversible and has two")
         low, high = (len(base.layers) * place // stages for place in (index, index + 1))
@@ -82,14 +84,14 @@ class Pipeline:
     """A model spread over all processes, with its optimiser: AdamW, and its learning rates.
 
     Args:
-        model: the model, the same in every process; each trains its stage of it.
-        schedule: how fast it learns.
-        steps: of the whole run.
-        micro_batches: parts of a batch.
-        device: of this process.
+        model: The model, the same in every process; each trains its stage of it.
+        schedule: How long and how fast the model is trained.
+        steps: Optimisation steps of the whole run.
+        micro_batches: Number of parts of a batch.
+        device: Device of this process.
 
     Raises:
-        ValueError: one process only, or a model or schedule that cannot be spread.
+        ValueError: There is one process only, or the model or schedule cannot be divided into stages.
     """
 
     def __init__(
@@ -100,11 +102,11 @@ class Pipeline:
         if micro_batches < 1 or schedule.batch_size % micro_batches:
             raise ValueError(f"micro_batches must divide the batch, {schedule.batch_size}, got {micro_batches}")
         self.rank, self.stages, self.clip = dist.get_rank(), dist.get_world_size(), schedule.clip
-        self.whole = copy.deepcopy(model)  # to be scored and saved, and kept in main memory
+        self.whole = copy.deepcopy(model)  # to be scored and saved; it stays in CPU memory
         self.gloo = dist.new_group(backend="gloo")
         self.ends = dist.new_group([0, self.stages - 1])
         stages = [Stage(model, index, self.stages) for index in range(self.stages)]
-        # What is embedding and output matrix at once lives in both ends; the first one owns it.
+        # A weight that is embedding and output projection at once is in both ends; the first stage owns it.
         self.tied = [p for p in stages[0].parameters() if any(p is q for q in stages[-1].last.parameters())]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.owner = {names[id(p)]: index for index in reversed(range(self.stages)) for p in stages[index].parameters()}
@@ -116,11 +118,11 @@ class Pipeline:
         self.gpipe = ScheduleGPipe(link, micro_batches, loss_fn=lambda loss, _: loss.sum(), scale_grads=False)
 
     def _groups(self, model: PreTrainedModel, decay: float) -> list[dict[str, object]]:
-        """Norms and biases do not decay, as with the Trainer."""
+        """Parameter groups of AdamW: normalisations and biases do not decay, as with the Trainer."""
         decaying = set(parameters_outside(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
         groups: list[dict[str, object]] = []
-        for wanted, rate in ((True, decay), (False, 0.0)):
-            parameters = [p for name, p in self.own.items() if (name in decaying) == wanted]
+        for decays, rate in ((True, decay), (False, 0.0)):
+            parameters = [p for name, p in self.own.items() if (name in decaying) == decays]
             groups.append({"params": parameters, "weight_decay": rate})
         return groups
 
@@ -148,7 +150,7 @@ class Pipeline:
         return loss.item()
 
     def _clip(self) -> None:
-        """Scale the gradient of all stages together."""
+        """Clip the gradient by its norm over all stages together."""
         mine = [p.grad for name, p in self.own.items() if self.owner[name] == self.rank and p.grad is not None]
         square = torch.stack([grad.square().sum() for grad in mine]).sum().cpu()
         dist.all_reduce(square, group=self.gloo)
@@ -159,7 +161,7 @@ class Pipeline:
                     parameter.grad.mul_(factor)
 
     def gather(self) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-        """The whole model and the state of the optimiser, in every process, in main memory."""
+        """The whole model and the state of the optimiser, in every process, in CPU memory."""
         moments: dict[str, Tensor] = {}
         for name, tensor in self.whole.named_parameters():
             owner = self.owner[name]

@@ -1,4 +1,4 @@
-"""The learning rate, step by step: linear warm-up, then a cosine down to 0, or the same factor after every step."""
+"""Schedules of the learning rate: linear warm-up, then a cosine down to 0, or the same factor after every step."""
 
 import math
 
@@ -8,20 +8,20 @@ from transformers import get_cosine_schedule_with_warmup
 
 
 def learning_rates(optimizer: Optimizer, steps: int, warmup: float, decay: float | None) -> LambdaLR:
-    """Scheduler of an optimiser.
+    """The learning rate scheduler of an optimiser.
 
     Args:
-        optimizer: its learning rate is the highest one.
-        steps: of the whole run.
-        warmup: share of them spent warming up.
-        decay: factor after every step; None for the cosine.
+        optimizer: Optimiser, whose learning rate is the highest one.
+        steps: Optimisation steps of the whole run.
+        warmup: Share of the steps that are warm-up.
+        decay: Factor after every step; None for the cosine.
     """
-    rising = math.ceil(steps * warmup)
+    warmup_steps = math.ceil(steps * warmup)
     if decay is None:
-        return get_cosine_schedule_with_warmup(optimizer, rising, steps)
+        return get_cosine_schedule_with_warmup(optimizer, warmup_steps, steps)
     factor = decay
 
     def share(step: int) -> float:
-        return step / rising if step < rising else factor ** (step - rising)
+        return step / warmup_steps if step < warmup_steps else factor ** (step - warmup_steps)
 
     return LambdaLR(optimizer, share)

@@ -1,7 +1,7 @@
 """Replaced token detection. Clark 2020, arXiv:2003.10555 (ELECTRA); survey of faster transformers, III.
 
-A small generator fills in masked tokens; the discriminator, which is the model in the end, tells for every token
-whether it is the original. Loss: masked LM of the generator + 50 x binary cross-entropy of the discriminator.
+A small generator fills in masked tokens; the discriminator, which is the trained model in the end, predicts for every
+token whether it is the original. Loss: masked LM of the generator + 50 x binary cross-entropy of the discriminator.
 """
 
 from dataclasses import dataclass
@@ -32,21 +32,21 @@ GENERATOR = 4  # the discriminator is so many times wider; Clark 2020, 3.2: 1/4 
 
 @dataclass
 class DetectionOutput(TokenClassifierOutput):
-    """What the discriminator says, and what is right.
+    """The output of the discriminator, and its labels.
 
     Attributes:
-        truth: (B, N), 1 where the token was replaced by another one.
+        truth: Labels (B, N), 1 where the token was replaced by another one.
     """
 
     truth: Tensor | None = None
 
 
 class GeneratorAndDiscriminator(GreenformerPreTrainedModel):
-    """Both networks of replaced token detection; they share the embedding of tokens.
+    """Both networks of replaced token detection; they share the token embedding.
 
     Attributes:
-        generator: masked language model of a quarter of the width.
-        discriminator: token classifier with the labels original, 0, and replaced, 1.
+        generator: Masked language model, a quarter as wide.
+        discriminator: Token classifier with the labels original, 0, and replaced, 1.
     """
 
     base_model_prefix = "discriminator"
@@ -71,32 +71,32 @@ class GeneratorAndDiscriminator(GreenformerPreTrainedModel):
         """The joint loss, and the discriminator's logits (B, N, 2).
 
         Args:
-            input_ids: tokens (B, N), some of them [MASK].
-            labels: the tokens behind the masks (B, N), -100 elsewhere.
-            attention_mask: 1 = keep (B, N).
-            num_items_in_batch: number of masks of the whole batch, if this is part of it.
+            input_ids: Tokens (B, N), some of them [MASK].
+            labels: Original tokens of the masked positions (B, N), -100 elsewhere.
+            attention_mask: Mask (B, N), 1 = keep.
+            num_items_in_batch: Number of masked tokens of the whole batch, if this is a part of one.
         """
         filled = self.generator(input_ids, attention_mask, labels=labels, num_items_in_batch=num_items_in_batch)
         drawn, truth = self.replace(input_ids, labels, filled.logits)
-        # The discriminator answers for every token; every block has as many masks, each of them for so many answers.
+        # The discriminator has a label for every token; labels a mask are the same number in every block.
         masks = (labels != IGNORED).sum().clamp(min=1)
-        answers = None if num_items_in_batch is None else (truth.numel() / masks) * num_items_in_batch
-        judged = self.discriminator(drawn, attention_mask, labels=truth, num_items_in_batch=answers)
+        items = None if num_items_in_batch is None else (truth.numel() / masks) * num_items_in_batch
+        judged = self.discriminator(drawn, attention_mask, labels=truth, num_items_in_batch=items)
         return DetectionOutput(loss=filled.loss + WEIGHT * judged.loss, logits=judged.logits, truth=truth)
 
     @torch.no_grad()
     def replace(self, input_ids: Tensor, labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a token for every mask: tokens (B, N), and 1 where the token is not the original (B, N)."""
-        asked = labels != IGNORED
-        scores = logits if logits.dim() == 2 else logits[asked]  # (n, V)
+        """Draw a token for every mask: tokens (B, N), and labels (B, N), 1 where the token is not the original."""
+        masked = labels != IGNORED
+        scores = logits if logits.dim() == 2 else logits[masked]  # (n, V)
         # Gumbel's trick: the argmax of scores plus such noise is a draw from their softmax.
         noise = -torch.empty_like(scores).exponential_().log()
-        drawn = input_ids.masked_scatter(asked, (scores + noise).argmax(-1))
-        return drawn, (asked & (drawn != labels)).long()
+        drawn = input_ids.masked_scatter(masked, (scores + noise).argmax(-1))
+        return drawn, (masked & (drawn != labels)).long()
 
 
 def generator_config(config: GreenformerConfig) -> GreenformerConfig:
-    """A quarter of the discriminator's width, heads and feed-forward; the embedding as wide as there."""
+    """Configuration of the generator: a quarter of the width, heads and feed-forward, and the same embedding width."""
     heads = max(1, config.num_attention_heads // GENERATOR)
     head_dim = config.hidden_size // config.num_attention_heads
     small = {
@@ -111,12 +111,12 @@ def generator_config(config: GreenformerConfig) -> GreenformerConfig:
 
 
 class ReplacedTokenDetection(MaskedLM):
-    """Blocks [CLS] text [SEP], masked with [MASK] alone: the generator's tokens are what the discriminator reads.
+    """Blocks [CLS] text [SEP], masked with [MASK] only: the discriminator reads the tokens that the generator fills in.
 
     Args:
-        data: running text.
-        tokenizer: turns it into tokens.
-        length: of a block, in tokens.
+        data: Running text.
+        tokenizer: Tokenizer of the text.
+        length: Length of a block, in tokens.
     """
 
     metric = "detection"
@@ -132,13 +132,13 @@ class ReplacedTokenDetection(MaskedLM):
         return GeneratorAndDiscriminator(config)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Joint loss, and the share in percent of original and of replaced tokens told rightly, their mean.
+        """Joint loss, and the mean of the shares of original and of replaced tokens classified rightly, in percent.
 
         The generator's draws are the same at every evaluation.
         """
         loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
         device = next(model.parameters()).device
-        right, all_ = torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long)
+        right, labelled = torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long)
         total, count = 0.0, 0
         with evaluating(model), torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
@@ -146,9 +146,9 @@ class ReplacedTokenDetection(MaskedLM):
                 batch = {name: value.to(device) for name, value in batch.items()}
                 out = model(**batch, num_items_in_batch=1)
                 total, count = total + out.loss.item(), count + self.scored(batch)
-                told = out.logits.argmax(-1)
+                predicted = out.logits.argmax(-1)
                 for label in (0, 1):
-                    those = out.truth == label
-                    right[label] += (told[those] == label).sum().cpu()
-                    all_[label] += those.sum().cpu()
-        return {"loss": total / count, "detection": 100 * (right / all_.clamp(min=1)).mean().item()}
+                    positions = out.truth == label
+                    right[label] += (predicted[positions] == label).sum().cpu()
+                    labelled[label] += positions.sum().cpu()
+        return {"loss": total / count, "detection": 100 * (right / labelled.clamp(min=1)).mean().item()}

@@ -1,4 +1,4 @@
-"""A run folder: settings, metrics, checkpoints while it lasts, the trained model at its end."""
+"""Run folders: settings, metrics, checkpoints while the run lasts, and the trained model at its end."""
 
 import json
 import os
@@ -27,14 +27,14 @@ T = TypeVar("T", bound=Training)
 
 SETTINGS, METRICS, SCORES, CHECKPOINTS = "run.json", "metrics.jsonl", "scores.json", "checkpoints"
 SNAPSHOTS = "at"
-"""Folder with a folder for each snapshot, in which the model is as in that of a run."""
+"""Folder with a folder for each snapshot, which holds the model as the folder of a run does."""
 
 
 class Stopped(KeyboardInterrupt):
     """A signal ended a run early.
 
     Attributes:
-        signal: its number.
+        signal: Number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -44,12 +44,12 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        scores: of the trained model, "valid_loss" say; empty where a signal ended the run early.
-        history: what was logged.
-        steps: steps of the whole run.
+        scores: Scores of the trained model, such as "loss"; empty where a signal ended the run early.
+        history: History of the training.
+        steps: Number of optimisation steps of the whole run.
     """
 
     scores: dict[str, float]
@@ -61,10 +61,10 @@ def start(folder: Path, settings: Training, console: Console) -> Outcome:
     """Train in a new folder.
 
     Raises:
-        ValueError: a setting out of range, or the folder holds something; nothing is written then.
-        OSError: a file is missing, or the folder cannot be written to.
+        ValueError: A setting is out of range, or the folder is not empty; nothing is written then.
+        OSError: A file is missing, or the folder cannot be written to.
     """
-    # Only here: a run that was sharded may go on in one process.
+    # Checked here alone: a run that was sharded may be resumed in one process.
     if settings.shard and _alone():
         raise ValueError("shard needs several processes: start the run with torchrun")
     if first_process():
@@ -80,8 +80,8 @@ def resume(folder: Path, console: Console, kind: type[Training] = Settings) -> O
     """Go on with a run from its newest whole checkpoint, or from its beginning if there is none.
 
     Raises:
-        ValueError: it has ended already.
-        OSError: there is no run in the folder.
+        ValueError: The run has ended already.
+        OSError: There is no run in the folder.
     """
     settings = settings_of(folder, kind)
     if (folder / SCORES).exists():
@@ -91,11 +91,11 @@ def resume(folder: Path, console: Console, kind: type[Training] = Settings) -> O
 
 
 def ensure(folder: Path, settings: Training, console: Console) -> dict[str, float]:
-    """The scores of a run with these settings: started, resumed, or only read where it has ended.
+    """The scores of a run with these settings, which is started, resumed, or only read where it has ended.
 
     Raises:
-        ValueError: the folder holds a run with other settings.
-        Stopped: a signal ended the run early; call again to go on.
+        ValueError: The folder holds a run with other settings.
+        Stopped: A signal ended the run early; call again to go on.
     """
     if not (folder / SETTINGS).exists():
         outcome = start(folder, settings, console)
@@ -114,7 +114,7 @@ def settings_of(folder: Path, kind: type[T]) -> T:
     """The settings of a run, of one kind.
 
     Raises:
-        OSError: there is no run in the folder.
+        OSError: There is no run in the folder.
     """
     return kind(**read(folder / SETTINGS, kind))
 
@@ -123,19 +123,19 @@ def trained(folder: Path, kind: type[Training] = Settings) -> PreTrainedModel:
     """The trained model of a finished run with settings of one kind.
 
     Raises:
-        OSError: the run has not ended, or there is none in the folder.
+        OSError: The run has not ended, or there is none in the folder.
     """
     name = json.loads((folder / MODEL / "config.json").read_text())["architectures"][0]
     return getattr(kind.networks(), name).from_pretrained(folder / MODEL)
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
-    """What a run has logged."""
+    """The entries that a run has logged."""
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
-    """Data, objective and network; what can be wrong with the settings is found here, before anything is written."""
+    """Task and network of a run; errors in the settings are raised here, before anything is written."""
     schedule = settings.schedule
     per_process(schedule, whole=settings.micro_batches is not None)
     if settings.micro_batches is not None and _alone():
@@ -148,11 +148,13 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     if settings.residual == "reversible":
         for name in ("recompute", "shard"):
             if getattr(settings, name):
-                raise ValueError(f"{name} cannot be with residual reversible, which keeps nothing to compute again")
-    steps, kept = schedule.stream(task.objective).steps, settings.snapshot_steps
-    if kept and settings.micro_batches is not None:
+                raise ValueError(
+                    f"{name} must be off with residual reversible, which stores no activations to recompute"
+                )
+    steps, snapshots = schedule.stream(task.objective).steps, settings.snapshot_steps
+    if snapshots and settings.micro_batches is not None:
         raise ValueError(f"snapshots are not made in a pipeline (micro_batches), got {settings.snapshots}")
-    if kept and not 1 <= kept[0] <= kept[-1] <= steps:
+    if snapshots and not 1 <= snapshots[0] <= snapshots[-1] <= steps:
         raise ValueError(f"snapshots must be in 1..{steps}, the steps of the run, got {settings.snapshots}")
     task.objective.size("valid")  # a run without a validation split would fail at its first evaluation
     return task, model
@@ -177,20 +179,20 @@ def _train(
     if history.stopped is not None:
         return Outcome({}, history, steps)
     scores = _scores_of(history, task.objective, best=schedule.patience is not None)
-    tensors = weights(model)  # of a sharded model all processes must give their part
+    tensors = weights(model)  # every process has a part of a sharded model
     if first_process():
         _finish(folder, task, tensors, scores)
     return Outcome(scores, history, steps)
 
 
 def _scores_of(history: History, objective: Objective, *, best: bool) -> dict[str, float]:
-    """The scores of the weights that are kept: those of the last evaluation, or of the best one."""
+    """The scores of the trained weights: those of the last evaluation, or of the best one."""
     key = f"eval_{objective.metric}"
     entries = [entry for entry in history.log if key in entry]
     sign = 1 if objective.greater_is_better else -1
-    # The first of equals, as early stopping has it.
-    kept = max(entries, key=lambda entry: better(sign * entry[key])) if best else entries[-1]
-    return {name.removeprefix("eval_"): value for name, value in kept.items() if name.startswith("eval_")}
+    # Of equal scores the first one, as in early stopping.
+    chosen = max(entries, key=lambda entry: better(sign * entry[key])) if best else entries[-1]
+    return {name.removeprefix("eval_"): value for name, value in chosen.items() if name.startswith("eval_")}
 
 
 def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[str, float]) -> None:
@@ -202,16 +204,16 @@ def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[s
 def _save_model(folder: Path, task: Task, tensors: dict[str, Tensor]) -> None:
     model = task.fresh()
     put_weights(tensors, model)
-    # Of replaced token detection the discriminator is kept; and who uses a model wants scores of all positions.
-    kept = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model
-    kept.config.sparse_prediction = False
-    # A run that was killed here before has a model already: the same one.
+    # Of replaced token detection the discriminator is saved; a saved model has logits for all positions.
+    saved = model.discriminator if isinstance(model, GeneratorAndDiscriminator) else model
+    saved.config.sparse_prediction = False
+    # A run that was killed here before has saved the same model already.
     shutil.rmtree(folder / MODEL, ignore_errors=True)
-    save(kept, folder / MODEL, task.tokenizer)
+    save(saved, folder / MODEL, task.tokenizer)
 
 
 class _Metrics(TrainerCallback):
-    """Keeps the log as a file of JSON lines."""
+    """Writes the log to a file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -223,14 +225,14 @@ class _Metrics(TrainerCallback):
 
 
 class _Snapshots(TrainerCallback):
-    """Keeps the model after some steps; a run that was stopped in between makes the same ones again."""
+    """Saves the model after some steps; a run that was stopped in between saves the same ones again."""
 
     def __init__(self, folder: Path, steps: list[int], task: Task, model: PreTrainedModel) -> None:
         self._folder, self._steps, self._task, self._model = folder, set(steps), task, model
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step in self._steps:
-            tensors = weights(self._model)  # of a sharded model all processes must give their part
+            tensors = weights(self._model)  # every process has a part of a sharded model
             if state.is_world_process_zero:
                 _save_model(self._folder / str(state.global_step), self._task, tensors)
 
@@ -240,6 +242,6 @@ def _alone() -> bool:
 
 
 def first_process() -> bool:
-    """True in the process that writes: the only one, or the first of several."""
-    # The launchers' variable: processes meet only when training starts.
+    """Whether this is the process that writes: the only one, or the first of several."""
+    # The launchers' variable, as the process group is initialised only when training starts.
     return int(os.environ.get("RANK", 0)) == 0

@@ -1,4 +1,4 @@
-"""Saving a trained model, whole or not at all."""
+"""Saves a trained model, whole or not at all."""
 
 import shutil
 import tempfile
@@ -8,24 +8,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def check_new(folder: Path) -> None:
-    """Raise before the work if `folder` cannot be made.
+    """Check that a folder can be made, before the work whose result it is for.
 
     Raises:
-        ValueError: it exists and is not empty.
-        OSError: its parent cannot be written to.
+        ValueError: The folder exists and is not empty.
+        OSError: The folder above it cannot be written to.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"out must be a new or empty folder, got {str(folder)!r}, which holds something")
+        raise ValueError(f"out must be a new or empty folder, got {str(folder)!r}, which is neither")
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     with tempfile.TemporaryDirectory(dir=above):
         pass
 
 
 def save(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
-    """Write configuration, safetensors and tokenizer; if that fails, `folder` is as it was.
+    """Write configuration, safetensors and tokenizer; if that fails, `folder` is unchanged.
 
     Raises:
-        OSError: the disk is full or not writable.
+        OSError: The disk is full or not writable.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:

@@ -1,4 +1,4 @@
-"""Sequence to sequence with teacher forcing: every target token from the source and the target before it."""
+"""Sequence to sequence with teacher forcing: target tokens are predicted from the source and the target before them."""
 
 import math
 from typing import Any
@@ -14,15 +14,15 @@ from greenformers.train.text import mean_loss, vocabulary
 
 
 class Seq2Seq(Objective):
-    """Pairs of sentences; source [CLS] text [SEP], target text [SEP] behind the start token [CLS].
+    """Pairs of sentences; source [CLS] text [SEP], target text [SEP] after the start token [CLS].
 
     Args:
-        data: pairs of sentences.
-        tokenizer: turns both into tokens.
-        length: longest source and target in tokens; training pairs beyond it are cut.
+        data: Pairs of sentences.
+        tokenizer: Tokenizer of both languages.
+        length: Longest source and target in tokens; longer ones are cut.
 
     Raises:
-        ValueError: length out of range.
+        ValueError: The length is out of range.
     """
 
     metric = "loss"
@@ -42,7 +42,7 @@ class Seq2Seq(Objective):
             end = self.tokenizer.eos_token_id
             options: dict[str, Any] = {"truncation": True, "return_attention_mask": False, "verbose": False}
             source_ids = self.tokenizer(list(sources), max_length=self.length, **options)["input_ids"]
-            # One place for the end, and one for the start token the model puts in front.
+            # One position for the end, and one for the start token that the model puts in front.
             target_ids = self.tokenizer(list(targets), max_length=self.length - 1, add_special_tokens=False, **options)[
                 "input_ids"
             ]
@@ -56,8 +56,8 @@ class Seq2Seq(Objective):
         return len(self.pairs(split))
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
-        read, write = self.pairs(split)[index]
-        return {"input_ids": read.long(), "labels": write.long()}
+        source_ids, target_ids = self.pairs(split)[index]
+        return {"input_ids": source_ids.long(), "labels": target_ids.long()}
 
     def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
         sources = [example["input_ids"] for example in examples]
@@ -76,6 +76,6 @@ class Seq2Seq(Objective):
         return GreenformerForSeq2SeqLM(config)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Loss in nats and perplexity a target token, with teacher forcing."""
+        """Mean loss in nats of a target token, and its perplexity, with teacher forcing."""
         loss = mean_loss(model, self, split, batch_size)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))}

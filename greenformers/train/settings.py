@@ -1,7 +1,7 @@
-"""The settings of a training run: the flags of a command, the keys of its file, the content of run.json.
+"""Settings of a training run: the options of a command, the keys of its file, the content of run.json.
 
-Settings make the task of a run, and nothing that a task is made of knows settings. What is slow to import is imported
-when it is needed: the command line reads this file for its help.
+Settings build the task of a run; no part of a task depends on settings. Modules that are slow to import are imported
+when they are needed, as the command line reads this file for its help.
 """
 
 import json
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
     from greenformers.train.task import Start, Task
 
 KEPT = 16
-"""How much of full attention a mechanism keeps, where nothing is said: networks are small by default."""
+"""Default of `k`, the size of what a mechanism keeps of full attention; small, as networks are by default."""
 
 
 def setting(default: Any, about: str) -> Any:
-    """A setting with its default and what is said about it."""
+    """A setting with its default and its help text."""
     return field(default=default, metadata={"help": about})
 
 
 @dataclass(frozen=True)
 class Training:
-    """Which network, and how it learns: what all training runs have. The help text of each is its documentation."""
+    """Settings that all training runs have: the network and its training. The help text of each documents it."""
 
-    init: str | None = setting(None, "Run folder to start from: its tokenizer, and all weights that fit.")
-    variant: str = setting("transformer", "transformer, lrt, an attention or a block, or lrt+ and one of these.")
-    rank: int = setting(16, "Rank of the low-rank maps of lrt.")
+    init: str | None = setting(
+        None, "Run folder to start from: its tokenizer is used, and all of its weights that fit."
+    )
+    variant: str = setting(
+        "transformer", "Variant of the network: transformer, lrt, an attention or a block, or lrt+ and one of these."
+    )
+    rank: int = setting(16, "Rank of the low-rank linear layers of lrt.")
     k: int | None = setting(
-        None, "How much of full attention is kept: k of linformer, window of sliding_window, ...; 16 if not given."
+        None, "Size of what is kept of full attention: k of linformer, window of sliding_window, ...; 16 if not given."
     )
     option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
     hidden: int = setting(64, "Width d of the network.")
@@ -43,53 +47,60 @@ class Training:
     feed_forward: int = setting(256, "Width f of the feed-forward blocks.")
     residual: str | None = setting(
         None,
-        "post or pre: layer norm; reversible: activations are computed back, to save memory; by default pre in a "
-        "causal network, else post.",
+        "Residual connections: post or pre, by the place of layer norm; or reversible, which takes fewer bytes of "
+        "memory, as activations are recomputed; by default pre in a causal network, else post.",
     )
-    chunk: int | None = setting(None, "Positions the feed-forward block computes at once, to save memory.")
-    share: str | None = setting(None, "Parameters all layers share: all, attention or feed_forward.")
+    chunk: int | None = setting(
+        None, "Positions that a feed-forward block computes at once; fewer take fewer bytes of memory."
+    )
+    share: str | None = setting(None, "Parameters that all layers share: all, attention or feed_forward.")
     position: str | None = setting(
         None,
-        "Positions: learned, sinusoidal, rotary or none; by default rotary in a causal network whose attention takes "
-        "it, else learned.",
+        "Position encoding: learned, sinusoidal, rotary or none; by default rotary in a causal network whose attention "
+        "takes it, else learned.",
     )
     memory: int = setting(
-        0, "causal_lm: tokens of earlier segments that are remembered; transformer_xl and compressive can."
+        0, "causal_lm: tokens of earlier segments in the segment memory; for transformer_xl and compressive."
     )
-    pooling: str = setting("cls", "What stands for a whole sequence: cls, mean or pma.")
+    pooling: str = setting("cls", "Pooling of a sequence into one vector: cls, mean or pma.")
     dropout: float = setting(0.0, "Dropout after the embedding and each block.")
 
-    epochs: int = setting(25, "Passes over the training set.")
-    steps: int | None = setting(None, "Optimisation steps, in place of epochs.")
-    batch: int = setting(64, "Examples a step, of all processes.")
-    accumulate: int = setting(1, "Parts that a batch is computed in, one after the other.")
+    epochs: int = setting(25, "Number of passes over the training set.")
+    steps: int | None = setting(None, "Number of optimisation steps, in place of epochs.")
+    batch: int = setting(64, "Examples a step, of all processes together.")
+    accumulate: int = setting(1, "Parts of a batch that are computed one after the other.")
     learning_rate: float = setting(2e-3, "Highest learning rate.")
-    warmup: float = setting(0.1, "Share of the steps spent warming up.")
+    warmup: float = setting(0.1, "Share of the steps that are warm-up.")
     decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
     weight_decay: float = setting(0.01, "Weight decay of AdamW.")
-    clip: float = setting(1.0, "Largest norm of the gradient; 0 for any.")
-    seed: int = setting(0, "Of weights, order, dropout and masks.")
-    precision: str = setting("fp32", "Of the matrix products: fp32, bf16, or fp16 on a GPU.")
-    shard: bool = setting(False, "Several processes: spread weights and optimiser state over them (FSDP).")
-    recompute: bool = setting(False, "Keep no activations within a layer: less memory, more time.")
+    clip: float = setting(1.0, "Largest norm of the gradient, to which it is clipped; 0 for no limit.")
+    seed: int = setting(0, "Seed of weights, order of the examples, dropout and masks.")
+    precision: str = setting("fp32", "Precision of the matrix products: fp32, bf16, or fp16 on a GPU.")
+    shard: bool = setting(False, "Spread weights and optimiser state over several processes (FSDP).")
+    recompute: bool = setting(
+        False, "Compute activations within a layer again in the backward pass: fewer bytes of memory, more time."
+    )
     evaluate_every: int | None = setting(None, "Steps between evaluations; by default an epoch.")
     log_every: int | None = setting(None, "Steps between entries of the loss; by default an epoch.")
     save_every: int | None = setting(None, "Steps between checkpoints; by default an epoch.")
-    keep: int = setting(2, "How many checkpoints stay.")
+    keep: int = setting(2, "Number of checkpoints to keep.")
     snapshots: str | None = setting(
-        None, "Steps after which the model is kept for good, in OUT/at/STEP, with commas between; --init takes each."
+        None,
+        "Steps after which the model is saved in OUT/at/STEP, with commas between; --init takes any of these folders.",
     )
-    patience: int | None = setting(None, "End after so many evaluations without a better score; keep the best.")
+    patience: int | None = setting(
+        None, "Evaluations without a better score after which training ends, with the weights of the best."
+    )
     micro_batches: int | None = setting(
-        None, "Pipeline over the processes of torchrun: parts of a batch that are under way at once (GPipe)."
+        None, "Pipeline over the processes of torchrun (GPipe): number of parts of a batch that are in it at once."
     )
 
     @property
     def schedule(self) -> "Schedule":
-        """How long and how fast.
+        """How long and how fast the model is trained.
 
         Raises:
-            ValueError: a value out of range.
+            ValueError: A setting is out of range.
         """
         from greenformers.train.fit import Schedule
 
@@ -99,10 +110,10 @@ class Training:
 
     @property
     def snapshot_steps(self) -> list[int]:
-        """Steps after which the model is kept.
+        """Steps after which the model is saved.
 
         Raises:
-            ValueError: they are not whole numbers.
+            ValueError: The steps are not whole numbers.
         """
         words = [word.strip() for word in (self.snapshots or "").split(",") if word.strip()]
         if not all(word.isdecimal() for word in words):
@@ -110,15 +121,15 @@ class Training:
         return sorted(map(int, words))
 
     def write(self, path: Path) -> None:
-        """Write all of them as JSON, which `read` reads."""
+        """Write all settings as JSON, which `read` reads."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     def task(self) -> "Task":
-        """What is learnt.
+        """The task of the run: its objective, tokenizer and network.
 
         Raises:
-            ValueError: a setting out of range, or settings that exclude each other.
-            OSError: a file or folder is missing.
+            ValueError: A setting is out of range, or settings that exclude each other.
+            OSError: A file or folder is missing.
         """
         raise NotImplementedError
 
@@ -126,7 +137,7 @@ class Training:
         """The network that is trained, and the run its weights come from.
 
         Raises:
-            ValueError: a setting out of range, or settings that exclude each other.
+            ValueError: A setting is out of range, or settings that exclude each other.
         """
         from greenformers.train.task import Start
 
@@ -134,10 +145,10 @@ class Training:
         return Start(self.sizes(), self.seed, init, self.variant, tuple(self.option or ()))
 
     def sizes(self) -> dict[str, Any]:
-        """What the configuration of the network is told, by its names.
+        """Arguments of the network's configuration, by name.
 
         Raises:
-            ValueError: as `start`.
+            ValueError: As in `start`.
         """
         from greenformers.model.variant import rank_option, slots
 
@@ -145,7 +156,7 @@ class Training:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
         options = dict(self.option or {})
         attention = self.variant.split("+")[-1]
-        kept = KEPT if self.k is None else self.k
+        size = KEPT if self.k is None else self.k
         if self.k is not None and rank_option(self.variant) is None:
             raise ValueError(
                 f"k is for an attention that keeps a part of full attention, the variant is {self.variant!r}; "
@@ -170,12 +181,12 @@ class Training:
         if self.decoder_layers is not None:
             sizes["decoder_layers"] = self.decoder_layers
         return sizes | slots(
-            self.variant, rank=self.rank, attention_size=kept, options={attention: options} if options else None
+            self.variant, rank=self.rank, attention_size=size, options={attention: options} if options else None
         )
 
     @staticmethod
     def networks() -> ModuleType:
-        """Where the classes of the trained models are."""
+        """The module that holds the classes of the trained models."""
         from greenformers import model
 
         return model
@@ -183,23 +194,23 @@ class Training:
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """What is learnt, by which network, how."""
+    """Settings of a run on one of our data sets: data, objective, network and training."""
 
     data: str = setting("digits", "Data set, see `greenformers.data.names()`.")
-    folder: str | None = setting(None, "Folder with the data set's files.")
+    folder: str | None = setting(None, "Folder that holds the files of the data set.")
     dataset: str | None = setting(
-        None, "Instead of a folder: a name for `datasets`, with a configuration after a colon."
+        None, "Name of a data set for the `datasets` library, instead of a folder; a configuration follows a colon."
     )
-    limit: int | None = setting(None, "At most so many examples of each split.")
-    pool: int = setting(1, "Images: side of the square of pixels averaged into one.")
+    limit: int | None = setting(None, "Most examples to take of each split.")
+    pool: int = setting(1, "Images: side of the squares of pixels that are averaged into one.")
     objective: str | None = setting(
         None,
-        "classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default what the "
-        "data set is made for.",
+        "Objective: classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default "
+        "the one that the data set is made for.",
     )
     tokenizer: str = setting(
         "bpe",
-        "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is taken.",
+        "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is used.",
     )
     vocabulary: int | None = setting(None, "Size of the bpe vocabulary; 8000 if not given.")
     length: int = setting(128, "Text: longest sequence in tokens.")
@@ -227,31 +238,31 @@ class Settings(Training):
             )
         if self.memory and name != "causal_lm":
             raise ValueError(f"memory is for causal_lm, the objective is {name}; got {self.memory}")
-        more = {"memory": self.memory} if name == "causal_lm" else {}
-        return Task(OBJECTIVES[name](data, tokenizer, self.length, **more), tokenizer, self.start())
+        options = {"memory": self.memory} if name == "causal_lm" else {}
+        return Task(OBJECTIVES[name](data, tokenizer, self.length, **options), tokenizer, self.start())
 
 
 def read(path: Path, kind: type[Training] = Settings) -> dict[str, Any]:
     """The settings in a TOML or JSON file.
 
     Raises:
-        ValueError: the file is not TOML or JSON, or has a key that is no setting or a value of another type.
-        OSError: it cannot be read.
+        ValueError: The file is not TOML or JSON, or has a key that is no setting or a value of another type.
+        OSError: The file cannot be read.
     """
     text = path.read_text()
     try:
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        settings = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"{path.name} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} must hold settings by name, got a {type(found).__name__}")
-    for name, value in found.items():
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path.name} must hold settings by name, got a {type(settings).__name__}")
+    for name, value in settings.items():
         _check(path.name, name, value, kind)
-    return found
+    return settings
 
 
 def value_of(text: str) -> Any:
-    """An option's value as typed: a number, true or false, a JSON list, or the text itself."""
+    """The value of an option: a number, true or false, a JSON list, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -267,5 +278,5 @@ def _check(file: str, name: str, value: Any, kind: type[Training]) -> None:
     kinds = tuple(dict if kind == dict[str, Any] else kind for kind in allowed)
     whole = isinstance(value, int) and not isinstance(value, bool) and float in kinds
     if not (type(value) in kinds or whole):
-        wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise ValueError(f"{file}: {name} must be {wanted}, got {value!r}")
+        expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise ValueError(f"{file}: {name} must be {expected}, got {value!r}")

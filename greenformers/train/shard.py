@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from greenformers.model._transformers import mark_as_sharded, whole_layers
 
 
-def wanted(flag: bool) -> bool:
-    """True if the run asked for sharding, or `accelerate launch --use_fsdp` did.
+def is_sharded(flag: bool) -> bool:
+    """Whether the settings ask for sharding, or `accelerate launch --use_fsdp` does.
 
-    Accelerate shards on GPUs only; ours is the same on every device, so accelerate must not do it as well.
+    Accelerate shards on GPUs only. `shard` works on every device, so accelerate must not do it as well.
     """
     return flag or os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
 

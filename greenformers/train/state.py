@@ -21,7 +21,7 @@ MODEL, OPTIMIZER, SCHEDULE = "model.safetensors", "optimizer.safetensors", "sche
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each tensor once. Every process must call this, and has all of it."""
+    """Parameters and buffers by name, each tensor once. Every process must call this, and gets all of it."""
     seen: set[int] = set()
     whole = {}
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
@@ -32,7 +32,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """State of the optimiser, named by parameter and kind. Every process must call this, and has all of it."""
+    """State of the optimiser, named by parameter and kind. Every process must call this, and gets all of it."""
     return {
         f"{name}/{kind}": _whole(value)
         for name, parameter in model.named_parameters()
@@ -43,7 +43,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]
 def save(
     folder: Path, tensors: dict[str, Tensor], moments: dict[str, Tensor], schedule: LRScheduler, scaler: Any
 ) -> None:
-    """Write what `weights` and `optimizer_state` gave, and the state of schedule and loss scaler."""
+    """Write the results of `weights` and `optimizer_state`, and the state of schedule and loss scaler."""
     save_file(tensors, folder / MODEL, metadata={"format": "pt"})
     save_file(moments, folder / OPTIMIZER)
     state = {name: value for name, value in schedule.state_dict().items() if name != "lr_lambdas"}
@@ -62,17 +62,17 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     """Put the weights of a checkpoint into a model.
 
     Raises:
-        ValueError: they are not those of this model.
+        ValueError: The weights are not those of this network.
     """
     put_weights(load_file(folder / MODEL), model)
 
 
 @torch.no_grad()
 def put_weights(tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """Put what `weights` gave into a model.
+    """Put the result of `weights` into a model.
 
     Raises:
-        ValueError: they are not those of this model.
+        ValueError: The weights are not those of this network.
     """
     own = dict([*model.named_parameters(), *model.named_buffers()])
     if tensors.keys() != own.keys() or any(tensors[name].shape != tensor.shape for name, tensor in own.items()):

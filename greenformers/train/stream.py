@@ -1,4 +1,4 @@
-"""The endless order of training examples, a function of the seed alone: no state to save, so none to lose."""
+"""The order of training examples, a function of the seed alone, so that there is no state to save."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from torch.utils.data import Dataset
 
 from greenformers.train.objective import Example, Objective
 
-_POOL = 50  # batches among which examples of like length are brought together
+_POOL = 50  # batches among which examples are sorted by length
 
 
 def generator(*seeds: int) -> torch.Generator:
-    """A random number generator of its own for every tuple of numbers."""
+    """A random number generator that is seeded by a tuple of numbers."""
     mixed = 0
     for seed in seeds:
-        # splitmix64's constant and finaliser: neighbouring tuples must not have overlapping sequences.
+        # splitmix64's constant and finaliser, so that the sequences of neighbouring tuples do not overlap.
         mixed = (mixed + seed + 0x9E3779B97F4A7C15) % 2**64
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
@@ -26,18 +26,18 @@ def generator(*seeds: int) -> torch.Generator:
 class Stream(Dataset[Example]):
     """Every example that a training run will see, in order: item n is the n-th, for n below steps x batch.
 
-    An epoch is `len(train) // batch` whole batches in a new random order. Where examples have lengths, batches are
-    of like length: of every 50 batches' worth of examples, sorted, in random order. Where examples are taken in
-    their order, every epoch is the same.
+    An epoch is `len(train) // batch` whole batches in a new random order. Where examples have lengths, a batch
+    has examples of similar length: those of every 50 batches are sorted by length, and the batches come in random
+    order. Where examples are taken in their order, every epoch is the same.
 
     Args:
-        objective: what is learnt.
-        batch: examples a step, of all processes.
-        steps: number of steps.
-        seed: of the order, and of what is drawn at random for an example.
+        objective: The objective that the model is trained for.
+        batch: Examples a step, of all processes together.
+        steps: Number of steps.
+        seed: Seed of the order, and of anything random in an example.
 
     Raises:
-        ValueError: a batch is larger than the training set.
+        ValueError: A batch is larger than the training set.
     """
 
     def __init__(self, objective: Objective, batch: int, steps: int, seed: int) -> None:
@@ -64,7 +64,7 @@ class Stream(Dataset[Example]):
     def _shuffled(self, epoch: int) -> Tensor:
         """The examples of one epoch, in order."""
         if self.objective.in_order:
-            # Each row of the batches reads a stretch of its own, from its start.
+            # Each row of the batches reads a consecutive part of its own, from its start.
             return torch.arange(self.steps_an_epoch * self.batch).view(self.batch, -1).T.flatten()
         source = generator(self.seed, 0, epoch)
         order = torch.randperm(self.objective.size("train"), generator=source)
@@ -79,7 +79,7 @@ class Stream(Dataset[Example]):
 
 
 class Numbered(Dataset[Example]):
-    """One split in its own order, with the same draws every time: what models are compared on."""
+    """One split in its own order, with the same random draws every time, so that models can be compared."""
 
     def __init__(self, objective: Objective, split: str, indices: Sequence[int] | None = None) -> None:
         self.objective, self.split = objective, split

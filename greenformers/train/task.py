@@ -1,4 +1,4 @@
-"""What a run learns and by which network: an objective, its tokenizer, and the model it starts with."""
+"""The task of a run: an objective, its tokenizer, and the model that it starts with."""
 
 import json
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, Any] = {
 """Names of the objectives; images are classified by `ImageClassification`."""
 
 KEPT = 16
-"""How much of full attention is kept where the settings do not say."""
+"""Default of `k`, the size of what a mechanism keeps of full attention."""
 
 MODEL = "model"
 """Folder of a run that holds the trained model and its tokenizer."""
@@ -38,14 +38,14 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class Start:
-    """The network a run starts with.
+    """The network that a run starts with.
 
     Attributes:
-        sizes: of its configuration, by name.
-        seed: of its weights.
-        init: run folder its weights come from; None for new ones.
-        variant: what it is called in messages.
-        options: names of the options of its attention that were given.
+        sizes: Arguments of its configuration, by name.
+        seed: Seed of its weights.
+        init: Run folder that its weights come from; None for new weights.
+        variant: Name of the variant, for messages.
+        options: Names of the options of its attention that were given.
     """
 
     sizes: dict[str, Any]
@@ -60,9 +60,9 @@ class Task:
     """Everything a run needs besides its schedule.
 
     Attributes:
-        objective: what is learnt.
-        tokenizer: None for images.
-        start: the network a run starts with.
+        objective: The objective that the model is trained for.
+        tokenizer: Tokenizer of the texts; None for images.
+        start: The network that the run starts with.
     """
 
     objective: Objective
@@ -70,11 +70,11 @@ class Task:
     start: Start
 
     def network(self) -> PreTrainedModel:
-        """The model a run starts with: a fresh one, or one with the weights of the run in `start.init`.
+        """The model that a run starts with: an untrained one, or one with the weights of the run in `start.init`.
 
         Raises:
-            ValueError: as `fresh`, or the run in `init` has another network.
-            OSError: there is no finished run in `init`.
+            ValueError: As in `fresh`, or the run in `init` has another network.
+            OSError: There is no finished run in `init`.
         """
         model = self.fresh()
         if self.start.init is not None:
@@ -82,10 +82,10 @@ class Task:
         return model
 
     def fresh(self) -> PreTrainedModel:
-        """A model that has learnt nothing.
+        """A new, untrained model.
 
         Raises:
-            ValueError: a size out of range, or a variant that cannot do what the objective needs.
+            ValueError: A size is out of range, or a variant that cannot do what the objective needs.
         """
         start = self.start
         set_seed(start.seed)
@@ -101,29 +101,29 @@ def tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:
     """The tokenizer of a finished run.
 
     Args:
-        rule: how the message begins, "init must be" say.
-        run: its folder.
+        rule: Beginning of the message, such as "init must be".
+        run: Folder of the run.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no finished run on text in the folder.
     """
     folder = Path(run) / MODEL
-    # What is not there would be taken for a name on the hub, and looked for there.
+    # A folder that is not there would be taken for a name on the hub.
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{rule} the folder of a finished run on text, got {run!r}")
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def objective_name(given: str | None, data: Data, called: str) -> str:
-    """The objective of a run: the one given, or what its data are made for.
+    """The objective of a run: the one given, or the one that its data are made for.
 
     Args:
-        given: one of `OBJECTIVES`, or None.
-        data: what is learnt from.
-        called: the data's name, for the message.
+        given: Name in `OBJECTIVES`, or None.
+        data: Data set of the run.
+        called: Name of the data set, for the message.
 
     Raises:
-        ValueError: an objective that is not for this data.
+        ValueError: The objective is not for this data.
     """
     if isinstance(data, Text):
         allowed = ["causal_lm", "masked_lm", "replaced_token_detection"]
@@ -152,8 +152,8 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     """Put into a model the weights of a trained one; the head is new unless it is one of the same kind and size.
 
     Raises:
-        ValueError: the networks below the heads differ.
-        OSError: there is no trained model in the folder.
+        ValueError: The networks below the heads differ.
+        OSError: There is no trained model in the folder.
     """
     stored = load_file(folder / "model.safetensors")
     own = model.state_dict()

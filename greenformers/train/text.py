@@ -17,21 +17,21 @@ from greenformers.train.stream import Numbered
 
 
 class LanguageModelling(Objective):
-    """Blocks of `length` tokens, cut one after the other from a running text; what is left at its end is dropped.
+    """Blocks of `length` tokens, cut one after the other from a running text; the remainder at its end is dropped.
 
     Args:
-        data: running text.
-        tokenizer: turns it into tokens.
-        length: of a block, in tokens.
+        data: Running text.
+        tokenizer: Tokenizer of the text.
+        length: Length of a block, in tokens.
 
     Raises:
-        ValueError: length out of range, or longer than a split.
+        ValueError: The length is out of range, or longer than a split.
     """
 
     metric = "perplexity"
     greater_is_better = False
     markers: ClassVar[int] = 0
-    """Tokens of a block that are not text."""
+    """Number of special tokens in a block."""
 
     def __init__(self, data: Text, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
         if length < self.markers + 2:
@@ -40,7 +40,7 @@ class LanguageModelling(Objective):
         self._blocks: dict[str, Tensor] = {}
 
     def blocks(self, split: str) -> Tensor:
-        """The text of a split as (n, length - markers) int32."""
+        """The tokens of a split in blocks (n, length - markers), int32."""
         if split not in self._blocks:
             ids = encoded(self.tokenizer, self.data.split(split))
             width = self.length - self.markers
@@ -61,13 +61,13 @@ class LanguageModelling(Objective):
         return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Loss in nats and perplexity a predicted token. Perplexities of different tokenizers do not compare."""
+        """Mean loss in nats of a predicted token, and its perplexity, which is comparable within one tokenizer only."""
         loss = mean_loss(model, self, split, batch_size)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
-    """The tokens of a text (n,) int32, nothing added. Cut at line ends: a tokenizer slows down on very long texts."""
+    """The tokens of a text (n,) int32, without special tokens. The text is cut at line ends, as long ones are slow."""
     lines = text.splitlines(keepends=True)
     rows = (
         tokenizer(lines, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
@@ -78,7 +78,7 @@ def encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """What a configuration needs to know of a tokenizer."""
+    """Arguments of a configuration that depend on the tokenizer."""
     return {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -90,14 +90,16 @@ def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
 def mean_loss(
     model: PreTrainedModel, objective: Objective, split: str, batch_size: int, memory: int | None = None
 ) -> float:
-    """Loss in nats a labelled token over a whole split, whatever the batches; each of their rows begins without memory.
+    """Mean loss in nats of a labelled token over a whole split, whatever the batch size.
+
+    Each row of the batches begins with an empty segment memory.
 
     Args:
-        model: of the objective.
-        objective: what is asked.
+        model: A model that the objective has built.
+        objective: Objective with the split.
         split: "train", "valid" or "test".
-        batch_size: examples at a time.
-        memory: positions the model remembers; by default as many as in training.
+        batch_size: Number of examples computed at a time.
+        memory: Positions that the segment memory holds; by default as many as in training.
     """
     memory = objective.memory if memory is None else memory
     total = torch.zeros((), dtype=torch.float64)
@@ -126,6 +128,6 @@ def mean_loss(
 
 
 def in_rows(size: int, rows: int) -> list[list[int]]:
-    """Batches of up to so many rows, each of which goes through a stretch of its own; the last ones end first."""
+    """Batches of up to `rows` rows, each of which reads a consecutive part of its own; the last rows end first."""
     steps = -(-size // min(rows, size))
     return [list(range(step, size, steps)) for step in range(steps)]

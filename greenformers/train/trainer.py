@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with our order of examples, our judges and our checkpoints."""
+"""The Hugging Face Trainer with our order of examples, our evaluation and our checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,18 +20,18 @@ MEMORY = "memory.safetensors"
 
 
 class ResumableTrainer(Trainer):
-    """Same weights to the bit, however often it was stopped: all that is random follows from seed and step.
+    """A Trainer whose weights are equal to the bit however often it is stopped: random draws follow from seed and step.
 
     Args:
-        model: what is trained.
-        arguments: of the Trainer; `output_dir` holds the checkpoints.
-        stream: the examples, in order.
-        keep: how many checkpoints stay.
-        decay: of the learning rate, see `learning_rates`.
-        callbacks: told of every event.
+        model: The model to train.
+        arguments: Arguments of the Trainer; `output_dir` holds the checkpoints.
+        stream: The training examples, in order.
+        keep: Number of checkpoints to keep.
+        decay: Decay of the learning rate, see `learning_rates`.
+        callbacks: Callbacks, called at every event.
     """
 
-    # The Trainer makes these while it runs; None before.
+    # The Trainer sets these while it runs; before, they are None.
     model: Any
     optimizer: Any
     lr_scheduler: Any
@@ -64,7 +64,7 @@ class ResumableTrainer(Trainer):
         return SequentialSampler(self._stream)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """See `learning_rates`."""
+        """Make the learning rate scheduler, see `learning_rates`."""
         steps, warmup = num_training_steps, self.args.warmup_steps
         self.lr_scheduler = learning_rates(optimizer or self.optimizer, steps, warmup, self._decay)
         return self.lr_scheduler
@@ -72,7 +72,7 @@ class ResumableTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """That of the Trainer; of an objective with a memory, on top of the memory that the step before left."""
+        """Loss of the Trainer; the segment memory, where the objective has one, is that of the step before."""
         if not self._objective.memory:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.state.global_step % self._stream.steps_an_epoch == 0:
@@ -96,7 +96,7 @@ class ResumableTrainer(Trainer):
 
     @contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """Of a batch in parts, only the last part's backward pass sums the gradients over processes."""
+        """Sum the gradients over processes only in the backward pass of the last part of a batch."""
         self.model.set_requires_gradient_sync(False)
         try:
             yield
@@ -119,13 +119,13 @@ class ResumableTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def save_best(self) -> None:
-        """Keep the weights as the best so far."""
+        """Save the weights as the best so far."""
         tensors = state.weights(self.accelerator.unwrap_model(self.model_wrapped))
         if self.is_world_process_zero():
             state.save_weights(self._folder / "best", tensors)
 
     def load_best(self) -> None:
-        """Go back to the best weights."""
+        """Load the best weights."""
         state.load_weights(self._folder / "best", self.accelerator.unwrap_model(self.model_wrapped))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -143,7 +143,7 @@ class ResumableTrainer(Trainer):
             self._memory = SegmentMemory.read(self._objective.memory, tensors).to(self.args.device)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Done with the schedule."""
+        """Do nothing: the scaler is loaded with the schedule."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Not needed: see `Reseed`."""
+        """Do nothing: `Reseed` seeds every step."""

@@ -149,12 +149,17 @@ def test_one_string_is_read_by_lines():
     [
         ("words", ["a"], {}, "kind must be one of characters, bytes, bpe, got 'words'"),
         ("bpe", ["a"], {"vocab_size": 260}, "vocab_size must be at least 261 for bpe, got 260"),
-        ("bytes", ["a"], {"vocab_size": 261}, "vocab_size is for bpe, bytes have as many ids as there are; got 261"),
+        (
+            "bytes",
+            ["a"],
+            {"vocab_size": 261},
+            "vocab_size is for bpe, a vocabulary of bytes has a size of its own; got 261",
+        ),
         (
             "characters",
             ["a"],
             {"vocab_size": 6},
-            "vocab_size is for bpe, characters have as many ids as there are; got 6",
+            "vocab_size is for bpe, a vocabulary of characters has a size of its own; got 6",
         ),
         ("bpe", ["a"], {"max_length": 2}, "max_length must be at least 3, got 2"),
         ("bytes", [], {}, "texts must hold at least one character, got none"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from greenformers.genome import longest as module
-from greenformers.genome.longest import Found, Setting, Size, longest, needed, records, study
+from greenformers.genome.longest import LongestSequence, Setting, Size, longest, needed, records, study
 from greenformers.measure.grid import BASELINE, EAGER, attention_by
 from greenformers.measure.memory import peak_memory
 
@@ -154,7 +154,7 @@ def quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "needed", bytes_of)
 
 
-def answered(variants, modes, vocabularies, *, budget=None, **options) -> list[Found]:
+def answered(variants, modes, vocabularies, *, budget=None, **options) -> list[LongestSequence]:
     wanted = module.rows(variants, modes, size(), vocabularies, budget)
     return list(study(wanted, size(), vocabularies, budget=budget, **options))
 
@@ -197,7 +197,7 @@ def test_records_compare_with_eager_attention_of_the_same_mode() -> None:
         Setting("linformer", "training", True, 61): 700.0,
         Setting("linformer", "inference", False, 61): 900.0,
     }
-    found = [Found(setting, 3 * 2**30, round(value) + 2, value) for setting, value in rows.items()]
+    found = [LongestSequence(setting, 3 * 2**30, round(value) + 2, value) for setting, value in rows.items()]
     made = records(found, size(), names, about)
     assert [(one.value, one.ratio, one.to) for one in made] == [
         (100, 1, EAGER), (220, 2.2, EAGER), (700, 7, EAGER), (900, None, None),

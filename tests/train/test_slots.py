@@ -29,7 +29,7 @@ def test_a_run_with_all_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"residual": "reversible", "recompute": True}, "recompute cannot be with residual reversible, .*"),
+        ({"residual": "reversible", "recompute": True}, "recompute must be off with residual reversible, .*"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
         ({"share": "none"}, "shared must be one of all, attention, feed_forward; got 'none'"),
         ({"residual": "back"}, "residual must be one of post, pre, reversible; got 'back'"),
