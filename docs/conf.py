@@ -6,9 +6,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
-# Notebooks run in processes of their own, and on as many threads as they are given here.
+# Notebooks run in processes of their own. One thread: their networks are small, and other work may share the cores.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The notebooks read nothing but what packages hold, or what they make themselves.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -29,7 +29,7 @@ suppress_warnings = ["config.cache"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
-nb_execution_timeout = 300
+nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
@@ -37,7 +37,7 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-smartquotes = False  # options begin with two dashes
+smartquotes_action = "D"  # dashes alone; options, which begin with two, stand in backticks
 python_maximum_signature_line_length = 60
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 SECTIONS = re.compile(r"\s*(Args|Returns|Raises|Yields|Attributes|Example|Examples|Note):$")
+OPTION = re.compile(r"(?<![\w`-])(--[a-z][a-z0-9-]*)(?!\w)")
+MARKUP = re.compile(r"([*|\\])|(?<=\w)(_)(?!\w)")
 FENCED = re.compile(r"(`+[^`]*`+)")
 
 
@@ -15,7 +17,7 @@ def escaped(line: str) -> str:
     """One line of prose, its code marked as such."""
     parts = FENCED.split(line)
     return "".join(
-        f"``{part.strip('`')}``" if part.startswith("`") else re.sub(r"([*|\\])|(?<=\w)(_)(?!\w)", r"\\\1\2", part)
+        f"``{part.strip('`')}``" if part.startswith("`") else OPTION.sub(r"``\1``", MARKUP.sub(r"\\\1\2", part))
         for part in parts
     )
 

@@ -27,13 +27,15 @@ FOLDERS = {
     "feed_forward": ("Feed-forward", feed_forward),
     "position": ("Positions", position),
 }
+OPTION = re.compile(r"(?<![\w`-])(--[a-z][a-z0-9-]*)")
+ESCAPED = re.compile(r"([*_|<\[\]~$^\\])")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
 def prose(text: str) -> str:
     """A docstring as Markdown: what would be markup is escaped, papers are links."""
     parts = re.split(r"(`[^`]*`)", text)
-    plain = [part if part.startswith("`") else re.sub(r"([*_|<\[\]~$^\\])", r"\\\1", part) for part in parts]
+    plain = [part if part.startswith("`") else OPTION.sub(r"`\1`", ESCAPED.sub(r"\\\1", part)) for part in parts]
     return ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", "".join(plain))
 
 
