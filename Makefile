@@ -3,6 +3,7 @@
 # make test    the whole test suite
 # make bench   every benchmark, quickly, with records in runs/bench/; then the slow tests
 # make lint    ruff and mypy
+# make docs    the site, docs/_build/html: notebooks executed, warnings are errors, links checked
 #
 # A CPU build of torch from another package index: make setup TORCH_INDEX=<its URL>
 # Another Python: make setup PYTHON=python3.12
@@ -12,7 +13,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test bench lint
+.PHONY: setup demo test bench lint docs docs-links
 
 setup: $(VENV)/ready
 
@@ -44,3 +45,15 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+$(VENV)/ready-docs: $(VENV)/ready
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	touch $@
+
+# Links to other sites are looked at by docs-links, which needs a network.
+docs: $(VENV)/ready-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/_ext/check_links.py docs/_build/html
+
+docs-links: $(VENV)/ready-docs
+	$(BIN)/python -m sphinx -q -D nb_execution_mode=off -b linkcheck docs docs/_build/linkcheck

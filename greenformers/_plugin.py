@@ -36,11 +36,12 @@ REGISTRIES: dict[str, Callable[[], None]] = {
 
 def install() -> None:
     """Register now, or when `transformers` is imported."""
+    # The finder first: one registration may load what another one waits for.
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
     for name, register in REGISTRIES.items():
         if name in sys.modules:
             register()
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):

@@ -108,11 +108,12 @@ def test_load_gives_it_back_and_so_once_more(saved: dict[str, Any], what: str, t
 
 
 @pytest.mark.slow
-def test_transformers_may_be_imported_first() -> None:
+@pytest.mark.parametrize("first", ["import transformers.quantizers.auto", "from transformers import AutoModel"])
+def test_transformers_may_be_imported_first(first: str) -> None:
     script = (
-        "import transformers.quantizers.auto as auto\n"
-        "assert 'greenformers' not in auto.AUTO_QUANTIZER_MAPPING\n"
+        f"{first}\n"
         "import greenformers\n"
+        "import transformers.quantizers.auto as auto\n"
         "assert {'greenformers'} <= set(auto.AUTO_QUANTIZER_MAPPING) & set(auto.AUTO_QUANTIZATION_CONFIG_MAPPING)\n"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
