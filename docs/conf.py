@@ -11,6 +11,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.en
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The notebooks read nothing but what packages hold, or what they make themselves.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Warnings of libraries about the notebook they are in name folders of this machine.
+os.environ["PYTHONWARNINGS"] = "ignore"
 
 import greenformers  # noqa: E402
 
