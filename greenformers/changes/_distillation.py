@@ -66,6 +66,7 @@ def heal(
     """
     student = Student(model, original, dict(weights or {}) or WEIGHTS[task_of(original)], temperature)
     before = {name: x.clone() for name, x in model.state_dict().items()}
+    start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
     try:
         with in_full(model):
             history = fit(
@@ -81,7 +82,16 @@ def heal(
             f"healing diverged at a learning rate of {schedule.learning_rate:g}: {error}; try a lower one{last}"
         ) from error
     model.eval()
+    history.log.insert(0, {"step": 0, "eval_distance": start})
+    if history.stopped is None and distances(history)[-1] > start:
+        # A network that hardly differs from its teacher may only lose by large steps.
+        model.load_state_dict(before)
     return history
+
+
+def distances(history: History) -> list[float]:
+    """Distances from the teacher on the examples that are not learnt from: before the first step, and as logged."""
+    return [value for _, value in history.curve("eval_distance")]
 
 
 @contextmanager

@@ -93,7 +93,7 @@ class Heal(Change):
             ValueError: There are too few examples for a batch, or the model cannot learn from them.
             Stopped: A signal ended training early; the same call continues it.
         """
-        from greenformers.changes._distillation import heal
+        from greenformers.changes._distillation import distances, heal
         from greenformers.changes._options import as_dict
         from greenformers.train.run import Stopped
 
@@ -110,9 +110,11 @@ class Heal(Change):
             )  # fmt: skip
         if history.stopped is not None:
             raise Stopped(history.stopped)
-        distances = [entry["eval_distance"] for entry in history.log if "eval_distance" in entry]
-        moved = f", distance {distances[0]:.4g} -> {distances[-1]:.4g}" if distances else ""
-        return Report(as_dict(self), f"{history.steps} steps of {self.batch_size} examples{moved}", log=history.log)
+        values = distances(history)
+        said = f"{history.steps} steps of {self.batch_size} examples, distance {values[0]:.4g} -> {values[-1]:.4g}"
+        if values[-1] > values[0]:
+            said += ": farther than before, so all weights are as they were before; try a lower learning rate"
+        return Report(as_dict(self), said, log=history.log)
 
     def schedule(self, seed: int) -> "Schedule":
         """The schedule of training."""

@@ -122,6 +122,18 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
         assert torch.equal(one, other)
 
 
+def test_a_healing_that_leads_away_leaves_the_network_as_it_was():
+    """What hardly differs from its teacher loses by large steps, which was saved as a success."""
+    original = network()
+    near = copy.deepcopy(original)
+    with torch.no_grad():
+        next(near.parameters()).mul_(1.0001)
+    before = {name: x.clone() for name, x in near.state_dict().items()}
+    report = Heal(steps=4, batch_size=16, learning_rate=1e-2).apply(near, given(original))
+    assert "farther than before, so all weights are as they were before; try a lower learning rate" in report.summary
+    assert all(torch.equal(x, before[name]) for name, x in near.state_dict().items())
+
+
 def test_a_healing_that_diverges_is_refused(tmp_path):
     """It was saved as a success."""
     small, original = pair()
