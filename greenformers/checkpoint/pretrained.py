@@ -59,6 +59,17 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     return model.eval(), tokenizer
 
 
+def model_name(model: str) -> str:
+    """What a model is called: its name on the hub, else that of its folder, or of the run whose `model` it is."""
+    if not Path(model).is_dir():
+        return model
+    folder = Path(model).resolve()
+    cached = [part for part in folder.parts if part.startswith("models--")]
+    if cached:
+        return cached[-1].removeprefix("models--").replace("--", "/")
+    return folder.parent.name if folder.name == "model" and folder.parent.name else folder.name
+
+
 def features_of(name: str, model: PreTrainedModel) -> Any:
     """The image processor or feature extractor beside a model; None for a model of texts, or where there is none.
 

@@ -49,6 +49,7 @@ def compress(
 
     A run that was stopped goes on with the same command.
     """
+    from greenformers.checkpoint.pretrained import model_name
     from greenformers.measure.record import append, context
 
     changes = recipe_of(change, recipe, typed)
@@ -61,7 +62,7 @@ def compress(
         _from_disk(model, out, changes, job, results, report)
         return
     from greenformers.compress.run import run
-    from greenformers.report.page import write
+    from greenformers.report.page import headline, write
     from greenformers.report.table import tables
 
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
@@ -70,7 +71,10 @@ def compress(
     terminal.show(console, tables(records, console.width))
     if results is not None:
         append(results, records)
-    page = write(records, report or out / "report", f"{Path(model).name}, compressed")
+    lead = headline(records)
+    if not any("texts" in record.setting for record in records):
+        lead = f"Quality was not judged: no texts were given. {lead}"
+    page = write(records, report or out / "report", f"{model_name(model)}, compressed", lead=lead)
     console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
 
 

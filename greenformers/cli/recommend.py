@@ -107,7 +107,7 @@ def _for_model(
     results: Path | None,
 ) -> None:  # fmt: skip
     from greenformers.advise.checkpoint import advise
-    from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
+    from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
     from greenformers.data._examples import read_examples
     from greenformers.data._tasks import kind_of_input
     from greenformers.measure.record import append, context
@@ -130,7 +130,7 @@ def _for_model(
             network, tokenizer, judged or learnt, features=features_of(model, network), length=length, batch=batch,
             limit=limit, country=country, about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
-    console.print(measured_table(advice, Path(model).name or model))
+    console.print(measured_table(advice, model_name(model)))
     console.print(words(advice, loss / 100, model, str(texts)), markup=False, soft_wrap=True)
     if results is not None:
         append(results, advice.records)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
-from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
+from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
 from greenformers.checkpoint.save import REPORT, check_place, save
 from greenformers.compress.apply import apply, check
 from greenformers.compress.comparison import card, compared
@@ -95,7 +95,7 @@ def run(
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer
         attach(small, replace(pooling_of(small), length=longer))
-    words = " ".join([f"Made from `{Path(model).name}`.", _told(parts, job), *(f"{note}." for note in notes)])
+    words = " ".join([f"Made from `{model_name(model)}`.", _told(parts, job), *(f"{note}." for note in notes)])
     save(
         small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
     )  # fmt: skip

@@ -42,12 +42,13 @@ def broken(name: str, letters: int = 16) -> str:
 
 
 class Spot(NamedTuple):
-    """A point with half its interquartile ranges."""
+    """A point, half the interquartile range of its x, and both ends of a line through its y."""
 
     x: float
     y: float
     dx: float
-    dy: float
+    low: float
+    high: float
 
 
 def name_points(axes: Axes, spots: Mapping[str, Spot], renderer: RendererBase) -> None:
@@ -71,8 +72,8 @@ def name_points(axes: Axes, spots: Mapping[str, Spot], renderer: RendererBase) -
 
 def _boxes(axes: Axes, spot: Spot) -> list[Bbox]:
     """What a spot covers, in pixels: its marker and its bars."""
-    x, y, dx, dy = spot
-    ends = axes.transData.transform([(x, y), (x - dx, y), (x + dx, y), (x, y - dy), (x, y + dy)])
+    x, y, dx, low, high = spot
+    ends = axes.transData.transform([(x, y), (x - dx, y), (x + dx, y), (x, low), (x, high)])
     return [Bbox([ends[0], ends[0]]).padded(10), Bbox(ends[1:3]).padded(2), Bbox(ends[3:]).padded(2)]
 
 

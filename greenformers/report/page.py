@@ -19,6 +19,7 @@ from greenformers.report.table import (
     change,
     interval,
     legend,
+    number,
     reference,
     rows,
     sections,
@@ -27,30 +28,55 @@ from greenformers.report.table import (
     variants,
 )
 
-# What a headline says of a ratio, better and worse. The first metric that was improved makes the headline.
-_GAINS = {
-    "latency": ("runs {} faster", "runs {} slower"),
-    "train_step": ("runs forward and backward {} faster", "runs forward and backward {} slower"),
-    "train_time": ("trains {} faster", "trains {} slower"),
-    "flops": ("needs {} fewer FLOPs", "needs {} more FLOPs"),
-    "parameters": ("has {} fewer parameters", "has {} more parameters"),
+# What a headline says of a gain. The first metric that was improved makes the headline.
+_SPEEDS = {
+    "latency": "runs {} as fast",
+    "train_step": "runs forward and backward {} as fast",
+    "train_time": "trains {} as fast",
 }
-_MEMORY = {
-    "peak_memory_inference": ("needs {} less memory at inference", "needs {} more memory at inference"),
-    "peak_memory_training": ("needs {} less memory in training", "needs {} more memory in training"),
+_AMOUNTS = {
+    "flops": ("needs", "fewer", "FLOPs"),
+    "parameters": ("has", "fewer", "parameters"),
+    "peak_memory_inference": ("needs", "less", "memory at inference"),
+    "peak_memory_training": ("needs", "less", "memory in training"),
+}
+_GAINS = (*_SPEEDS, "flops", "parameters")
+_MEMORY = ("peak_memory_inference", "peak_memory_training")
+# What is said of how good a variant is, each where it was measured.
+_QUALITY = {
+    "test_accuracy": "test accuracy",
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "auc": "area under the ROC curve",
+    "spearman": "Spearman's correlation",
+    "cosine": "cosine to the dense model's outputs",
+    "perplexity": "perplexity",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "wer": "word error rate",
+    "cer": "character error rate",
 }
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f23; --soft: #57606a; --line: #d4d9de; --paper: #fff; --band: #f4f6f8;
-  --better: #00694a; --worse: #a63c06; }
+  --better: #00694a; --worse: #a63c06; --shade: rgb(0 0 0 / .28); }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #a3abb3; --line: #3a4149; --paper: #14171a;
-  --band: #1e2328; --better: #56d3a6; --worse: #ff9c66; } }
+  --band: #1e2328; --better: #56d3a6; --worse: #ff9c66;
+  --shade: rgb(255 255 255 / .3); } }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif; }
 main { max-width: 68rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 1rem; }
 h2 { font-size: 1.2rem; margin: 3rem 0 1rem; }
 .lead { font-size: 1.2rem; max-width: 46rem; margin: 0; }
-.scroll { overflow-x: auto; }
+/* A shadow on a side that has more: the first two layers travel with the content, and cover it at its end. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, var(--paper) 30%, transparent) 0 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 30%, transparent) 100% 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) 0 0 / 1rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) 100% 0 / 1rem 100% no-repeat scroll; }
+.scroll::-webkit-scrollbar { height: .6rem; }
+.scroll::-webkit-scrollbar-thumb { background: var(--soft); border-radius: .3rem; }
+.hint { display: none; color: var(--soft); font-size: .9rem; margin: 0 0 .6rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 caption { text-align: left; color: var(--soft); padding-bottom: .6rem; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
@@ -63,13 +89,16 @@ td .better { color: var(--better); }
 td .worse { color: var(--worse); }
 .notes { color: var(--soft); font-size: .9rem; padding-left: 1.1rem; }
 figure { margin: 0 0 2.5rem; }
-figure img { display: block; max-width: max(100%, 36rem); height: auto; background: #fff; }
+figure img { display: block; max-width: 100%; height: auto; background: #fff; }
 figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.2rem; margin: 0 0 1.5rem; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { tbody th[scope=row], thead th:first-child { position: sticky; left: 0; min-width: 6.5rem;
-  background: var(--paper); white-space: normal; padding: .3rem .6rem .3rem 0; } }
+  background: var(--paper); white-space: normal; padding: .3rem .6rem .3rem 0; }
+  .hint { display: block; }
+  dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: .6rem; } }
 """.strip()
 
 
@@ -131,51 +160,67 @@ def headline(records: Iterable[Record]) -> str:
         if gains:
             section, record = max(gains, key=lambda pair: pair[1].ratio or 0)
             same = [pair for pair in compared if pair[1].variant == record.variant]
-            return " ".join([_gain(section, record), *_elsewhere(section, record, same), *_accuracies(same)])
+            return " ".join([_gain(section, record), *_elsewhere(section, record, same), *_qualities(same)])
     return f"No variant improves on {compared[0][0].baseline} in speed or size."
 
 
 def _gain(section: Section, record: Record) -> str:
-    text = f"{section.title}: {record.variant} {_phrase(_GAINS, record)} than {record.to}"
+    comparison = "as" if record.metric in _SPEEDS else "than"
+    text = f"{section.title}: {record.variant} {_phrase(record.metric, [record])} {comparison} {record.to}"
     for metric in _MEMORY:
         other = section.cells.get((metric, record.variant))
         verdict = change(section, other).verdict if other else "same"
         if other and verdict != "same":
-            return f"{text} {'and' if verdict == 'better' else 'but'} {_phrase(_MEMORY, other)}."
+            return f"{text} {'and' if verdict == 'better' else 'but'} {_phrase(metric, [other])}."
     return f"{text}."
 
 
-def _phrase(words: dict[str, tuple[str, str]], record: Record) -> str:
-    better, worse = words[record.metric]
-    ratio = record.ratio or 1
-    return better.format(times(ratio)) if ratio > 1 else worse.format(times(1 / ratio))
+def _phrase(metric: str, records: Sequence[Record]) -> str:
+    """What a variant does, by its ratios: "runs 1.3x to 2.1x as fast", "needs 4 % more memory at inference"."""
+    ratios = [record.ratio or 1 for record in records]
+    if metric in _SPEEDS:
+        return _SPEEDS[metric].format(" to ".join(dict.fromkeys(map(times, ratios))))
+    verb, less, amount = _AMOUNTS[metric]
+    return f"{verb} {' to '.join(dict.fromkeys(_share(ratio, less) for ratio in ratios))} {amount}"
+
+
+def _share(ratio: float, less: str) -> str:
+    """How much less or more of the baseline's is needed. Twice as much and above is said in times."""
+    needed = 1 / ratio
+    if needed >= 2:
+        return f"{times(needed)} the"
+    percent = 100 * abs(1 - needed)
+    return f"{percent:.0f} % {less if needed < 1 else 'more'}" if percent < 99 else f"{percent:.1f} % {less}"
 
 
 def _elsewhere(section: Section, record: Record, same: Sequence[tuple[Section, Record]]) -> list[str]:
     """The range of the same ratio in the other settings, so that the best does not stand for all."""
-    others = sorted(pair[1].ratio or 1 for pair in same if pair[1].metric == record.metric and pair[0] is not section)
+    others = [other for place, other in same if other.metric == record.metric and place is not section]
     if not others:
         return []
-    ends = " to ".join(dict.fromkeys(times(ratio) for ratio in (others[0], others[-1])))
-    measure = METRICS[record.metric].label.lower()
-    worse = " (below 1x: worse)" if others[0] < 1 else ""
+    others.sort(key=lambda other: other.ratio or 1)
     where = "In the other setting" if len(others) == 1 else f"In the other {len(others)} settings"
-    return [f"{where}, {measure} is {ends} better{worse}."]
+    return [f"{where} it {_phrase(record.metric, [others[0], others[-1]])}."]
 
 
-def _accuracies(same: Sequence[tuple[Section, Record]]) -> list[str]:
-    sentences = []
-    for section, record in same:
-        if record.metric == "test_accuracy":
-            points = record.value - reference(record)
-            side = "above" if points > 0 else "below"
-            words = f"{abs(points):.1f} points {side} {record.to}"
-            if record.interval:
-                words += f" (95 % interval {interval(record)})"
-            if change(section, record).verdict == "same":
-                words += ", which is within noise"
-            sentences.append(f"{section.title}: its test accuracy is {record.value:.1f} %, {words}.")
-    return sentences
+def _qualities(same: Sequence[tuple[Section, Record]]) -> list[str]:
+    return [_quality(section, record) for section, record in same if record.metric in _QUALITY]
+
+
+def _quality(section: Section, record: Record) -> str:
+    """How good a variant is beside the baseline, and whether that is more than noise."""
+    metric = METRICS[record.metric]
+    base = reference(record)
+    if metric.unit == "%":
+        points = record.value - base
+        words = f"{record.value:.1f} %, {abs(points):.1f} points {'above' if points > 0 else 'below'} {record.to}"
+    else:
+        words = f"{number(record.value)}; {record.to}: {number(base)}"
+    if record.interval:
+        words += f" (95 % interval of the difference {interval(record)})"
+    if change(section, record).verdict == "same":
+        words += ", which is within noise"
+    return f"{section.title}: its {_QUALITY[record.metric]} is {words}."
 
 
 def _count(number: int, noun: str) -> str:
@@ -219,8 +264,9 @@ def _table(found: Sequence[Section]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     body = "".join(_body(section, names) for section in found)
     notes = "".join(f"<li>{escape(note)}</li>\n" for note in legend(found))
+    hint = '<p class="hint">More columns to the right: the table scrolls sideways.</p>\n' if len(names) > 2 else ""
     return f"""<h2>Table</h2>
-<div class="scroll" role="region" aria-label="Table" tabindex="0">
+{hint}<div class="scroll" role="region" aria-label="Table" tabindex="0">
 <table>
 <caption>Each measure of each variant, setting by setting.</caption>
 <thead>
@@ -250,9 +296,7 @@ def _figure(picture: Picture, image: bytes) -> str:
     data = base64.b64encode(image).decode()
     width, height = (round(100 * inches) for inches in picture.figure.get_size_inches())
     return f"""<figure>
-<div class="scroll" role="region" aria-label="{escape(picture.caption)}" tabindex="0">
 <img width="{width}" height="{height}" alt="{escape(picture.alt)}" src="data:image/png;base64,{data}">
-</div>
 <figcaption>{escape(picture.caption)}</figcaption>
 </figure>
 """

@@ -38,6 +38,9 @@ LINES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 COSTS = ("latency", "energy")
 PLACES = {"step": "Step (optimiser updates)", "epoch": "Epoch (passes over the data)"}
 
+LEAST_SPAN = 5.0
+"""Points that an axis of percentages spans at least: differences of tenths must not look like gulfs."""
+
 _LETTERS = 9  # of a title, in an inch
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -115,15 +118,16 @@ def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
     for axes, (cost, points) in zip(grid(figure, 1, len(panels), sharey=True), panels.items(), strict=True):
         unit, factor = scale([x.value for x, _ in points.values()], METRICS[cost].unit)
         spots = {
-            name: Spot(x.value / factor, y.value, (x.spread or 0) / factor / 2, (y.spread or 0) / 2)
+            name: Spot(x.value / factor, y.value, (x.spread or 0) / factor / 2, *_ends(y))
             for name, (x, y) in points.items()
         }
-        for name, (x, y, dx, dy) in spots.items():
-            look = dress[name]
-            axes.errorbar(x, y, dy, dx, color=look.colour, marker=look.marker, markersize=8, elinewidth=1)
+        for name, (x, y, dx, low, high) in spots.items():
+            look, up = dress[name], [[max(0, y - low)], [max(0, high - y)]]
+            axes.errorbar(x, y, up, dx, color=look.colour, marker=look.marker, markersize=8, elinewidth=1, capsize=2)
+        if base := points.get(section.baseline or ""):
+            axes.axhline(base[1].value, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
         axes.margins(0.3, 0.2)
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, min(high, 100 + 0.05 * (100 - low)))
+        axes.set_ylim(*_span(spots.values()))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.set_xlabel(label(cost, unit) + _estimated(x for x, _ in points.values()))
         axes.set_ylabel(label("test_accuracy", METRICS["test_accuracy"].unit))
@@ -243,6 +247,25 @@ def _points(section: Section, cost: str) -> dict[str, tuple[Record, Record]]:
     return {name: pair for name, pair in pairs.items() if all(math.isfinite(record.value) for record in pair)}
 
 
+def _ends(record: Record) -> tuple[float, float]:
+    """Both ends of what a score may be: of the interval of its difference, or else of its spread."""
+    if record.interval:
+        base = reference(record)
+        return base + record.interval[0], base + record.interval[1]
+    half = (record.spread or 0) / 2
+    return record.value - half, record.value + half
+
+
+def _span(spots: Iterable[Spot]) -> tuple[float, float]:
+    """Ends of an axis of percentages: room for every line, `LEAST_SPAN` at least, and little above 100."""
+    ends = [end for spot in spots for end in (spot.low, spot.y, spot.high)]
+    low, high = min(ends), max(ends)
+    short = max(0.0, LEAST_SPAN - (high - low)) / 2
+    margin = 0.12 * max(high - low, LEAST_SPAN)
+    low, high = low - short - margin, high + short + margin
+    return low, min(high, 100 + 0.05 * (100 - low))
+
+
 def _estimated(records: Iterable[Record]) -> str:
     return ", estimated" if any(record.source == "estimated" for record in records) else ""
 
@@ -327,7 +350,14 @@ def _words(kind: str, section: Section) -> tuple[str, str]:
             for name, (x, y) in _points(section, cost).items():
                 text = f"{name} {y.value:.1f} % for {number(x.value)} {x.unit}"
                 values.setdefault(METRICS[cost].label, []).append(text)
-        caption = "Test accuracy against what it costs. Lines through a marker: interquartile range of the repeats."
+        caption = (
+            "Test accuracy against what it costs. Level lines through a marker: interquartile range of the repeats."
+        )
+        if any(metric == "test_accuracy" and record.interval for (metric, _), record in section.cells.items()):
+            caption += (
+                f" Upright lines: 95 % interval of the difference from {section.baseline}, the dotted line; one that "
+                "crosses it is within noise."
+            )
         return f"{section.title}. {caption}", f"Scatter plot of test accuracy against cost. {_listed(values)}"
     if kind == "ratios":
         for (metric, name), record in section.cells.items():

@@ -138,10 +138,10 @@ def test_runs_are_told_apart_by_all_but_time(few, tmp_path):
 
 def test_the_headline_is_computed(parsed):
     assert [text for attributes, text in parsed.all("p") if attributes == {"class": "lead"}] == [
-        "Layer, length 4096, batch 1: lrt+linformer runs 8.1x faster than transformer and needs 12x less memory at "
-        "inference. In the other 2 settings, inference latency is 1.6x to 2.1x better. "
+        "Layer, length 4096, batch 1: lrt+linformer runs 8.1x as fast as transformer and needs 92 % less memory at "
+        "inference. In the other 2 settings it runs 1.6x to 2.1x as fast. "
         "Demo: its test accuracy is 96.4 %, 1.1 points below transformer "
-        "(95 % interval -2.2 to -0.1)."
+        "(95 % interval of the difference -2.2 to -0.1)."
     ]
 
 
@@ -158,8 +158,8 @@ def test_the_headline_does_not_hide_what_is_worse():
         for variant, value in zip(("full", "lrt"), pair, strict=True)
     ]
     assert page.headline(with_ratios(records, "full")) == (
-        "Layer, length 4096, batch 1: lrt runs 2.0x faster than full but needs 2.0x more memory at inference. "
-        "In the other setting, inference latency is 0.80x better (below 1x: worse). "
+        "Layer, length 4096, batch 1: lrt runs 2.0x as fast as full but needs 2.0x the memory at inference. "
+        "In the other setting it runs 0.80x as fast. "
         "Demo: its test accuracy is 97.2 %, 0.2 points above full, which is within noise."
     )
 
@@ -168,7 +168,37 @@ def test_the_headline_claims_nothing_where_nothing_was_gained(few):
     slower = [figure(name, LONG, "latency", value) for name, value in (("full", 100.0), ("lrt", 99.0))]
     assert page.headline(with_ratios(slower, "full")) == "No variant improves on full in speed or size."
     assert page.headline(slower) == "Measured: 2 variants in 1 setting."
-    assert page.headline(few).endswith("runs 8.1x faster than transformer.")
+    assert page.headline(few).endswith("runs 8.1x as fast as transformer.")
+
+
+def test_the_headline_says_a_little_more_in_percent():
+    records = [
+        figure(name, setting, metric, value)
+        for setting, metric, values in (
+            (LONG, "flops", (100.0, 52.0)),
+            (LONG, "peak_memory_inference", (100.0, 104.0)),
+            (SHORT, "flops", (100.0, 110.0)),
+        )
+        for name, value in zip(("full", "lrt"), values, strict=True)
+    ]
+    assert page.headline(with_ratios(records, "full")) == (
+        "Layer, length 4096, batch 1: lrt needs 48 % fewer FLOPs than full but needs 4 % more memory at inference. "
+        "In the other setting it needs 10 % more FLOPs."
+    )
+
+
+def test_the_headline_says_how_good_a_compressed_model_is():
+    records = [figure(name, LONG, "latency", value) for name, value in (("full", 100.0), ("lrt", 50.0))]
+    for metric, values, interval in (("cosine", (1.0, 0.97), None), ("spearman", (83.0, 82.5), [-1.2, 0.2])):
+        full, lrt = (
+            figure(name, {"texts": "sts"}, metric, value) for name, value in zip(("full", "lrt"), values, strict=True)
+        )
+        records += [full, replace(lrt, interval=interval)]
+    assert page.headline(with_ratios(records, "full")).split(" as fast as full. ")[1] == (
+        "Compare: its cosine to the dense model's outputs is 0.970; full: 1.00. "
+        "Compare: its Spearman's correlation is 82.5 %, 0.5 points below full "
+        "(95 % interval of the difference -1.2 to +0.2), which is within noise."
+    )
 
 
 def test_everything_is_escaped(few, tmp_path):
