@@ -40,7 +40,9 @@ def test_every_extra_that_is_named_brings_what_is_missing() -> None:
 
 
 def test_tests_and_lint_have_every_extra() -> None:
-    missing_ = {name: set(EXTRAS[name]) - set(EXTRAS["dev"]) for name in EXTRAS if name not in ("dev", "docs", "minilm")}
+    missing_ = {
+        name: set(EXTRAS[name]) - set(EXTRAS["dev"]) for name in EXTRAS if name not in ("dev", "docs", "minilm")
+    }
     assert missing_ == {name: set() for name in missing_}
 
 
