@@ -181,7 +181,11 @@ def explained(
 
 
 def picture(found: Explained, shown: int) -> Figure:
-    """A track along the region, with the names of so many of the most important variants."""
-    names = {position: found.names.get(position, str(position)) for position, _ in found.ranked[:shown]}
+    """A track along the region, with so many of the most important variants: their names and the table's figures."""
+    marks = {position: (found.names.get(position, str(position)), score) for position, score in found.ranked[:shown]}
     title = f"What the network looks at, {found.region}"
-    return track(title, found.region.start + 1, found.values.tolist(), names)
+    return track(
+        title, found.region.start + 1, found.values.tolist(), marks, what="Importance (logit)",
+        each="one position: standard deviation of its attributions",
+        marked="a variant: what follows it within 16 positions, as in the table",
+    )  # fmt: skip
