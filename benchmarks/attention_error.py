@@ -28,7 +28,7 @@ from greenformers.data._files import need, read_lines
 from greenformers.measure.record import Record
 from greenformers.measure.spectrum import blocks
 from greenformers.report.curves import save
-from greenformers.report.names import GREY
+from greenformers.report.names import GREY, name_lines
 from greenformers.report.plot import grid, house, looks, new_figure, settle
 
 LENGTH = 256  # the longest that this model was trained on
@@ -175,26 +175,30 @@ def table(made: list[Record]) -> Table:
 
 @house
 def picture(made: list[Record]) -> Figure:
-    """Left landmarks, right features: means as lines, quartiles shaded."""
-    figure = new_figure(9.4, 4.8, f"Approximations of dense attention on MiniLM-L6's own q, k, v, N {LENGTH}")
+    """Left landmarks, right features: medians as lines, quartiles as bars, side by side where they would coincide."""
+    figure = new_figure(11.4, 4.8, f"Approximations of dense attention on MiniLM-L6's own q, k, v, N {LENGTH}")
     panels = (("nystromformer", "Landmarks m (Nystromformer)"), ("performer", "Random features p (Performer)"))
-    trivial = of_mean(made)["mean"]
+    trivial = of_mean(made)["median"]
     for axes, (mechanism, words) in zip(grid(figure, 1, 2, sharey=False), panels, strict=True):
         found = curves(made, mechanism)
-        for look, (line, sizes) in zip(looks(found).values(), found.items(), strict=True):
-            low, high = ([values[f"{end} quartile"] for values in sizes.values()] for end in ("lower", "upper"))
-            means = [values["mean"] for values in sizes.values()]
-            axes.plot(list(sizes), means, label=line, color=look.colour, linestyle=look.line, marker=look.marker,
-                      markersize=5)  # fmt: skip
-            axes.fill_between(list(sizes), low, high, color=look.colour, alpha=0.1, linewidth=0)
-        axes.axhline(trivial, color=GREY, linewidth=1.2, linestyle=(0, (1, 1)), label=MEAN)
+        for place, (look, (line, sizes)) in enumerate(zip(looks(found).values(), found.items(), strict=True)):
+            apart = 2 ** (0.16 * (place - (len(found) - 1) / 2))
+            medians = [values["median"] for values in sizes.values()]
+            below = [values["median"] - values["lower quartile"] for values in sizes.values()]
+            above = [values["upper quartile"] - values["median"] for values in sizes.values()]
+            at = [size * apart for size in sizes]
+            axes.plot(at, medians, label=line, color=look.colour, linestyle=look.line, marker=look.marker,
+                      markersize=4, linewidth=1)  # fmt: skip
+            axes.errorbar(at, medians, [below, above], fmt="none", ecolor=look.colour, elinewidth=1, capsize=2)
+        ticks = sorted({size for sizes in found.values() for size in sizes})
+        level = axes.plot(ticks, [trivial] * len(ticks), color=GREY, linewidth=1.2, linestyle=(0, (1, 1)), label=MEAN)
+        level[0].set_zorder(0)
         if mechanism == "performer":
             _slope(axes, next(iter(found.values())))
-        ticks = sorted({size for sizes in found.values() for size in sizes})
         _logarithmic(axes, ticks)
         axes.set_xlabel(words)
-        axes.set_ylabel("Relative error of the output (mean, quartiles)")
-        axes.legend(loc="lower left")
+        axes.set_ylabel("Relative error of the output (median, quartiles)")
+        name_lines(axes)
     settle(figure)
     return figure
 
@@ -203,8 +207,8 @@ def _slope(axes: Axes, sizes: Mapping[int, Mapping[str, float]]) -> None:
     """p^-1/2, the rate of a mean of independent terms, from the first point of a line."""
     first = min(sizes)
     ends = (first, max(sizes))
-    heights = [sizes[first]["mean"] * (p / first) ** -0.5 for p in ends]
-    axes.plot(ends, heights, color="#CC79A7", linewidth=1, label="slope p^-1/2")
+    heights = [sizes[first]["median"] * (p / first) ** -0.5 for p in ends]
+    axes.plot(ends, heights, color="#E69F00", linewidth=1, label="slope p^-1/2")
 
 
 def _logarithmic(axes: Axes, ticks: list[int]) -> None:

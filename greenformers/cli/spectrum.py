@@ -24,13 +24,16 @@ def spectrum(
     index: Annotated[int, typer.Option(help="How many singular values the table and the heat map add up.")] = 128,
     limit: Annotated[int, typer.Option(help="At most so many blocks.")] = 100,
     share: Annotated[float, typer.Option(help="What the suggested k keeps of the singular values' sum.")] = 0.9,
+    name: Annotated[
+        str | None, typer.Option(help="What the model is called in figure and records; by default as its folder.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the figure and its page.")] = Path("spectrum"),
     results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
 ) -> None:
     """Measure the singular values of a trained model's attention over real text, and suggest a k for each layer."""
     from itertools import islice
 
-    from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.checkpoint.pretrained import model_name, pretrained
     from greenformers.data._texts import read_texts
     from greenformers.measure import spectrum as measure
     from greenformers.measure.record import append, context
@@ -56,7 +59,7 @@ def spectrum(
     # Shown first: should the disk be full, the figures are at least on the screen.
     console.print(table(found, index, share))
     about = context(terminal.command(), 0)
-    made = measure.records(found, Path(model).resolve().name, seen.name, index=index, share=share, about=about)
+    made = measure.records(found, name or model_name(model), seen.name, index=index, share=share, about=about)
     if results is not None:
         append(results, made)
     page = write(found, made, index, share, out)

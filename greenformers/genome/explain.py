@@ -183,7 +183,14 @@ def explained(
 
 
 def picture(explanation: Explained, count: int) -> Figure:
-    """A picture of the importance along the region, with the names of the `count` most important variants."""
-    names = {position: explanation.names.get(position, str(position)) for position, _ in explanation.ranked[:count]}
+    """A track along the region, with the `count` most important variants: their names and the table's figures."""
+    marks = {
+        position: (explanation.names.get(position, str(position)), score)
+        for position, score in explanation.ranked[:count]
+    }
     title = f"What the network looks at, {explanation.region}"
-    return track(title, explanation.region.start + 1, explanation.values.tolist(), names)
+    return track(
+        title, explanation.region.start + 1, explanation.values.tolist(), marks, what="Importance (logit)",
+        each="one position: standard deviation of its attributions",
+        marked="a variant: what follows it within 16 positions, as in the table",
+    )  # fmt: skip

@@ -1,16 +1,15 @@
 """Curves: panels of lines, for a training run and for studies of one quantity against another."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
+from greenformers.report.names import name_lines
 from greenformers.report.plot import grid, house, looks, new_figure, settle
-
-INSIDE = 6
-"""More lines than these leave a panel no room for their names; they stand beside the last one then."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -23,25 +22,29 @@ class Panel(NamedTuple):
         y: label of the vertical axis.
         lines: name to points (x, y).
         doubling: the horizontal axis is logarithmic, with ticks at the points.
+        title: above it.
     """
 
     x: str
     y: str
     lines: Mapping[str, Points]
     doubling: bool = False
+    title: str = ""
 
 
 @house
-def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = False) -> Figure:
-    """Panels side by side, each with its own legend; a line with few points has markers.
+def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = False, across: int | None = None) -> Figure:
+    """Panels of lines with their names at the ends; a line with few points has markers.
 
     Args:
         title: of the whole.
         panels: from left to right.
         logarithmic: the vertical axes are.
+        across: panels in a row, which share their vertical axis; by default all are in one row, each with its own.
     """
-    figure = new_figure(4.4 * len(panels) + 0.6, 3.9, title)
-    for axes, panel in zip(grid(figure, 1, len(panels), sharey=False), panels, strict=True):
+    down, columns = (1, len(panels)) if across is None else (ceil(len(panels) / across), across)
+    figure = new_figure(4.6 * columns + 0.6, 3.7 * down + 0.4, title)
+    for axes, panel in zip(grid(figure, down, columns, sharey="row" if across else False), panels, strict=True):
         for (name, points), look in zip(panel.lines.items(), looks(panel.lines).values(), strict=True):
             xs, ys = zip(*points, strict=True) if points else ((), ())
             marker = look.marker if len(points) <= 12 else None
@@ -52,12 +55,13 @@ def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = Fals
             axes.xaxis.set_major_formatter(ScalarFormatter())
         if logarithmic:
             axes.set_yscale("log")
+        axes.set_title(panel.title, loc="left", fontsize=9.5, fontweight="bold")
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
-        if 1 < len(panel.lines) <= INSIDE:
-            axes.legend()
-    if len(panels[-1].lines) > INSIDE:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    # When all are drawn: those that share an axis move each other's ends.
+    for axes, panel in zip(figure.axes, panels, strict=True):
+        if len(panel.lines) > 1:
+            name_lines(axes)
     settle(figure)
     return figure
 

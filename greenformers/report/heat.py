@@ -1,11 +1,15 @@
-"""Heat maps: panels of figures over two axes, each number written in its field."""
+"""Heat maps: panels of figures over two axes, each number in its field; one scale and one colour bar for all."""
 
 from collections.abc import Mapping, Sequence
+from math import log2
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from greenformers.report.plot import house, new_figure, settle
 
@@ -19,57 +23,84 @@ class Heat(NamedTuple):
     Attributes:
         title: above it.
         values: by (length, rank); fields that are missing stay empty.
-        neutral: the value between the two colours; None: one colour, from least to most.
-        less_is_better: low values in the colour of what is better.
     """
 
     title: str
     values: Mapping[Field, float]
-    neutral: float | None = 1.0
-    less_is_better: bool = False
+
+
+class Scale(NamedTuple):
+    """What all numbers of a picture are; blue is better.
+
+    Attributes:
+        words: beside the colour bar.
+        ratios: they are times as good, on a logarithmic scale around 1; else differences around 0, where less is
+            better.
+    """
+
+    words: str
+    ratios: bool = True
 
 
 @house
-def heat_maps(title: str, rows: Sequence[Sequence[Heat]], across: str = "Rank", down: str = "Length N") -> Figure:
-    """Rows of panels, all over the same lengths and ranks."""
+def heat_maps(
+    title: str, rows: Sequence[Sequence[Heat]], scale: Scale, across: str = "Rank", down: str = "Length N"
+) -> Figure:
+    """Rows of panels, all over the same lengths and ranks, in the same colours."""
     fields = {field for row in rows for heat in row for field in heat.values}
     lengths, ranks = sorted({n for n, _ in fields}), sorted({r for _, r in fields})
     wide = max(map(len, rows))
     titles = [heat.title.splitlines() for row in rows for heat in row]
     width = max(0.8 + 0.45 * len(ranks), 0.3 + 0.08 * max(len(line) for title_ in titles for line in title_))
     height = 0.5 + 0.15 * max(map(len, titles)) + 0.27 * len(lengths)
-    figure = new_figure(1.0 + wide * width, 0.9 + len(rows) * height, title)
+    figure = new_figure(1.8 + wide * width, 0.9 + len(rows) * height, title)
     panels = figure.subplots(len(rows), wide, squeeze=False)
+    norm, colours = _colours([heat for row in rows for heat in row], scale)
     for row, places in zip(rows, panels, strict=True):
         for axes in places[len(row) :]:
             axes.set_axis_off()
         for heat, axes in zip(row, places, strict=False):
             table = np.array([[heat.values.get((n, r), np.nan) for r in ranks] for n in lengths])
-            axes.imshow(table, cmap="RdBu_r" if heat.less_is_better else "RdBu", norm=_norm(heat, table), aspect="auto")
+            axes.imshow(table, cmap=colours, norm=norm, aspect="auto")
             axes.grid(visible=False)
             axes.set_title(heat.title, fontsize=9)
             axes.set_xticks(range(len(ranks)), [str(r) for r in ranks])
             axes.set_yticks(range(len(lengths)), [str(n) for n in lengths])
             for (down_, across_), value in np.ndenumerate(table):
                 if np.isfinite(value):
-                    axes.text(across_, down_, _short(value), ha="center", va="center", fontsize=7, color="black")
+                    ink = _ink(colours(float(norm(value))))
+                    axes.text(across_, down_, _short(value), ha="center", va="center", fontsize=7, color=ink)
         places[0].set_ylabel(down)
     for axes in panels[-1]:
         axes.set_xlabel(across)
+    bar = figure.colorbar(ScalarMappable(norm, colours), ax=panels, fraction=0.03, aspect=30, pad=0.02)
+    bar.set_label(scale.words)
+    if scale.ratios:
+        bar.ax.yaxis.set_major_locator(LogLocator(base=2, subs=(1,)))
+        bar.ax.yaxis.set_minor_locator(NullLocator())
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x" if value >= 1 else _part(value)))
     settle(figure)
     return figure
 
 
-def _norm(heat: Heat, table: np.ndarray) -> Normalize:
-    """Colours that stay light enough for black figures, with the neutral value in the middle."""
-    known = table[np.isfinite(table)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    if heat.neutral is None:
-        return Normalize(low - (high - low or 1.0), high + (high - low or 1.0))
-    reach = max(high - heat.neutral, heat.neutral - low, 1e-9)
-    below = max(heat.neutral - low, 0.25 * reach)
-    above = max(high - heat.neutral, 0.25 * reach)
-    return TwoSlopeNorm(heat.neutral, heat.neutral - 1.6 * below, heat.neutral + 1.6 * above)
+def _colours(heats: Sequence[Heat], scale: Scale) -> tuple[Normalize, Colormap]:
+    """Colours as far on one side of what is equal as on the other, so that equal shades are equal factors."""
+    values = [value for heat in heats for value in heat.values.values() if np.isfinite(value)]
+    if not scale.ratios:
+        reach = max(map(abs, values), default=0.0) or 1.0
+        return Normalize(-reach, reach), colormaps["RdBu_r"]
+    reach = max((abs(log2(value)) for value in values if value > 0), default=0.0) or 1.0
+    return LogNorm(2**-reach, 2**reach), colormaps["RdBu"]
+
+
+def _ink(colour: tuple[float, float, float, float]) -> str:
+    """Black where the colour is light enough for it, by its relative luminance."""
+    red, green, blue, _ = colour
+    return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5 else "white"
+
+
+def _part(value: float) -> str:
+    return f"1/{1 / value:g}x"
 
 
 def _short(value: float) -> str:

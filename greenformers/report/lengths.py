@@ -6,7 +6,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from greenformers.measure.record import Record
-from greenformers.report.plot import COLOURS, grid, house, new_figure, settle
+from greenformers.report.plot import grid, house, new_figure, settle
+
+BARS, THESIS = ("#0072B2", "#595959"), "#D55E00"
+"""Colours dark enough for white figures, and that of the mark of the published figure."""
 
 PUBLISHED = {
     ("transformer (eager)", "one a nucleotide"): "Transformer, one token a nucleotide",
@@ -27,24 +30,28 @@ def lengths(title: str, records: Sequence[Record], published: Mapping[str, float
         published: the thesis' lengths by row; may be empty.
     """
     names = list(dict.fromkeys(row_of(record) for record in records))
-    figure = new_figure(8.0, 1.4 + 0.55 * len(names), title)
+    figure = new_figure(8.6, 1.6 + 0.55 * len(names), title)
     axes = grid(figure, 1, 1, sharey=False)[0]
     kinds = list(dict.fromkeys(record.setting["tokens"] for record in records))
+    if all(record.value > 0 for record in records):
+        axes.set_xscale("log")
+        least, most = (end(record.value for record in records) for end in (min, max))
+        axes.set_xlim(least / 8, 4 * most)  # the shortest bar has room for its figure
     for record in records:
         place, number = names.index(row_of(record)), kinds.index(record.setting["tokens"])
         y = place + 0.4 * (number - (len(kinds) - 1) / 2)
-        axes.barh(y, record.value, 0.36, color=COLOURS[number], label=f"tokens: {kinds[number]}" if not place else None)
-        axes.annotate(f" {record.value:,.0f}", (record.value, y), va="center", fontsize="x-small")
+        axes.barh(y, record.value, 0.36, color=BARS[number], label=f"tokens: {kinds[number]}" if not place else None)
+        axes.annotate(f"{record.value:,.0f}", (record.value, y), (-4, 0), textcoords="offset points", ha="right",
+                      va="center", fontsize=8, color="white", fontweight="bold")  # fmt: skip
         if theirs := _theirs(record, published):
-            first = "thesis" not in axes.get_legend_handles_labels()[1]
-            axes.plot(theirs, y, "k|", markersize=11, markeredgewidth=2, label="thesis" if first else None)
-    if all(record.value > 0 for record in records):
-        axes.set_xscale("log")
-        axes.set_xlim(right=2.5 * max(record.value for record in records))
+            axes.plot(theirs, y, "|", color=THESIS, markersize=13, markeredgewidth=2.5)
+            # Right of both, so that it stands on neither.
+            axes.annotate(f"thesis {theirs:,.0f}", (max(theirs, record.value), y), (6, 0), textcoords="offset points",
+                          va="center", fontsize=8)  # fmt: skip
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("Longest sequence (nucleotides)")
-    axes.legend(loc="upper right")
+    figure.legend(loc="outside lower right", ncols=len(kinds))
     settle(figure)
     return figure
 

@@ -1,13 +1,18 @@
 """Loss against steps: a panel a task, a line a variant, its range over seeds shaded."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from statistics import mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from greenformers.measure.record import Record
+from greenformers.report.names import name_lines
 from greenformers.report.plot import Look, grid, house, looks, new_figure, settle
+
+ACROSS = 3
+"""Panels of families in a row, at most."""
 
 Losses = dict[int, list[float]]
 """Step to the losses of all seeds, in order of the steps."""
@@ -41,8 +46,8 @@ def loss_curves(
         title: of the whole.
         records: with metric "loss", and "task", "step" and "seed" in their settings; others are left out.
         tasks: a panel each, from left to right, or a row of panels each: task to the words above it.
-        families: panels of a task, each with a legend of its own: words above it to its variants; beside them every
-            panel has the variants that are in no family. None: one panel.
+        families: panels of a task, on one scale, with names at the ends of the lines: words above it to its variants;
+            beside them every panel has the variants that are in no family. None: one panel.
         unit: of the losses.
     """
     if families:
@@ -76,24 +81,38 @@ def _draw(axes: Axes, lines: Mapping[str, Losses], dress: Mapping[str, Look], ti
 def _by_family(
     title: str, records: Sequence[Record], tasks: Mapping[str, str], families: Mapping[str, Sequence[str]], unit: str
 ) -> Figure:
-    """A row of panels a task; a family without a record of a task has no panel there."""
-    known = {variant for family in families.values() for variant in family}
-    panels: dict[str, dict[str, dict[str, Losses]]] = {}
-    for task in tasks:
-        every = losses(records, task)
-        beside = {variant: values for variant, values in every.items() if variant not in known}
-        own = {name: {each: every[each] for each in family if each in every} for name, family in families.items()}
-        panels[task] = {name: beside | lines for name, lines in own.items() if lines}
-    columns = max(1, *map(len, panels.values()))
-    figure = new_figure(3.4 * columns, 4.1 * len(tasks), title)
-    places = grid(figure, len(tasks), columns, sharey=False)
-    for row, (task, drawn) in enumerate(panels.items()):
-        own_places = places[row * columns : (row + 1) * columns]
-        for axes, (name, lines) in zip(own_places, drawn.items(), strict=False):
+    """Rows of panels a task, all on one scale; a family without a record of a task has no panel there."""
+    panels = {task: _families(losses(records, task), families) for task in tasks}
+    columns = max(1, *(ceil(len(own) / ceil(len(own) / ACROSS)) for own in panels.values() if own), 0)
+    rows = [
+        (task, list(own.items())[first : first + columns])
+        for task, own in panels.items()
+        for first in range(0, max(1, len(own)), columns)
+    ]
+    figure = new_figure(5.4 * columns, 3.4 * len(rows) + 0.3, title)
+    places = grid(figure, len(rows), columns, sharey=False)
+    for number, (task, drawn) in enumerate(rows):
+        own_places = places[number * columns : (number + 1) * columns]
+        for axes, (name, lines) in zip(own_places, drawn, strict=False):
             _draw(axes, lines, looks(lines), f"{tasks[task]}\n{name}", unit)
-            # Below its panel: lines that fall leave no corner free.
-            axes.legend(fontsize=7, handlelength=3, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+            axes.set_ylim(*_span(panels[task]))
+            name_lines(axes)
         for axes in own_places[len(drawn) :]:
             axes.set_visible(False)
     settle(figure)
     return figure
+
+
+def _families(every: Mapping[str, Losses], families: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Losses]]:
+    """The lines of each panel of a task: those of a family beside those of none."""
+    known = {variant for family in families.values() for variant in family}
+    beside = {variant: values for variant, values in every.items() if variant not in known}
+    own = {name: {each: every[each] for each in family if each in every} for name, family in families.items()}
+    return {name: beside | lines for name, lines in own.items() if lines}
+
+
+def _span(panels: Mapping[str, Mapping[str, Losses]]) -> tuple[float, float]:
+    """The least and the greatest loss of all panels, with a margin."""
+    values = [loss for lines in panels.values() for own in lines.values() for seeds in own.values() for loss in seeds]
+    margin = 0.05 * (max(values) - min(values)) or 0.1
+    return min(values) - margin, max(values) + margin

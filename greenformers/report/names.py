@@ -1,4 +1,4 @@
-"""Names beside the points of a plot, where they hide nothing."""
+"""Names beside the points and lines of a plot, where they hide nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 from matplotlib.text import Annotation, Text
@@ -89,6 +90,47 @@ def _crowding(box: Bbox, room: Bbox, taken: Sequence[Bbox]) -> int:
     box = box.padded(3)
     outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
     return box.count_overlaps(taken) + outside * (len(taken) + 1)
+
+
+def spread(places: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """Places at least `gap` apart, in the same order and each as near to its own as that allows, within low..high."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    blocks: list[tuple[float, int]] = []  # what stands close together moves as one, around its mean
+    for rank, index in enumerate(order):
+        total, count = places[index] - rank * gap, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+            before, more = blocks.pop()
+            total, count = total + before, count + more
+        blocks.append((total, count))
+    most = high - gap * (len(places) - 1)
+    levels = [min(max(total / count, low), most) for total, count in blocks for _ in range(count)]
+    found = [0.0] * len(places)
+    for rank, index in enumerate(order):
+        found[index] = levels[rank] + rank * gap
+    return found
+
+
+def name_lines(axes: Axes, gap: float = 0.05) -> None:
+    """Write the name of each line at the right of the panel, at the height where it ends; its colour leads there.
+
+    Args:
+        axes: a panel whose lines and scales are all there.
+        gap: least distance of two names, as a share of the panel's height.
+    """
+    axes.autoscale_view()
+    ends = {}
+    for line in axes.get_lines():
+        points = [tuple(map(float, point)) for point in np.asarray(line.get_xydata())]
+        if points and not str(line.get_label()).startswith("_"):
+            ends[line] = points[-1][0], points[-1][1]
+    inside = axes.transData + axes.transAxes.inverted()
+    heights = spread([float(inside.transform(end)[1]) for end in ends.values()], gap)
+    for (line, end), height in zip(ends.items(), heights, strict=True):
+        leader = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.8, "relpos": (0, 0.5)}
+        axes.annotate(
+            plain(str(line.get_label())), end, (1.06, height), "data", "axes fraction", va="center", fontsize=8,
+            arrowprops=leader | {"shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
 
 
 def plain(text: str) -> str:

@@ -166,7 +166,7 @@ def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
         if percent:
             _scale_points(axes, [record for key, record in rated.items() if key[0] == metric])
         else:
-            _scale_times(axes, values)
+            scale_times(axes, values)
         for place, name in enumerate(names):
             _bar(axes, place, section, rated.get((metric, name)), dress[name], percent)
         axes.set_yticks(range(len(names)), map(plain, names), color="black")
@@ -233,8 +233,8 @@ def settle(figure: Figure) -> None:
     figure.set_layout_engine("none")
 
 
-def grid(figure: Figure, down: int, across: int, sharey: bool) -> list[Axes]:
-    """Panels in rows and columns."""
+def grid(figure: Figure, down: int, across: int, sharey: bool | Literal["row"]) -> list[Axes]:
+    """Panels in rows and columns, which share the vertical axis: all, those of a row, or none."""
     return list(figure.subplots(down, across, sharey=sharey, squeeze=False).flat)
 
 
@@ -292,7 +292,7 @@ def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: 
     axes.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=8, color=colour, bbox=blank)
 
 
-def _scale_times(axes: Axes, values: Sequence[float]) -> None:
+def scale_times(axes: Axes, values: Sequence[float]) -> None:
     """The same logarithmic scale for every panel of a figure, with room for the figures beside the bars."""
     low, high = math.log2(min(1, *values)), math.log2(max(2, *values))
     span = (high - low) / 0.62

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import Record
 from greenformers.report import published
-from greenformers.report.plot import Picture, grid, house, new_figure, settle
+from greenformers.report.plot import Picture, grid, house, new_figure, scale_times, settle
+from greenformers.report.table import times
 
 LENGTHS = {1024: "1k", 4096: "4k"}
 OURS, THEIRS = "#0072B2", "#E69F00"
@@ -18,20 +21,34 @@ SURVEY = {"transformer": "Transformer", "linformer": "Linformer", "performer": "
           "sinkhorn": "Sinkhorn Transformer"}  # fmt: skip
 
 
+class Bar(NamedTuple):
+    """Times better than the dense network: here, at which rank, and in the survey."""
+
+    ours: float
+    rank: int | None
+    survey: float | None
+
+
+Bars = dict[tuple[str, int], dict[str, Bar]]
+"""(metric, length) to a bar a variant."""
+
+
 def rates(
     cells: Mapping[tuple[str, str], Mapping[tuple[int, int | None], Record]], references: Path | None
 ) -> Picture | None:
-    """Bars: as times the dense network's, so that machines can be compared; of a variant, its best rank."""
+    """Bars: as times better than the dense network, so that machines can be compared; of a variant, its best rank."""
     theirs = {row["model"]: row for row in published.rows(references, "survey_table2_long_range_arena.csv")}
-    bars: dict[tuple[str, int], dict[str, tuple[float, float | None]]] = {}
+    bars: Bars = {}
     for metric, column in (("train_step", "steps_per_s"), ("peak_memory_training", "peak_gb")):
         for length, short in LENGTHS.items():
             for (variant, name), found in cells.items():
-                ratios = [record.ratio for (n, _), record in found.items() if n == length and record.ratio]
+                ratios = [(record.ratio, rank) for (n, rank), record in found.items() if n == length and record.ratio]
                 if name == metric and ratios and variant != BASELINE:
-                    value = max(ratios) if metric == "train_step" else 1 / max(ratios)
+                    ratio, rank = max(ratios, key=lambda pair: pair[0])
                     survey = _survey(theirs, SURVEY.get(variant, ""), f"{column}_{short}")
-                    bars.setdefault((metric, length), {})[variant] = (value, survey)
+                    if survey and metric == "peak_memory_training":
+                        survey = 1 / survey
+                    bars.setdefault((metric, length), {})[variant] = Bar(ratio, rank, survey)
     return _picture(bars) if bars else None
 
 
@@ -41,23 +58,35 @@ def _survey(rows: Mapping[str, Mapping[str, str]], model: str, column: str) -> f
 
 
 @house
-def _drawn(bars: Mapping[tuple[str, int], Mapping[str, tuple[float, float | None]]], title: str) -> Figure:
-    figure = new_figure(3.1 * len(bars) + 1.2, 1.6 + 0.35 * max(map(len, bars.values())), title)
-    for axes, ((metric, length), values) in zip(grid(figure, 1, len(bars), sharey=True), bars.items(), strict=True):
-        places = range(len(values))
-        axes.barh([y - 0.18 for y in places], [ours for ours, _ in values.values()], 0.34, color=OURS, label="here")
-        known = [(y + 0.18, survey) for y, (_, survey) in zip(places, values.values(), strict=True) if survey]
-        if known:
-            axes.barh([y for y, _ in known], [survey for _, survey in known], 0.34, color=THEIRS, label="survey")
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_yticks(places, list(values))
+def _drawn(bars: Bars, title: str) -> Figure:
+    figure = new_figure(3.1 * len(bars) + 1.2, 1.7 + 0.42 * max(map(len, bars.values())), title)
+    panels = grid(figure, 1, len(bars), sharey=True)
+    every = [value for drawn in bars.values() for bar in drawn.values() for value in (bar.ours, bar.survey) if value]
+    for axes, ((metric, length), values) in zip(panels, bars.items(), strict=True):
+        scale_times(axes, every)
+        for place, bar in enumerate(values.values()):
+            _bar(axes, place - 0.2 * bool(bar.survey), bar.ours, bar.rank, OURS, "here")
+            if bar.survey:
+                _bar(axes, place + 0.2, bar.survey, None, THEIRS, "survey")
+        axes.set_yticks(range(len(values)), list(values))
         axes.set_ylim(len(values) - 0.5, -0.5)  # from top to bottom
-        axes.set_xlabel(f"{'Steps a second' if metric == 'train_step' else 'Peak memory'}, N {length}")
-    axes.legend()
+        axes.grid(visible=False, axis="y")
+        what = "Steps a second" if metric == "train_step" else "Peak memory"
+        axes.set_title(f"{what}, N {length}", loc="left", fontsize=9.5, fontweight="bold")
+    named = {name: bar for axes in panels for bar, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(named.values()), list(named), loc="outside right center")
     settle(figure)
     return figure
 
 
-def _picture(bars: Mapping[tuple[str, int], Mapping[str, tuple[float, float | None]]]) -> Picture:
-    words = "Training, as times the dense network's (survey, table II)"
-    return Picture("rates", _drawn(bars, words), f"{words}. Of each variant the best rank.", words)
+def _bar(axes: Axes, place: float, value: float, rank: int | None, colour: str, label: str) -> None:
+    """One bar from the dense network's, with its figure, and the rank that it is of."""
+    axes.barh(place, value - 1, 0.36, left=1, color=colour, label=label)
+    words = times(value) if rank is None else f"{times(value)}, rank {rank}"
+    axes.annotate(words, (max(value, 1), place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def _picture(bars: Bars) -> Picture:
+    words = "Training: times better than the dense network (survey, table II)"
+    caption = f"{words}: faster, or with less memory. Of each variant its best rank, which is named."
+    return Picture("rates", _drawn(bars, words), caption, words)

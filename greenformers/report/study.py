@@ -4,17 +4,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from greenformers.measure.bench import NAMES
 from greenformers.measure.grid import BASELINE, EAGER, MODES
 from greenformers.measure.record import Record
 from greenformers.report import page, published
 from greenformers.report.curves import Panel, line_panels
-from greenformers.report.heat import Field, Heat, heat_maps
+from greenformers.report.heat import Field, Heat, Scale, heat_maps
 from greenformers.report.names import broken
 from greenformers.report.plot import Picture
 from greenformers.report.rates import rates
+
+BETTER = Scale("times better than dense (2x: twice as fast, or half the memory)")
+
+MOST = 4
+"""Variants in a panel of lines, beside the dense network's two."""
+
+PEAK = 1.15
+"""How far above its neighbours a time is a peak."""
 
 Cells = Mapping[tuple[str, str], Mapping[tuple[int, int | None], Record]]
 """(variant, metric) to (length, rank) to a record."""
@@ -61,27 +67,28 @@ def _ratios(cells: Cells, variant: str, metric: str) -> dict[Field, float]:
 
 
 def _against_dense(cells: Cells, ranked: Sequence[str], mode: str, references: Path | None) -> Picture | None:
-    """Figures 3.4 (inference) and 3.7 (training): speed-up and memory over length and rank."""
+    """Figures 3.4 (inference) and 3.7 (training): times better in speed and in memory, over length and rank."""
     time, memory, *_ = NAMES[mode]
     speeds, memories = [], []
     for variant in ranked:
         if not (speed := _ratios(cells, variant, time)):
             continue
         name = broken(variant)
-        speeds.append(Heat(f"{name}\nspeed-up", speed))
-        shares = {field: 1 / ratio for field, ratio in _ratios(cells, variant, memory).items()}
-        memories.append(Heat(f"{name}\nmemory", shares, less_is_better=True))
+        speeds.append(Heat(f"{name}\nspeed", speed))
+        memories.append(Heat(f"{name}\nmemory", _ratios(cells, variant, memory)))
         file = published.THESIS.get((variant, mode), "")
         if thesis := published.fields(references, file, "speedup_vs_transformer") if file else {}:
-            speeds.append(Heat(f"thesis, {variant}\nspeed-up", _thinned(thesis, speed)))
+            speeds.append(Heat(f"thesis, {variant}\nspeed", _thinned(thesis, speed)))
             shares = published.fields(references, file, "memory_ratio_vs_transformer")
-            memories.append(Heat(f"thesis, {variant}\nmemory", _thinned(shares, speed), less_is_better=True))
+            saved = {field: 1 / share for field, share in _thinned(shares, speed).items()}
+            memories.append(Heat(f"thesis, {variant}\nmemory", saved))
     if not speeds:
         return None
     number = {"inference": "3.4", "training": "3.7"}[mode]
     words = f"{mode.capitalize()}, against the dense network with SDPA (thesis, figure {number})"
-    figure = heat_maps(words, [speeds, memories])
-    return Picture(f"{mode}", figure, f"{words}. Memory: peak, as a share of the dense network's.", words)
+    figure = heat_maps(words, [speeds, memories], BETTER)
+    caption = f"{words}. Times better: below 1 slower, or more peak memory. One scale for all panels."
+    return Picture(f"{mode}", figure, caption, words)
 
 
 def _thinned(theirs: Mapping[Field, float], ours: Mapping[Field, float]) -> dict[Field, float]:
@@ -101,16 +108,17 @@ def _one_against_another(cells: Cells, references: Path | None) -> Picture | Non
                     for n, r in lrt.keys() & linformer.keys() if r is not None}  # fmt: skip
             word = {"speed": "time", "memory": "memory"}[what]
             if ours:
-                row.append(Heat(f"{mode}\n{word}", ours, 0.0, less_is_better=True))
+                row.append(Heat(f"{mode}\n{word}", ours))
                 theirs = published.fields(references, "thesis_fig3_5_lrt_vs_linformer.csv", f"ln_{what}_ratio_{mode}")
                 if theirs:
-                    row.append(Heat(f"thesis, {mode}\n{word}", _thinned(theirs, ours), 0.0, less_is_better=True))
+                    row.append(Heat(f"thesis, {mode}\n{word}", _thinned(theirs, ours)))
         if row:
             rows.append(row)
     if not rows:
         return None
     words = "ln (LRT / Linformer): below 0 LRT needs less (thesis, figure 3.5)"
-    return Picture("lrt-linformer", heat_maps(words, rows), words, words)
+    scale = Scale("ln (LRT / Linformer): blue, LRT needs less", ratios=False)
+    return Picture("lrt-linformer", heat_maps(words, rows, scale), words, words)
 
 
 def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
@@ -135,24 +143,55 @@ def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
 
 
 def _time(cells: Cells, variants: Sequence[str]) -> Picture | None:
-    """Linformer, figure 2: time of a token against length."""
+    """Linformer, figure 2: time of a token against length; a row a mode, a panel a rank."""
+    groups = _groups(cells, variants)
     panels = []
     for mode in MODES:
         metric = NAMES[mode][0]
-        lines = {}
-        for variant in variants:
-            found = cells.get((variant, metric), {})
-            for rank in _ends(found):
-                points = sorted(
-                    (n, r.value / (n * r.setting["batch"]) * 1e3) for (n, k), r in found.items() if k == rank
-                )
-                lines[variant if rank is None else f"{variant} {rank}"] = points
-        if lines:
-            panels.append(Panel("Length N", f"{mode.capitalize()}: time of 1,000 tokens (ms)", lines, doubling=True))
+        row = []
+        for rank, group in groups:
+            lines = {name: points for name in group if (points := _line(cells.get((name, metric), {}), rank))}
+            title = f"{mode.capitalize()}{'' if rank is None else f', rank {rank}'}{_loaded(lines)}"
+            row.append(Panel("Length N", "Time of 1,000 tokens (ms)", lines, doubling=True, title=title))
+        if any(panel.lines for panel in row):
+            panels += row
     if not panels:
         return None
     words = "Time of a token against length (Linformer, figure 2)"
-    return Picture("time", line_panels(words, panels, logarithmic=True), words, words)
+    return Picture("time", line_panels(words, panels, logarithmic=True, across=len(groups)), words, words)
+
+
+def _groups(cells: Cells, variants: Sequence[str]) -> list[tuple[int | None, list[str]]]:
+    """What is drawn in one panel: a rank, the least or the greatest, and both dense forms beside `MOST` variants."""
+    of_rank: dict[int | None, list[str]] = {}
+    for name in variants:
+        if name not in (BASELINE, EAGER):
+            found = {key: record for mode in MODES for key, record in cells.get((name, NAMES[mode][0]), {}).items()}
+            for rank in _ends(found):
+                of_rank.setdefault(rank, []).append(name)
+    dense = [name for name in (BASELINE, EAGER) if name in variants]
+    return [
+        (rank, [*dense, *names[first : first + MOST]])
+        for rank, names in of_rank.items()
+        for first in range(0, len(names), MOST)
+    ] or [(None, dense)]
+
+
+def _line(found: Mapping[tuple[int, int | None], Record], rank: int | None) -> list[tuple[float, float]]:
+    """Milliseconds of 1,000 tokens by length, at a rank, or of what has none."""
+    return sorted(
+        (n, record.value / (n * record.setting["batch"]) * 1e3) for (n, k), record in found.items() if k in (rank, None)
+    )
+
+
+def _loaded(lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Lengths at which every line stands out above both its neighbours: no network does that, other load does."""
+    stands: dict[float, list[bool]] = {}
+    for points in lines.values():
+        for (_, before), (n, own), (_, after) in zip(points, points[1:], points[2:], strict=False):
+            stands.setdefault(n, []).append(own > PEAK * max(before, after))
+    shared = [f"{n:g}" for n, peaks in sorted(stands.items()) if len(peaks) > 1 and all(peaks)]
+    return f"\nN {', '.join(shared)}: all lines rise, as under other load" if shared else ""
 
 
 def _ends(found: Mapping[tuple[int, int | None], Record]) -> list[int | None]:
@@ -177,5 +216,5 @@ def _saved(cells: Cells, variant: str, references: Path | None) -> Picture | Non
     if not heats:
         return None
     words = f"{variant.capitalize()}, inference: times as fast, and times as large a batch (Linformer, table 3)"
-    figure: Figure = heat_maps(words, [heats], across="Projected length k")
+    figure = heat_maps(words, [heats], Scale("times better (blue)"), across="Projected length k")
     return Picture("saved", figure, words, words)

@@ -11,7 +11,7 @@ from greenformers.measure.bench import NAMES
 from greenformers.measure.record import METRICS, Record, read
 from greenformers.report import curves, heat, published, study
 from greenformers.report import rates as rates_module
-from greenformers.report.heat import Heat, heat_maps
+from greenformers.report.heat import Heat, Scale, heat_maps
 from greenformers.report.names import broken
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def heats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     request.getfixturevalue("unsettled")
     seen: dict[str, dict[str, Heat]] = {}
 
-    def keep(title: str, rows: list[list[Heat]], **_: str) -> Figure:
+    def keep(title: str, rows: list[list[Heat]], *_: Scale, **__: str) -> Figure:
         seen[title] = {each.title.replace("\n", " "): each for row in rows for each in row}
         return Figure()
 
@@ -126,19 +126,16 @@ def test_no_records_of_a_grid(tmp_path: Path, some: list[Record]) -> None:
         study.write(some, tmp_path / "out")
 
 
-def test_speed_up_and_memory_are_the_ratios(heats: dict[str, dict[str, Heat]]) -> None:
+def test_speed_and_memory_are_times_better(heats: dict[str, dict[str, Heat]]) -> None:
     study.pictures(records())
     for mode in ("inference", "training"):
         panels = of(heats, f"{mode.capitalize()}, against")
-        time, memory = NAMES[mode][:2]
-        for variant in ("lrt", "linformer", "lrt+linformer"):
-            speed, share = panels[f"{variant} speed-up"], panels[f"{variant} memory"]
-            assert speed.values.keys() == share.values.keys() == {(n, r) for n in LENGTHS for r in RANKS}
-            for (n, r), shown in speed.values.items():
-                assert shown == pytest.approx(value("transformer", n, None, time) / value(variant, n, r, time))
-            for (n, r), shown in share.values.items():
-                assert shown == pytest.approx(value(variant, n, r, memory) / value("transformer", n, None, memory))
-            assert (speed.less_is_better, share.less_is_better) == (False, True)
+        for metric, word in zip(NAMES[mode][:2], ("speed", "memory"), strict=True):
+            for variant in ("lrt", "linformer", "lrt+linformer"):
+                panel = panels[f"{variant} {word}"]
+                assert panel.values.keys() == {(n, r) for n in LENGTHS for r in RANKS}
+                for (n, r), shown in panel.values.items():
+                    assert shown == pytest.approx(value("transformer", n, None, metric) / value(variant, n, r, metric))
 
 
 def test_below_zero_lrt_needs_less(heats: dict[str, dict[str, Heat]]) -> None:
@@ -146,7 +143,6 @@ def test_below_zero_lrt_needs_less(heats: dict[str, dict[str, Heat]]) -> None:
     panels = of(heats, "ln (LRT")
     assert set(panels) == {f"{mode} {what}" for mode in NAMES for what in ("time", "memory")}
     for panel in panels.values():  # LRT needs twice as much
-        assert panel.neutral == 0
         assert list(panel.values.values()) == pytest.approx([log(2)] * 4)
     heats.clear()
     cheap = [r for r in records() if r.variant != "lrt"]
@@ -170,15 +166,17 @@ def test_time_saved_and_larger_batches(heats: dict[str, dict[str, Heat]]) -> Non
 @pytest.mark.usefixtures("unsettled")
 def test_time_of_1000_tokens_and_parameters_by_rank() -> None:
     figures = {picture.name: picture.figure for picture in study.pictures(records())}
-    lines = {line.get_label(): line.get_xydata().tolist() for line in figures["time"].axes[0].lines}
-    assert list(lines) == [
-        "transformer", "transformer (eager)",
-        *(f"{variant} {rank}" for variant in ("lrt", "linformer", "lrt+linformer") for rank in RANKS),
-    ]  # fmt: skip
-    for name, rank in (("transformer", None), ("lrt 64", 64)):
-        variant = name.split()[0]
-        expected = [(n, value(variant, n, rank, "latency") / 4096 * 1000) for n in LENGTHS]
-        assert lines[name] == [pytest.approx(point) for point in expected]
+    panels = {axes.get_title("left"): axes for axes in figures["time"].axes}
+    assert list(panels) == [f"{mode}, rank {rank}" for mode in ("Inference", "Training") for rank in RANKS]
+    for rank in RANKS:
+        drawn = panels[f"Inference, rank {rank}"].lines
+        lines = {line.get_label(): line.get_xydata().tolist() for line in drawn}
+        assert list(lines) == list(SHARE)
+        assert len({line.get_color() for line in drawn}) == len(lines)
+        for name in ("transformer", "lrt"):
+            own = rank if name == "lrt" else None
+            expected = [(n, value(name, n, own, "latency") / 4096 * 1000) for n in LENGTHS]
+            assert lines[name] == [pytest.approx(point) for point in expected]
     lines = {line.get_label(): line.get_xydata().tolist() for line in figures["parameters"].axes[0].lines}
     for variant in ("transformer", "lrt"):
         expected = [(r, value(variant, 1024, None if variant == "transformer" else r, "parameters") / 1e6)
@@ -190,18 +188,29 @@ def test_where_a_cell_was_measured_twice_the_last_counts(heats: dict[str, dict[s
     old = records(("latency",), ("transformer", "lrt"))
     new = [Record("bench", "lrt", r.setting, r.metric, 1.0, "ms", ratio=7.0) for r in old if r.variant == "lrt"]
     study.pictures(old + new)
-    assert set(of(heats, "Inference")["lrt speed-up"].values.values()) == {7.0}
+    assert set(of(heats, "Inference")["lrt speed"].values.values()) == {7.0}
 
 
 def test_heat_maps_write_each_number_in_its_field() -> None:
-    figure = heat_maps(
-        "x", [[Heat("a", {(2, 8): 0.5, (4, 16): 12.3}), Heat("b", {(2, 8): 2.0}, None)], [Heat("c", {})]]
-    )
-    a, b, c, off = figure.axes
+    rows = [[Heat("a", {(2, 8): 0.5, (4, 16): 12.3}), Heat("b", {(2, 8): 2.0})], [Heat("c", {})]]
+    figure = heat_maps("x", rows, Scale("times better"))
+    a, b, c, off, bar = figure.axes
     assert [(text.get_position(), text.get_text()) for text in a.texts] == [((0, 0), "0.50"), ((1, 1), "12")]
     assert [label.get_text() for label in a.get_xticklabels()] == ["8", "16"]
     assert [label.get_text() for label in a.get_yticklabels()] == ["2", "4"]
     assert ([text.get_text() for text in b.texts], c.texts[:], off.axison) == (["2.0"], [], False)
+    assert bar.get_ylabel() == "times better"
+
+
+@pytest.mark.usefixtures("unsettled")
+@pytest.mark.parametrize("ratios", [True, False])
+def test_equal_numbers_have_equal_colours_in_every_panel(ratios: bool) -> None:
+    rows = [[Heat("a", {(2, 8): 2.3}), Heat("b", {(2, 8): 2.3, (4, 8): 9.2})]]
+    images = [axes.images[0] for axes in heat_maps("x", rows, Scale("", ratios)).axes[:2]]
+    shades = [image.to_rgba(image.get_array()) for image in images]
+    assert shades[0][0, 0].tolist() == shades[1][0, 0].tolist()
+    assert shades[1][1, 0, :3].sum() < shades[1][0, 0, :3].sum()  # the greater one is darker
+    assert images[0].norm(1.0 if ratios else 0.0) == pytest.approx(0.5)
 
 
 THESIS = "sequence_length,rank,speedup_vs_transformer,memory_ratio_vs_transformer\n"
@@ -219,9 +228,9 @@ def test_published_figures_only_at_measured_lengths_and_ranks(
         "ln_memory_ratio_training\n512,64,-0.5,-0.25,-0.75,-1\n512,9,1,1,1,1\n")  # fmt: skip
     study.pictures(records(), tmp_path)
     panels = of(heats, "Inference, against")
-    assert panels["thesis, lrt speed-up"].values == {(512, 64): 3.5, (1024, 128): 2.5}
-    assert panels["thesis, lrt memory"].values == {(512, 64): 0.5}
-    assert "thesis, linformer speed-up" not in panels  # its file is missing
+    assert panels["thesis, lrt speed"].values == {(512, 64): 3.5, (1024, 128): 2.5}
+    assert panels["thesis, lrt memory"].values == {(512, 64): 2.0}
+    assert "thesis, linformer speed" not in panels  # its file is missing
     assert of(heats, "ln (LRT")["thesis, inference time"].values == {(512, 64): -0.5}
     assert of(heats, "ln (LRT")["thesis, training memory"].values == {(512, 64): -1}
     assert of(heats, "table 3")["paper time saved"].values == {(512, 64): 1.5}
@@ -247,9 +256,26 @@ def test_rates_are_those_of_the_best_rank_beside_the_survey(monkeypatch: pytest.
     study.pictures(records(), tmp_path)
     assert set(seen) == {("train_step", 1024), ("peak_memory_training", 1024)}
     assert "transformer" not in seen["train_step", 1024]
-    assert seen["train_step", 1024]["linformer"] == (pytest.approx(4 / 1.064), 1.25)
-    assert seen["peak_memory_training", 1024]["linformer"] == (pytest.approx(0.25 * 1.064), 0.25)
-    assert seen["train_step", 1024]["lrt"] == (pytest.approx(2 / 1.064), None)
+    assert seen["train_step", 1024]["linformer"] == (pytest.approx(4 / 1.064), 64, 1.25)
+    assert seen["peak_memory_training", 1024]["linformer"] == (pytest.approx(4 / 1.064), 64, 4.0)
+    assert seen["train_step", 1024]["lrt"] == (pytest.approx(2 / 1.064), 64, None)
+
+
+def test_each_bar_says_its_figure_and_its_rank() -> None:
+    (picture,) = (picture for picture in study.pictures(records(("train_step",))) if picture.name == "rates")
+    (axes,) = picture.figure.axes
+    assert [text.get_text() for text in axes.texts] == ["0.67x", "1.9x, rank 64", "3.8x, rank 64", "4.7x, rank 64"]
+
+
+@pytest.mark.usefixtures("unsettled")
+def test_a_length_at_which_all_lines_rise_is_named() -> None:
+    some = records(("latency",), lengths=(64, 128, 256))
+    loaded = [replace(r, value=r.value * (5 if r.setting["length"] == 128 else 1)) for r in some]
+    one = [replace(r, value=r.value * 5) if (r.setting["length"], r.variant) == (128, "lrt") else r for r in some]
+    for found, expected in ((some, False), (loaded, True), (one, False)):
+        (time,) = (picture for picture in study.pictures(found) if picture.name == "time")
+        titles = [axes.get_title("left") for axes in time.figure.axes]
+        assert ["N 128: all lines rise, as under other load" in title for title in titles] == [expected] * 2
 
 
 def test_the_reference_files_are_read() -> None:
@@ -268,8 +294,8 @@ def test_the_reference_files_are_read() -> None:
 def test_a_mechanism_without_a_rank_has_its_line_too() -> None:
     without = [replace(r, variant="linear", setting={**r.setting, "rank": None}) for r in records(variants=("lrt",))]
     (time,) = (picture for picture in study.pictures([*records(), *without]) if picture.name == "time")
-    legends = [axes.get_legend() for axes in time.figure.axes if axes.get_legend()]
-    assert "linear" in {text.get_text() for legend in legends for text in legend.get_texts()}
+    titled = {axes.get_title("left"): axes for axes in time.figure.axes}
+    assert "linear" in {text.get_text() for text in titled["Inference"].texts}
 
 
 def test_long_names_are_broken_where_they_are_put_together() -> None:
