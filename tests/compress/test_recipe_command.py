@@ -42,7 +42,7 @@ def test_a_model_longer_and_healed(home: Path, tmp_path: Path, monkeypatch: Patc
     out, results = tmp_path / "out", tmp_path / "results.jsonl"
     window = ["--attention", "sliding_window", "--attention-layers", "0-1", "--attention-option", "window=4"]
     window += ["--attention-length", "60"]
-    more = ["--length", "60", "--results", str(results), *HEAL, "--heal-rate", "1e-3"]
+    more = ["--length", "60", "--results", str(results), *HEAL, "--heal-rate", "1e-5"]
     more += ["--heal-texts", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv")]
     assert run(monkeypatch, *compress(home, out, *window, *more, lengths="50")) == 0
     shown = capsys.readouterr().out
