@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -21,8 +20,8 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(width=None if there else 120, highlight=False, stderr=stderr)
 
 
-def show(console: "Console", parts: "Iterable[Table]") -> None:
-    """Print tables."""
+def show(console: "Console", parts: "Iterable[RenderableType]") -> None:
+    """Print tables, and what stands between them."""
     for part in parts:
         console.print(part)
 
