@@ -1,6 +1,7 @@
 """Variants side by side: trained alike on real images, then measured at that size and as one full-size layer."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import set_seed
 
 from greenformers.advise.compare_options import Size
+from greenformers.advise.unfinished import Unfinished
 from greenformers.data import Splits
 from greenformers.measure.costs import INFERENCE, TRAINING, Subject, costs
 from greenformers.measure.energy import EnergyMeter
@@ -23,6 +25,9 @@ from greenformers.model.stack import run
 from greenformers.model.variant import slots
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, Schedule, fit
+from greenformers.train.run import Stopped
+
+Progress = Callable[[str, float], None]
 
 BASELINE = "transformer"
 EAGER = "transformer (eager)"
@@ -72,8 +77,13 @@ def compare(
     full_size: bool = True,
     about: dict[str, Any],
     console: Console,
+    unfinished: Unfinished,
+    progress: Progress = lambda *_: None,
 ) -> list[Record]:
     """Train every variant with the same seed, schedule and data, and measure all of them.
+
+    Every network that is trained and everything that is measured is kept until the caller removes it: the same call
+    goes on behind it. A network that a signal stopped begins anew, for its time and energy are those of one training.
 
     Args:
         data: labelled images.
@@ -83,13 +93,17 @@ def compare(
         country: whose electricity the CO2 is that of, a 3-letter ISO code.
         full_size: also measure one layer of d 768.
         about: context of the records, see `greenformers.measure.record.context`.
-        console: for progress.
+        console: for the progress of training.
+        unfinished: where what is done is kept.
+        progress: told what is measured, and the share that is done.
 
     Returns:
         The figures, each with its ratio to the Transformer.
 
     Raises:
         ValueError: an option out of range; nothing has been trained then.
+        OSError: what is done cannot be written.
+        Stopped: a signal ended a training early; the same call goes on.
     """
     names = list(dict.fromkeys([BASELINE, *variants]))
     setting = {
@@ -102,22 +116,55 @@ def compare(
     }
     EnergyMeter(country)
     models = {name: network.build(name, data, schedule.seed) for name in names}
-    objective = ImageClassification(data)
+    sizes = {"train": len(data.train), "test": len(data.test)}
+    settled = {key: value for key, value in about.items() if key != "time"}
+    unfinished.begin([names, asdict(network), asdict(schedule), setting, sizes, country, full_size, settled])
     found: list[Record] = []
     right: dict[str, Tensor] = {}
-    for name, model in models.items():
-        set_seed(schedule.seed)
-        with EnergyMeter(country) as meter:
-            history = fit(model, objective, schedule, label=f"{name:<16}", console=console)
-        right[name] = correct(*predict(model, data.test, batch_size=256))
-        found += _trained(name, setting, model, data, right, meter, history, about)
-    console.print("measuring the trained models")
-    found += _at_demo_size(models, data, setting, about)
-    if full_size:
-        for length, batch in FULL_SIZE_INPUTS:
-            console.print(f"measuring one layer of d {FULL_SIZE['hidden_size']} at N {length}")
-            found += _at_full_size(names, length, batch, schedule.seed, models[BASELINE].device, about)
+    for number, (name, model) in enumerate(models.items()):
+        known = unfinished.records(number, about)
+        if known is None:
+            known, right[name] = _learnt(name, model, data, schedule, setting, right, country, about, console)
+            unfinished.keep(number, known, model, right[name])
+        else:
+            right[name] = unfinished.load(number, model)
+            console.print(f"{name:<16} trained before")
+        found += known
+    measures: dict[str, Callable[..., list[Record]]] = {
+        "measuring the trained models": partial(_at_demo_size, models, data, setting, about)
+    }
+    for length, batch in FULL_SIZE_INPUTS if full_size else ():
+        words = f"measuring one layer of d {FULL_SIZE['hidden_size']} at N {length}"
+        device = models[BASELINE].device
+        measures[words] = partial(_at_full_size, names, length, batch, schedule.seed, device, about)
+    for number, (words, measure) in enumerate(measures.items(), start=len(models)):
+        known = unfinished.records(number, about)
+        if known is None:
+            known = measure(partial(progress, words))
+            unfinished.keep(number, known)
+        found += known
     return with_ratios(found, to=BASELINE)
+
+
+def _learnt(
+    name: str,
+    model: GreenformerForSequenceClassification,
+    data: Splits,
+    schedule: Schedule,
+    setting: dict[str, Any],
+    right: dict[str, Tensor],
+    country: str,
+    about: dict[str, Any],
+    console: Console,
+) -> tuple[list[Record], Tensor]:
+    """Train one network; its figures, and which test examples it gets right."""
+    set_seed(schedule.seed)
+    with EnergyMeter(country) as meter:
+        history = fit(model, ImageClassification(data), schedule, label=f"{name:<16}", console=console)
+    if history.stopped is not None:
+        raise Stopped(history.stopped)
+    own = correct(*predict(model, data.test, batch_size=256))
+    return _trained(name, setting, model, data, right | {name: own}, meter, history, about), own
 
 
 def _trained(
@@ -161,6 +208,7 @@ def _at_demo_size(
     data: Splits,
     setting: dict[str, Any],
     about: dict[str, Any],
+    progress: Callable[[float], None],
 ) -> list[Record]:
     """Costs of the trained models for one batch of real images."""
     batch = [data.train[index % len(data.train)] for index in range(setting["batch"])]
@@ -171,11 +219,17 @@ def _at_demo_size(
         return lambda: model(input_values=values, labels=labels).loss
 
     subjects = {name: Subject(model, forward(model)) for name, model in models.items()}
-    return costs(subjects, benchmark="compare", setting=setting, repeats=15, about=about)
+    return costs(subjects, benchmark="compare", setting=setting, repeats=15, about=about, progress=progress)
 
 
 def _at_full_size(
-    variants: Iterable[str], length: int, batch: int, seed: int, device: torch.device, about: dict[str, Any]
+    variants: Iterable[str],
+    length: int,
+    batch: int,
+    seed: int,
+    device: torch.device,
+    about: dict[str, Any],
+    progress: Callable[[float], None],
 ) -> list[Record]:
     """Costs of one layer of each variant, and of the Transformer with eager attention (in inference)."""
     setting = {"at": "layer", "length": length, "batch": batch, "hidden": FULL_SIZE["hidden_size"], "layers": 1}
@@ -198,5 +252,6 @@ def _at_full_size(
             return plain.forward()
 
     about_all: dict[str, Any] = {"benchmark": "compare", "setting": setting, "about": about, "repeats": 5}
-    both = costs({**subjects, EAGER: Subject(plain.module, eager)}, INFERENCE, **about_all)
-    return both + costs(subjects, TRAINING, **about_all)
+    every = {**subjects, EAGER: Subject(plain.module, eager)}
+    both = costs(every, INFERENCE, **about_all, progress=lambda share: progress(share / 2))
+    return both + costs(subjects, TRAINING, **about_all, progress=lambda share: progress(0.5 + share / 2))

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -21,8 +20,8 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(width=None if there else 120, highlight=False, stderr=stderr)
 
 
-def show(console: "Console", parts: "Iterable[Table]") -> None:
-    """Print tables."""
+def show(console: "Console", parts: "Iterable[RenderableType]") -> None:
+    """Print tables, and what stands between them."""
     for part in parts:
         console.print(part)
 
@@ -85,18 +84,30 @@ def check_writable(results: Path) -> None:
 
 @contextmanager
 def resumable(how: str = "go on with --resume") -> "Iterator[None]":
-    """Of training runs in a `with` block: one that a signal stopped ends the command, and how to go on is said."""
+    """Of long work in a `with` block: a signal ends the command, and how to go on is said in one line.
+
+    Training takes the signals itself, and ends after the step under way; all else ends where it is.
+    """
+    import signal
+
     from greenformers.train.run import Stopped
 
+    def stop(number: int, _: object) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     except Stopped as stopped:
         print(f"stopped; {how}")
         sys.exit(128 + stopped.signal)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Steps:
-    """Progress of work that names its steps."""
+    """Progress of work that names its steps; nothing is shown before the first, so that training may show its own."""
 
     def __init__(self, console: "Console") -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -110,13 +121,15 @@ class Steps:
         self._known: dict[str, Any] = {}
 
     def __enter__(self) -> "Steps":
-        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._known:
+            self._bars.stop()
 
     def __call__(self, what: str, share: float) -> None:
+        if not self._known:
+            self._bars.start()
         if what not in self._known:
             self._known[what] = self._bars.add_task(what, total=1.0)
         self._bars.update(self._known[what], completed=share)

@@ -38,9 +38,13 @@ def compare(
     results: Annotated[Path, typer.Option(help="File the records are added to.")] = Path("results/compare.jsonl"),
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
-    """Train variants alike on real images, measure them side by side, and write a report."""
+    """Train variants alike on real images, measure them side by side, and write a report.
+
+    A run that was stopped goes on with the same command.
+    """
     from greenformers.advise.compare import Network
     from greenformers.advise.compare import compare as run
+    from greenformers.advise.unfinished import Unfinished
     from greenformers.data import load_images
     from greenformers.measure.record import append, context
     from greenformers.report.page import write
@@ -54,18 +58,23 @@ def compare(
     splits = load_images(data, folder, limit, pool, seed)
     out.mkdir(parents=True, exist_ok=True)
     terminal.check_writable(results)
-    found = run(
-        splits,
-        [name.strip() for name in variants.split(",")],
-        network,
-        schedule,
-        country=country,
-        full_size=full_size,
-        about=context(terminal.command(), seed),
-        console=console,
-    )
+    unfinished = Unfinished(out / "unfinished")
+    with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
+        found = run(
+            splits,
+            [name.strip() for name in variants.split(",")],
+            network,
+            schedule,
+            country=country,
+            full_size=full_size,
+            about=context(terminal.command(), seed),
+            console=console,
+            unfinished=unfinished,
+            progress=steps,
+        )
     # Shown first: should the disk be full, the figures are at least on the screen.
     terminal.show(console, tables(found, console.width))
     append(results, found)
     page = write(found, out)
+    unfinished.remove()
     console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)

@@ -32,16 +32,18 @@ def cost(
     from greenformers.advise.cost_options import answer
     from greenformers.measure.record import append, context
     from greenformers.report.cost import cost_table, thesis_tables
+    from greenformers.report.fit import fitted
 
     console = terminal.console()
     if not options.given():
         if results is not None:
             raise ValueError("--results goes with a run: name one with --base, --flops, or --parameters and --tokens")
-        terminal.show(console, thesis_tables())
+        for table in thesis_tables():
+            terminal.show(console, fitted(table, console.width))
         return
     if results is not None:
         terminal.check_writable(results)
     answers = answer(options)
-    console.print(cost_table(answers))
+    terminal.show(console, fitted(cost_table(answers), console.width))
     if results is not None:
         append(results, as_records({name: each.cost for name, each in answers.items()}, context(terminal.command(), 0)))

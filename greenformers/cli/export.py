@@ -30,6 +30,7 @@ def export(
     The longest of --lengths is also the longest it is checked on.
     """
     import tempfile
+    from functools import partial
 
     from greenformers.checkpoint.pretrained import pretrained
     from greenformers.checkpoint.save import replace
@@ -61,7 +62,9 @@ def export(
         checked = write(network, made, names, length=longest, progress=steps)
         found = differences(checked.differences, about)
         steps("measuring", 0.0)
-        found += latencies(network, made, names, measured, size=batch, about=about)
+        found += latencies(
+            network, made, names, measured, size=batch, about=about, progress=partial(steps, "measuring")
+        )
         steps("measuring", 1.0)
         if tokenizer is not None:
             tokenizer.save_pretrained(made)

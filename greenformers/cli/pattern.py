@@ -25,6 +25,7 @@ def pattern(
     """Draw who sees whom in a pattern, per head and layer, with its density and cost."""
     from greenformers.measure.connectivity import connectivity
     from greenformers.report.curves import save
+    from greenformers.report.fit import fitted
     from greenformers.report.pattern import figure, table
 
     console = terminal.console()
@@ -37,6 +38,6 @@ def pattern(
         found = connectivity(
             name, length, options, heads=heads, layers=layers, causal=causal, progress=steps,
         )  # fmt: skip
-    console.print(table(found))
+    terminal.show(console, fitted(table(found), console.width))
     save(figure(found), out)
     console.print(f"picture: {out}", soft_wrap=True)

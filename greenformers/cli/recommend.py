@@ -61,6 +61,7 @@ def recommend(
     from greenformers.measure.bench_options import MODES, Network
     from greenformers.measure.record import read
     from greenformers.report.advice import table
+    from greenformers.report.fit import fitted
 
     terminal.quiet()
     console = terminal.console()
@@ -84,7 +85,7 @@ def recommend(
         prices = calibrate(device=device, progress=steps)
         rows = run(need, prices, wanted, known=known, progress=steps)
         words = finding(need, prices, wanted[0])
-    console.print(table(rows, need, prices[task], top))
+    terminal.show(console, fitted(table(rows, need, prices[task], top), console.width, repeated=2))
     console.print(words)
 
 
@@ -112,6 +113,7 @@ def _for_model(
     from greenformers.data._tasks import kind_of_input
     from greenformers.measure.record import append, context
     from greenformers.report.advice import measured_table, words
+    from greenformers.report.fit import fitted
 
     console = terminal.console()
     if texts is None:
@@ -130,7 +132,7 @@ def _for_model(
             network, tokenizer, judged or learnt, features=features_of(model, network), length=length, batch=batch,
             limit=limit, country=country, about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
-    console.print(measured_table(advice, model_name(model)))
+    terminal.show(console, fitted(measured_table(advice, model_name(model)), console.width, repeated=2))
     console.print(words(advice, loss / 100, model, str(texts)), markup=False, soft_wrap=True)
     if results is not None:
         append(results, advice.records)

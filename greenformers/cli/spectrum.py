@@ -37,6 +37,7 @@ def spectrum(
     from greenformers.data._texts import read_texts
     from greenformers.measure import spectrum as measure
     from greenformers.measure.record import append, context
+    from greenformers.report.fit import fitted
     from greenformers.report.spectrum import table, write
 
     terminal.quiet()
@@ -57,7 +58,7 @@ def spectrum(
     with terminal.Steps(console) as steps:
         found = measure.attention_spectrum(network, _counted(blocks, limit, steps))
     # Shown first: should the disk be full, the figures are at least on the screen.
-    console.print(table(found, index, share))
+    terminal.show(console, fitted(table(found, index, share), console.width))
     about = context(terminal.command(), 0)
     made = measure.records(found, name or model_name(model), seen.name, index=index, share=share, about=about)
     if results is not None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -77,7 +78,7 @@ def compared(
     seconds = math.inf if worked is None else max(LEAST, SHARE * (worked + perf_counter() - began))
     costs = measured(
         timed, sizes, lengths, benchmark=benchmark, batch=batch, repeats=repeats, country=country, about=about,
-        seconds=seconds, told=told,
+        seconds=seconds, told=told, progress=partial(progress, "measuring"),
     )  # fmt: skip
     progress("measuring", 1.0)
     order = list(models)  # of columns, also where a model has scores alone

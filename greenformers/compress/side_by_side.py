@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ def measured(
     about: dict[str, Any],
     seconds: float = math.inf,
     told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> list[Record]:
     """Records of each model, on batches of random texts of each length, or of images or recordings, without padding.
 
@@ -51,6 +53,7 @@ def measured(
         about: Context of the records.
         seconds: Seconds that measuring may take; where they are few, there are fewer timed runs, or none.
         told: Function that is called with each text about costs that were not measured.
+        progress: Function that is called with the share of the whole that is done.
     """
     records = []
     for name, model in models.items():
@@ -68,11 +71,15 @@ def measured(
             continue
         setting = {"batch": plan.batch} if length is None else {"length": length, "batch": plan.batch}
         subjects = subjects_of(models, length, plan.batch)
-        measurements = costs(subjects, METERED, benchmark=benchmark, setting=setting, repeats=plan.repeats, about=about)
+        done = partial(_told, progress, place, len(lengths))
+        measurements = costs(
+            subjects, METERED, benchmark=benchmark, setting=setting, repeats=plan.repeats, about=about,
+            progress=partial(done, 0),
+        )  # fmt: skip
         by_name = {record.variant: record.value for record in measurements if record.metric == "latency"}
         records += measurements
         calls = {name: subject.forward for name, subject in subjects.items()}
-        spent_on = energy.energy_of(calls, by_name, country, seconds=plan.energy)
+        spent_on = energy.energy_of(calls, by_name, country, seconds=plan.energy, progress=partial(done, 0.5))
         for name, spent in spent_on.items():
             records.append(
                 Record.of(
@@ -82,6 +89,11 @@ def measured(
             )  # fmt: skip
         seconds -= perf_counter() - began
     return records
+
+
+def _told(progress: Callable[[float], None], place: int, lengths: int, before: float, share: float) -> None:
+    """Tell the share of the whole, from that of one half of the work at one of the lengths."""
+    progress((place + before + share / 2) / lengths)
 
 
 class Plan(NamedTuple):

@@ -1,7 +1,7 @@
 """Latency of an exported network: eager, compiled, as a program of torch.export, and in onnxruntime."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def latencies(
     size: int = 8,
     repeats: int = 20,
     about: dict[str, Any],
+    progress: Callable[[float], None] = lambda _: None,
 ) -> list[Record]:
     """Records of the model and its exported forms, interleaved, with torch's number of threads, without padding.
 
@@ -54,6 +55,7 @@ def latencies(
         size: Examples in a batch.
         repeats: Timed runs of each form.
         about: Context of the records.
+        progress: Function that is called with the share of the rounds that is done.
 
     Raises:
         ValueError: Raised as by `Tensors` and `reader`.
@@ -65,10 +67,16 @@ def latencies(
         calls[COMPILED] = compiled
     calls |= {NAMES[name]: reader(name, folder / FORMATS[name]) for name in formats}
     records = []
-    for length in lengths:
+    for place, length in enumerate(lengths):
+
+        def done(share: float, place: int = place) -> None:
+            progress((place + share) / len(lengths))
+
         example, setting = batch(model, size, length), {"length": length, "batch": size}
         with torch.inference_mode():
-            timings = interleaved({name: partial(call, *example) for name, call in calls.items()}, repeats=repeats)
+            timings = interleaved(
+                {name: partial(call, *example) for name, call in calls.items()}, repeats=repeats, progress=done
+            )
         records += [
             Record.of(
                 "latency", 1e3 * timing.median, benchmark="export", variant=name, setting=setting,

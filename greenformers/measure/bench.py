@@ -75,7 +75,11 @@ def bench(
     for (mode, run, wanted), share in zip(todo, work, strict=True):
         progress("measuring", done / sum(work))
         names = {cell.name for cell in wanted}
-        found = _group(run, network, how, mode, about)
+
+        def within(part: float, done: float = done, share: float = share) -> None:
+            progress("measuring", (done + part * share) / sum(work))
+
+        found = _group(run, network, how, mode, about, within)
         yield [record for cell, record in found if cell.name in names]
         done += share
     progress("measuring", 1.0)
@@ -91,9 +95,17 @@ def _counted(cell: Cell, network: Network, how: How, mode: str) -> float:
 
 
 def _group(
-    cells: Sequence[Cell], network: Network, how: How, mode: str, about: dict[str, Any]
+    cells: Sequence[Cell],
+    network: Network,
+    how: How,
+    mode: str,
+    about: dict[str, Any],
+    progress: Callable[[float], None],
 ) -> list[tuple[Cell, Record]]:
-    """All records of one length and mode, each with its ratio to the dense network with SDPA."""
+    """All records of one length and mode, each with its ratio to the dense network with SDPA.
+
+    What is counted, what is timed and the energy are equal parts of the progress.
+    """
     time, memory, count, energy = NAMES[mode]
     device = torch.device(how.device)
     calls: dict[str, Callable[[], object]] = {}
@@ -111,7 +123,8 @@ def _group(
 
     set_seed(how.seed)
     x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)
-    for cell in cells:
+    for number, cell in enumerate(cells):
+        progress(number / len(cells) / 3)
         stack = Stack(network, cell).to(device).train(mode == "training")
         run = call(stack, x, mode, compiled=how.compiled)
         try:
@@ -128,16 +141,29 @@ def _group(
         if how.memory is not None:
             add(cell, f"largest_batch_{mode}", largest_batch(stack, cell.length, network, how, mode))
     with torch.inference_mode(mode == "inference"):
-        timings = interleaved(calls, repeats=how.repeats, warmup=1, device=device) if calls else {}
+        timings = (
+            interleaved(
+                calls, repeats=how.repeats, warmup=1, device=device, progress=lambda share: progress((1 + share) / 3)
+            )
+            if calls
+            else {}
+        )
     by_name = {cell.name: cell for cell in cells}
     for name, timing in timings.items():
         # The whole range: quartiles do not say how far a shared machine is from itself a minute later.
         add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (max(timing.samples) - min(timing.samples)))
     if how.country is not None and calls:
         milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
-        spent = energy_of(calls, milliseconds, how.country, training=mode == "training", turns=1)
-        for name, one in spent.items():
-            add(by_name[name], energy, one.mwh, source=one.source, by=one.by)
+        spent_by = energy_of(
+            calls,
+            milliseconds,
+            how.country,
+            training=mode == "training",
+            turns=1,
+            progress=lambda share: progress((2 + share) / 3),
+        )
+        for name, spent in spent_by.items():
+            add(by_name[name], energy, spent.mwh, source=spent.source, by=spent.by)
     # Where memory ended is no figure of merit.
     ended = [entry for entry in found if entry[1].metric.startswith("out_of_memory")]
     rest = [entry for entry in found if entry not in ended]

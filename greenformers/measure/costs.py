@@ -40,6 +40,7 @@ def costs(
     setting: dict[str, Any],
     repeats: int,
     about: dict[str, Any],
+    progress: Callable[[float], None] = lambda _: None,
 ) -> list[Record]:
     """Measure every subject, the timed figures in one interleaved run.
 
@@ -50,6 +51,7 @@ def costs(
         setting: of the records.
         repeats: timed runs of each subject.
         about: context of the records.
+        progress: told the share that is done; what is counted and what is timed, in each mode, as equal parts.
 
     Raises:
         ValueError: another metric than those.
@@ -58,11 +60,18 @@ def costs(
     if unknown:
         raise ValueError(f"metrics must be of {', '.join(INFERENCE + TRAINING)}; got {', '.join(sorted(unknown))}")
     found: dict[str, dict[str, float | Timing]] = {name: {} for name in subjects}
+    parts = [bool(set(metrics) & set(mode)) for mode in (INFERENCE, TRAINING) for _ in ("counted", "timed")]
+
+    def done(part: int, share: float) -> None:
+        if parts[part]:
+            progress((sum(parts[:part]) + share) / sum(parts))
+
     device = next(parameter.device for subject in subjects.values() for parameter in subject.module.parameters())
     for subject in subjects.values():
         subject.module.eval()
     with torch.inference_mode():
-        for name, subject in subjects.items():
+        for number, (name, subject) in enumerate(subjects.items()):
+            done(0, number / len(subjects))
             if "parameters" in metrics:
                 found[name]["parameters"] = parameters(subject.module)
             if "flops" in metrics:
@@ -72,11 +81,13 @@ def costs(
         if "latency" in metrics:
             warmup = int("peak_memory_inference" not in metrics)  # for which each call has run
             timings = interleaved(
-                {name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device
-            )
+                {name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device,
+                progress=partial(done, 1),
+            )  # fmt: skip
             for name, timing in timings.items():
                 found[name]["latency"] = timing
-    for name, subject in subjects.items():
+    for number, (name, subject) in enumerate(subjects.items()):
+        done(2, number / len(subjects))
         subject.module.train()
         if "flops_training" in metrics:
             found[name]["flops_training"] = flops(subject.step) / 1e9
@@ -85,8 +96,9 @@ def costs(
     if "train_step" in metrics:
         warmup = int("peak_memory_training" not in metrics)
         timings = interleaved(
-            {name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device
-        )
+            {name: item.step for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device,
+            progress=partial(done, 3),
+        )  # fmt: skip
         for name, timing in timings.items():
             found[name]["train_step"] = timing
     return [

@@ -33,6 +33,7 @@ def energy_of(
     training: bool = False,
     turns: int = TURNS,
     seconds: float | None = None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Spent]:
     """The energy of one call of each; in turns, so that other load falls on all alike.
 
@@ -43,11 +44,13 @@ def energy_of(
         training: record gradients.
         turns: readings of each.
         seconds: of work between two readings; by default `SECONDS`, and one call at least.
+        progress: told the share of the readings that is done, between two of them.
     """
     spent: dict[str, float] = dict.fromkeys(calls, 0.0)
     sources: dict[str, tuple[str, str]] = {}
-    for _ in range(turns):
-        for name, call in calls.items():
+    for turn in range(turns):
+        for number, (name, call) in enumerate(calls.items()):
+            progress((turn + number / len(calls)) / turns)
             runs = max(1, round(1000 * (SECONDS if seconds is None else seconds) / milliseconds[name]))
             with torch.inference_mode(not training), EnergyMeter(country) as meter:
                 for _ in range(runs):

@@ -38,6 +38,7 @@ def interleaved(
     min_time: float = 0.0,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Timing]:
     """Time each call once a round, for many rounds, in an order drawn anew each round.
 
@@ -52,6 +53,7 @@ def interleaved(
         min_time: more rounds are added until the rounds have taken this many seconds together.
         device: where the calls compute, "cpu" or a CUDA device. A CUDA device is waited for around each call.
         seed: of the order within the rounds, so that no call always follows the same one.
+        progress: told the share of the rounds that is done, between two of them.
 
     Returns:
         The timing of each call, by name, in the order of `calls`.
@@ -84,6 +86,7 @@ def interleaved(
             for name in order:
                 samples[name].append(_seconds(calls[name], wait))
             rounds += 1
+            progress(min(1.0, rounds / repeats))
     return {name: _timing(times) for name, times in samples.items()}
 
 

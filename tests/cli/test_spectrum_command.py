@@ -1,6 +1,7 @@
 """`greenformers spectrum`, as a user meets it: what it prints, what it leaves on disk, and how it refuses."""
 
 import lzma
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertModel, FNetConfig, FNetModel, PreTrainedTokenizerFast
 
+from greenformers.checkpoint.pretrained import model_name
 from greenformers.measure.record import read
 
 pytestmark = pytest.mark.usefixtures("drafts")
@@ -48,6 +50,18 @@ def verbosity():
     yield
     transformers.logging.set_verbosity(before)
     transformers.logging.enable_progress_bar()
+
+
+def test_a_model_is_called_by_its_name_or_that_of_its_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder = tmp_path / "my-run" / "model"
+    shutil.copytree(home / "bert", run_folder)
+    for model, expected in ((str(run_folder), "my-run"), (str(home / "bert"), "bert"), ("org/name", "org/name")):
+        assert model_name(model) == expected
+    words = f"spectrum {run_folder} --texts {home / 'texts.txt'} --length 12 --index 3 --limit 1 --name Mine".split()
+    assert run(monkeypatch, *words, "--out", str(tmp_path / "out")) == 0
+    assert "<h1>Mine: spectrum of attention</h1>" in (tmp_path / "out" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("texts", ["texts.txt", "texts.txt.xz"])

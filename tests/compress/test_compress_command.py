@@ -61,6 +61,7 @@ def test_an_encoder_with_texts_and_pairs(home: Path, tmp_path: Path, monkeypatch
         assert text in card, text
     assert str(home) not in card + page
     assert "BertModel, compressed" in page
+    assert "Quality was not judged" not in page
     assert read_recipe(out / RECIPE) == [LowRank(keep=0.5, solver="activation")]
     done = json.loads((out / "compression.json").read_text())
     (step,) = done["steps"]
@@ -133,7 +134,9 @@ def test_other_models(
     assert shown in text
     assert "kept (" in text
     assert ranks_of(greenformers.load(out))
-    assert (out / "report" / "index.html").exists()
+    page = (out / "report" / "index.html").read_text()
+    judged = any(option in words for option in ("--evaluate", "--texts"))
+    assert ('<p class="lead">Quality was not judged: no texts were given. ' in page) != judged
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small"]
 
 

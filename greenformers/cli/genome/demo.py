@@ -31,6 +31,7 @@ def demo(
     from greenformers.genome.demo import Demo, Files
     from greenformers.genome.demo_page import said, write
     from greenformers.measure.record import append, context
+    from greenformers.report.fit import fitted
 
     terminal.quiet()
     if splits < 1 or people < 200:
@@ -48,7 +49,8 @@ def demo(
             parts.append(part())
             console.print(f"[bold]{parts[-1].title}[/bold]")
             for setting in dict.fromkeys(str(record.setting) for record in parts[-1].records):
-                console.print(judge.table([one for one in parts[-1].records if str(one.setting) == setting]))
+                own = [record for record in parts[-1].records if str(record.setting) == setting]
+                terminal.show(console, fitted(judge.table(own), console.width))
     about = context(terminal.command(), 0)
     parts = [one._replace(records=[replace(record, context=about) for record in one.records]) for one in parts]
     page = write(parts, out)

@@ -21,6 +21,7 @@ def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known
     from greenformers.genome.finetune import finetune
     from greenformers.genome.people import People
     from greenformers.measure.record import append, context
+    from greenformers.report.fit import fitted
 
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is there already; --resume goes on with it")
@@ -36,7 +37,7 @@ def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known
     with terminal.resumable():
         found = finetune(settings, out, splits, console)
     records = judge.records(settings, found, features, people)
-    console.print(judge.table(records))
+    terminal.show(console, fitted(judge.table(records), console.width))
     if results is not None:
         about = context(terminal.command(), 0)
         append(results, [replace(record, context=about) for record in records])

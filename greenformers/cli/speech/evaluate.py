@@ -31,6 +31,7 @@ def evaluate(
 ) -> None:
     """Score runs on a split of the first one's corpus: errors, size, speed of generation (tables 4.2 and 4.3)."""
     from greenformers.measure.record import append, context
+    from greenformers.report.fit import fitted
     from greenformers.speech.evaluate import evaluate as scored
     from greenformers.speech.evaluate import table
 
@@ -42,7 +43,7 @@ def evaluate(
     console = terminal.console()
     for reference, hypothesis in pairs[:samples]:
         console.print(f"spoken:  {reference}\nwritten: {hypothesis}\n", markup=False, soft_wrap=True)
-    console.print(table(records))
+    terminal.show(console, fitted(table(records), console.width))
     if results is not None:
         about = context(terminal.command(), 0)
         append(results, [replace(record, context=about) for record in records])

@@ -34,6 +34,7 @@ def study(
 
     from greenformers.measure.record import append, context
     from greenformers.report.draws import draws, listed
+    from greenformers.report.fit import fitted
     from greenformers.report.plot import save
 
     if out.exists() and any(out.iterdir()) and not resume:
@@ -47,7 +48,7 @@ def study(
     table = Table("AUC in % (s.d.)", *(f"{value:,}" for value in values), title=across)
     for name, row in listed(found, key, "auc").items():
         table.add_row(name, *(row.get(value, "") for value in values))
-    console.print(table)
+    terminal.show(console, fitted(table, console.width))
     out.mkdir(parents=True, exist_ok=True)
     picture = out / "study.png"
     save(draws(across, across, found, key, metrics=("auc", "f1")), picture)

@@ -45,6 +45,7 @@ def length(
     from greenformers.genome.tokenizer import SPECIAL, base_tokens, mean_length
     from greenformers.measure.record import append, context
     from greenformers.report import published
+    from greenformers.report.fit import fitted
     from greenformers.report.lengths import lengths, table
     from greenformers.report.plot import save
 
@@ -74,12 +75,13 @@ def length(
         row["setting"]: float(row["max_nucleotides"])
         for row in published.rows(references, "thesis_table5_3_max_length.csv")
     }
+    console = terminal.console()
     out.mkdir(parents=True, exist_ok=True)
     for one in dict.fromkeys(modes):
         own = [record for record in made if record.setting["mode"] == one]
         room = own[0].setting["memory_gib"]
         title = f"{one.capitalize()} within {room} GiB, batch {size.batch}, {mean:.2f} characters a subword"
-        terminal.console().print(table(title, own, theirs))
+        terminal.show(console, fitted(table(title, own, theirs), console.width, repeated=3))
         save(lengths(title, own, theirs), out / f"{one}.png")
         print(f"picture: {out / f'{one}.png'}")
     if results is not None:

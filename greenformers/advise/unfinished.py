@@ -1,0 +1,89 @@
+"""What a comparison has done so far, on disk until all of it is done, so that it can be stopped."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.measure.record import Record, append, read
+from greenformers.train import checkpoint
+from greenformers.train.state import load_weights, save_weights, weights
+
+JOB, RECORDS, RIGHT = "job.json", "records.jsonl", "right.json"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The parts of a job that are done, by number; each is written whole or not at all.
+
+    Attributes:
+        folder: Holds them, and what the job is.
+    """
+
+    folder: Path
+
+    def begin(self, job: Any) -> None:
+        """Go on with this job where the folder holds parts of it; where it holds those of another, remove them.
+
+        Args:
+            job: What the figures depend on, as JSON.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        told, file = json.dumps(job, indent=1, sort_keys=True, default=str), self.folder / JOB
+        if not file.is_file() or file.read_text() != told:
+            self.remove()
+            self.folder.mkdir(parents=True)
+            checkpoint.replace(file, told)
+
+    def keep(
+        self, number: int, records: Sequence[Record], model: nn.Module | None = None, right: Tensor | None = None
+    ) -> None:
+        """Write what one part gave.
+
+        Args:
+            number: Of the part, from 0.
+            records: Its figures.
+            model: The network that it trained.
+            right: Which test examples that network gets right, booleans (L,).
+
+        Raises:
+            OSError: The disk is full or not writable; the parts before are as they were.
+        """
+
+        def fill(folder: Path) -> None:
+            append(folder / RECORDS, records)
+            if model is not None and right is not None:
+                save_weights(folder, weights(model))
+                checkpoint.write_json(folder / RIGHT, right.tolist())
+
+        checkpoint.write(self.folder, number, fill, keep=number + 1)
+
+    def records(self, number: int, context: dict[str, Any]) -> list[Record] | None:
+        """The figures of a part, in the context of the run that ends the job; None where it is not done, or damaged."""
+        part = self._part(number)
+        if not part.is_dir() or checkpoint.damage(part) is not None:
+            return None
+        return [replace(record, context=context) for record in read(part / RECORDS)]
+
+    def load(self, number: int, model: nn.Module) -> Tensor:
+        """Put the weights that a part trained into the network; returns which test examples it gets right.
+
+        The network is moved to where training would have put it.
+        """
+        load_weights(self._part(number), model)
+        model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+        return torch.tensor(json.loads((self._part(number) / RIGHT).read_text()))
+
+    def remove(self) -> None:
+        """Remove all that was kept."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"step-{number}"
