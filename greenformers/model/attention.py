@@ -132,7 +132,7 @@ class SelfAttention(Projected):
 
         def project(y: Tensor, names: Sequence[str]) -> list[Tensor]:
             y = norm(y)
-            return [self.split_heads(constant(self.maps[name], y)) for name in names]
+            return [self.split_heads(constant(self.projections[name], y)) for name in names]
 
         return self.mechanism.compress(x, old, mask, project, query_mask=query_mask)
 

@@ -52,7 +52,7 @@ def _built(layer: Any, mixture: Callable[..., Tensor]) -> Way | None:
         return None
     if any(is_watched(module) for module in layer.modules() if module is not layer):
         return None
-    projections, output = [flat(attention.maps[name]) for name in _PROJECTIONS], flat(attention.output)
+    projections, output = [flat(attention.projections[name]) for name in _PROJECTIONS], flat(attention.output)
     attention_norm, feed_forward_norm = flat(layer.attention_norm), flat(layer.feed_forward_norm)
     feed_forward, mix = layer.feed_forward.flat(), partial(mixture, attention)
     heads, key_heads, width = attention.mechanism.shape.heads, attention.key_heads, attention.head_dim

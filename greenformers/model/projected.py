@@ -43,12 +43,14 @@ class Projected(nn.Module):
                 f"got {self.key_heads}"
             )
         ranks = {name: config.rank_of(layer, prefix + name) for name in mechanism.projections}
-        self.maps = nn.ModuleDict(
+        self.projections = nn.ModuleDict(
             {name: self._projection(config, rank, name, bias=bias) for name, rank in ranks.items()}
         )
         self.output = linear_layer(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
         self.normalised = (
-            nn.ModuleDict({name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.maps if name[0] in "qk"})
+            nn.ModuleDict(
+                {name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.projections if name[0] in "qk"}
+            )
             if config.qk_norm
             else None
         )
@@ -66,12 +68,12 @@ class Projected(nn.Module):
 
     def codes(self, x: Float[Tensor, "B N d"], *names: str) -> dict[str, Tensor]:
         """Codes of the named projections; those of all low-rank ones by one product."""
-        projections = [cast(LinearLayer, self.maps[name]) for name in names]
+        projections = [cast(LinearLayer, self.projections[name]) for name in names]
         return dict(zip(names, encode(projections, x), strict=True))
 
     def project(self, name: str, code: Float[Tensor, "B N r"]) -> Float[Tensor, "B h N D"]:
         """Queries, keys or values from their code; h heads, H or fewer for keys and values."""
-        x = self.split_heads(decode(cast(LinearLayer, self.maps[name]), code))
+        x = self.split_heads(decode(cast(LinearLayer, self.projections[name]), code))
         normalised = self.normalised
         return normalised[name](x) if normalised is not None and name in normalised else x
 
@@ -87,7 +89,7 @@ class Projected(nn.Module):
         ones = code.new_ones(code.shape[0], code.shape[1], 1)
         short = self.mechanism.reduce(code, key_mask, role=role)
         weights = self.mechanism.reduce(ones, key_mask, role=role)
-        return self.split_heads(decode(cast(LinearLayer, self.maps[role]), short, weight_sum=weights))
+        return self.split_heads(decode(cast(LinearLayer, self.projections[role]), short, weight_sum=weights))
 
     def split_heads(self, x: Float[Tensor, "B N hD"]) -> Float[Tensor, "B h N D"]:
         """Split the vector of each position into heads of D numbers."""

@@ -23,7 +23,7 @@ class T5(Position):
         farthest: Distance from which on all share the last bucket.
 
     Attributes:
-        table: The biases b (buckets, H).
+        biases: The biases b (buckets, H).
 
     Raises:
         ValueError: An option is out of range.
@@ -39,16 +39,16 @@ class T5(Position):
         if farthest <= buckets // sides // 2:
             raise ValueError(f"farthest must be above {buckets // sides // 2}, got {farthest}")
         self.buckets, self.farthest = buckets, farthest
-        self.table = nn.Parameter(torch.empty(buckets, place.heads))
+        self.biases = nn.Parameter(torch.empty(buckets, place.heads))
         self.reset_parameters(place.width**-0.5)
 
     def reset_parameters(self, std: float) -> None:  # noqa: D102
-        if not self.table.is_meta:
-            nn.init.normal_(self.table, std=std)
+        if not self.biases.is_meta:
+            nn.init.normal_(self.biases, std=std)
 
     def shared(self, first: Position) -> None:  # noqa: D102
         assert isinstance(first, T5)
-        self.table, self.shared_parameters = first.table, ("table",)
+        self.biases, self.shared_parameters = first.biases, ("biases",)
 
     def bucket(self, distance: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each distance i - j; keys ahead have the second half, where they are seen."""
@@ -63,4 +63,4 @@ class T5(Position):
         return start + torch.where(far < exact, far, logarithmic.clamp(max=count - 1))
 
     def bias(self, distance: Int[Tensor, "N M"]) -> Float[Tensor, "H N M"]:  # noqa: D102
-        return self.table[self.bucket(distance)].permute(2, 0, 1)
+        return self.biases[self.bucket(distance)].permute(2, 0, 1)

@@ -28,13 +28,13 @@ class AudioEmbedding(Placed):
     def make_content(self, config: GreenformerConfig, width: int) -> None:  # noqa: D102
         assert isinstance(config, SpeechConfig)
         self.front_end = VGG(config.spectrogram().bins, config.channels)
-        self.map = linear_layer(self.front_end.width, width, config.input_rank)
+        self.projection = linear_layer(self.front_end.width, width, config.input_rank)
         # Scaled to the size of the positions that are added, which would be lost beside louder sound.
         self.scale = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, features: Float[Tensor, "B T F"], mask: Tensor | None) -> Float[Tensor, "B t d"]:
         """Embed spectrograms (B, T, F) to (B, T // 4, d)."""
-        return self.place(self.scale(self.map(self.front_end(features, mask))))
+        return self.place(self.scale(self.projection(self.front_end(features, mask))))
 
 
 class Scaled(GreenformerPreTrainedModel):

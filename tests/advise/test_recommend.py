@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 NETWORK = Network(hidden=32, heads=2, feed_forward=64, layers=2)
 NEED = Need(NETWORK, length=64, batch=2)
 WIDE = Need(Network(hidden=128, heads=2, feed_forward=256, layers=1), length=64, batch=2)
-"""Wide enough that the products of its dense maps are not narrow, and those at rank 16 are."""
+"""Wide enough that the products of its dense linear layers are not narrow, and those at rank 16 are."""
 NAMES = ["lrt", "linformer", "lrt+linformer"]
 
 

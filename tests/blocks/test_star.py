@@ -58,17 +58,17 @@ def norm(layer, row):
     return layer.weight * centred / torch.sqrt((centred**2).mean() + layer.eps) + layer.bias
 
 
-def multi_att(maps, query, context):
+def multi_att(projections, query, context):
     width = WIDTH // HEADS
-    q = maps.q.weight @ query + maps.q.bias
+    q = projections.q.weight @ query + projections.q.bias
     found = []
     for head in range(HEADS):
         own = slice(head * width, (head + 1) * width)
-        keys = [(maps.k.weight @ c + maps.k.bias)[own] for c in context]
-        values = [(maps.v.weight @ c + maps.v.bias)[own] for c in context]
+        keys = [(projections.k.weight @ c + projections.k.bias)[own] for c in context]
+        values = [(projections.v.weight @ c + projections.v.bias)[own] for c in context]
         weights = [torch.exp(q[own] @ key / width**0.5) for key in keys]
         found.append(sum(weight / sum(weights) * value for weight, value in zip(weights, values, strict=True)))
-    return maps.output.weight @ torch.cat(found) + maps.output.bias
+    return projections.output.weight @ torch.cat(found) + projections.output.bias
 
 
 def algorithm_1(layers, rows):

@@ -1,4 +1,4 @@
-"""A network of torch with every kind of map, and one of linear maps only."""
+"""A network of torch with every kind of linear layer, and one of linear layers only."""
 
 from itertools import pairwise
 from typing import Any
@@ -37,7 +37,7 @@ def tokens(batches: int = 3) -> list[Tensor]:
 
 
 def chain(*widths: int, bias: bool = True) -> nn.Sequential:
-    """Linear maps with tanh between; their outputs lie far from 0."""
+    """Linear layers with tanh between; their outputs lie far from 0."""
     torch.manual_seed(0)
     parts: list[nn.Module] = []
     for n, m in pairwise(widths):

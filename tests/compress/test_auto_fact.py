@@ -93,7 +93,7 @@ def test_the_signature_is_the_peers() -> None:
 )
 def test_the_rank_means_what_it_means_to_the_peer(peer: Any, rank: float, expected: int | None) -> None:
     def built() -> nn.Module:
-        # The peer overlooks maps right under the root.
+        # The peer overlooks linear layers right under the root.
         return nn.Sequential(nn.Sequential(nn.Linear(20, 30), Conv1D(30, 20)))
 
     model = auto_fact(built(), rank, "svd")
@@ -125,7 +125,7 @@ def blocks() -> nn.ModuleDict:
 def test_submodules(copied: bool) -> None:
     model = blocks()
     made = auto_fact(model, 0.5, submodules=[model["a"], model["c"]], deepcopy=copied)
-    assert set(ranks_of(made)) == {"a.0", "a.2", "c"}  # embeddings are not of the peer's maps
+    assert set(ranks_of(made)) == {"a.0", "a.2", "c"}  # embeddings are not of the peer's linear layers
     assert [type(part) for part in made["b"]] == [nn.Linear, nn.Embedding, nn.Conv1d]
     assert (made is model) != copied
     with pytest.raises(ValueError, match="none of the submodules"):

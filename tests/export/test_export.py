@@ -29,7 +29,7 @@ class Exported(NamedTuple):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """An encoder and a language model of low rank in all maps, embeddings too, in both formats."""
+    """An encoder and a language model of low rank in all linear layers, embeddings too, in both formats."""
     made = {}
     for name, cls, more in [
         ("bert", "BertModel", {"num_hidden_layers": 1}),

@@ -9,7 +9,7 @@ B, N, n, m = 2, 7, 13, 11
 MIXES = [(3, 5, 2), (None, 5, 2), (3, None, 2), (3, 5, None), (None, 5, None), (None, None, None), (7,), (1, 1, 1)]
 
 
-def maps_of(ranks, bias=True):
+def linear_layers_of(ranks, bias=True):
     items = [nn.Linear(n, m, bias) if rank is None else LED(n, m, rank, bias) for rank in ranks]
     for item in items:
         if bias:
@@ -36,12 +36,12 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("ranks", MIXES)
 def test_the_shared_product_equals_each_map_by_itself(ranks, bias):
-    maps, x = maps_of(ranks, bias), inputs()
-    outputs = [decode(item, code) for item, code in zip(maps, encode(maps, x), strict=True)]
-    expected = [item(x) for item in maps]
+    projections, x = linear_layers_of(ranks, bias), inputs()
+    outputs = [decode(item, code) for item, code in zip(projections, encode(projections, x), strict=True)]
+    expected = [item(x) for item in projections]
     torch.testing.assert_close(outputs, expected, atol=1e-12, rtol=1e-12)
 
-    leaves = [x, *nn.ModuleList(maps).parameters()]
+    leaves = [x, *nn.ModuleList(projections).parameters()]
     g = [torch.randn_like(out) for out in outputs]
     torch.testing.assert_close(
         torch.autograd.grad(outputs, leaves, g), torch.autograd.grad(expected, leaves, g), atol=1e-12, rtol=1e-12
@@ -50,9 +50,9 @@ def test_the_shared_product_equals_each_map_by_itself(ranks, bias):
 
 @pytest.mark.parametrize("ranks", MIXES)
 def test_the_input_is_multiplied_once(ranks):
-    maps, x = maps_of(ranks), inputs()
+    projections, x = linear_layers_of(ranks), inputs()
     with Products() as products:
-        codes = encode(maps, x)
+        codes = encode(projections, x)
     assert products.count == (set(ranks) != {None})
     for rank, code in zip(ranks, codes, strict=True):
         assert code is x if rank is None else code.shape == (B, N, rank)
@@ -61,7 +61,7 @@ def test_the_input_is_multiplied_once(ranks):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rank", [3, None])
 def test_codes_summed_over_positions_carry_the_bias_as_often_as_they_were_kept(rank, bias):
-    (item,), x = maps_of([rank], bias), inputs()
+    (item,), x = linear_layers_of([rank], bias), inputs()
     E = torch.randn(5, N, dtype=torch.float64)  # five sums over the N positions
     (code,) = encode([item], x)
     kept = E.sum(1)[None, :, None].expand(B, -1, -1)

@@ -17,7 +17,7 @@ CLOSE = {torch.float64: {"atol": 1e-12, "rtol": 1e-12}, torch.float32: {"atol": 
 
 
 class Block(nn.Module):
-    """The two factorised maps, of different ranks, and their plain composition."""
+    """The two factorised projections, of different ranks, and their plain composition."""
 
     def __init__(self, activation=F.gelu, bias=True):
         super().__init__()

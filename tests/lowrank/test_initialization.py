@@ -10,7 +10,7 @@ SIZES = [(127, 131, 5), (131, 127, 127), (61, 257, 31), (257, 61, 13), (251, 251
 
 
 def output_variance(make, inputs, draws=400, tokens=61):
-    """Mean square of the outputs of fresh maps without bias, for inputs of variance 1."""
+    """Mean square of the outputs of fresh projections without bias, for inputs of variance 1."""
     torch.manual_seed(0)
     with torch.no_grad():
         return torch.stack([make()(torch.randn(tokens, inputs)).square().mean() for _ in range(draws)]).mean()

@@ -488,7 +488,7 @@ def test_inside_an_encoder(compress, options, train, grad, masked, left_aligned,
         torch.testing.assert_close(out[kept], expected[kept], **CLOSE[torch.float64])
         out, expected = model.layers[1](x), plain.layers[1](x)
         torch.testing.assert_close(out, expected, **CLOSE[torch.float64])
-    # Of two layers and one more: the output of attention, and both maps of the feed-forward part.
+    # Of two layers and one more: the output of attention, and both projections of the feed-forward part.
     calls = {compress_attention: 3 * 1, compress_feed_forward: 3 * 2, compress_all: 3 * 3}[compress]
     assert dense_product == {"weight": 0, "forward": calls}
 

@@ -45,7 +45,7 @@ def config(name="transformer", **options):
 
 
 def stir(module):
-    """Draw every parameter anew, so that maps keep variances and no bias or norm hides behind a 0 or a 1."""
+    """Draw every parameter anew, so that linear layers keep variances and no bias or norm hides behind a 0 or a 1."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:

@@ -15,7 +15,7 @@ def plain(layer: EncoderLayer, x, key_mask=None):
 def attention(block, x, key_mask):
     heads, head_dim = block.mechanism.shape.heads, block.mechanism.shape.head_dim
     q, k, v = (
-        block.maps[name](x).reshape(*x.shape[:2], heads, head_dim).transpose(1, 2).contiguous() for name in "qkv"
+        block.projections[name](x).reshape(*x.shape[:2], heads, head_dim).transpose(1, 2).contiguous() for name in "qkv"
     )
     mixed = block.mechanism(q, k, v, key_mask)  # the whole mechanism, on keys and values of full length
     return block.output(mixed.transpose(1, 2).reshape(x.shape))

@@ -60,9 +60,9 @@ def stack(model, x, mask, positions, *, causal=False, memory=None, memory_mask=N
 
 def attend(block, x, memory, mask, causal=False, positions=None):
     heads, head_dim = block.mechanism.shape.heads, block.mechanism.shape.head_dim
-    maps = block.maps
+    projections = block.projections
     q, k, v = (
-        linear(maps[name], y).reshape(*y.shape[:2], -1, head_dim).transpose(1, 2)
+        linear(projections[name], y).reshape(*y.shape[:2], -1, head_dim).transpose(1, 2)
         for name, y in (("q", x), ("k", memory), ("v", memory))
     )
     if block.normalised is not None:

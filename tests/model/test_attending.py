@@ -71,7 +71,9 @@ def test_a_call_asks_no_capability_again(monkeypatch):
 
 
 def test_the_choice_is_no_part_of_what_is_saved():
-    assert set(made("full").state_dict()) == {f"{name}.weight" for name in ("maps.q", "maps.k", "maps.v", "output")}
+    assert set(made("full").state_dict()) == {
+        f"{name}.weight" for name in ("projections.q", "projections.k", "projections.v", "output")
+    }
 
 
 def test_what_cannot_compress_says_so():

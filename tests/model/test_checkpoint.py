@@ -58,8 +58,8 @@ def test_a_reloaded_shared_matrix_is_one_tensor_and_trained_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "lacking", "std"),
     [
-        ("lrt", "layers.1.attention.maps.q.encoder.weight", 15**-0.5),
-        ("lrt", "layers.1.attention.maps.q.decoder.weight", 15**-0.5 * (15 / 7) ** 0.5),
+        ("lrt", "layers.1.attention.projections.q.encoder.weight", 15**-0.5),
+        ("lrt", "layers.1.attention.projections.q.decoder.weight", 15**-0.5 * (15 / 7) ** 0.5),
         ("linformer", "layers.1.attention.mechanism.E", None),
         ("transformer", "layers.1.feed_forward.up.weight", 15**-0.5),
     ],

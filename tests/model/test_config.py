@@ -140,10 +140,10 @@ def test_per_layer_repeats_a_single_value():
 
 def test_rank_of_a_map():
     c = GreenformerConfig(**SMALL, rank=[7, None, {"q": 5, "up": 3, "v": None}])
-    maps = ("q", "k", "v", "output", "up", "down")
-    assert [c.rank_of(0, name) for name in maps] == [7] * 6
-    assert [c.rank_of(1, name) for name in maps] == [None] * 6
-    assert [c.rank_of(2, name) for name in maps] == [5, None, None, None, 3, None]
+    projections = ("q", "k", "v", "output", "up", "down")
+    assert [c.rank_of(0, name) for name in projections] == [7] * 6
+    assert [c.rank_of(1, name) for name in projections] == [None] * 6
+    assert [c.rank_of(2, name) for name in projections] == [5, None, None, None, 3, None]
 
 
 EVERY_SLOT = {

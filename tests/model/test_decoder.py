@@ -71,7 +71,7 @@ def test_every_parameter_learns():
     network, ids = causal("narrow lrt", residual="pre"), tokens(B, N)
     network(ids, labels=ids).loss.backward()
     still = {key for key, parameter in network.named_parameters() if parameter.grad is None or not parameter.grad.any()}
-    assert still <= {f"decoder.layers.{i}.attention.maps.k.bias" for i in range(LAYERS)}
+    assert still <= {f"decoder.layers.{i}.attention.projections.k.bias" for i in range(LAYERS)}
 
 
 def test_the_scores_are_those_of_the_embedding_unless_untied():

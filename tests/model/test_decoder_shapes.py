@@ -12,9 +12,9 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 23,
 }  # fmt: skip
 NAMES = {
-    "self_attn.q_proj": "attention.maps.q",
-    "self_attn.k_proj": "attention.maps.k",
-    "self_attn.v_proj": "attention.maps.v",
+    "self_attn.q_proj": "attention.projections.q",
+    "self_attn.k_proj": "attention.projections.k",
+    "self_attn.v_proj": "attention.projections.v",
     "self_attn.o_proj": "attention.output",
     "mlp.gate_proj": "feed_forward.gate",
     "mlp.up_proj": "feed_forward.up",

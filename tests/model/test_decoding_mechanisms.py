@@ -140,11 +140,11 @@ def test_a_reset_cache_starts_anew():
 
 
 def test_a_mechanism_without_keys_or_queries_has_no_map_for_them():
-    maps = {name: set(causal(attention=name).decoder.layers[0].attention.maps) for name in CAUSAL}
-    assert maps["synthesizer_random"] == {"v"}
-    assert maps["synthesizer_dense"] == {"q", "v"}
-    assert maps["performer"] == {"q", "k", "v"}
-    mixed = causal(**VARIANTS["lrt, mixed dense"]).decoder.layers[0].attention.maps
+    projections = {name: set(causal(attention=name).decoder.layers[0].attention.projections) for name in CAUSAL}
+    assert projections["synthesizer_random"] == {"v"}
+    assert projections["synthesizer_dense"] == {"q", "v"}
+    assert projections["performer"] == {"q", "k", "v"}
+    mixed = causal(**VARIANTS["lrt, mixed dense"]).decoder.layers[0].attention.projections
     assert set(mixed) == {"q", "k", "v", "hidden"}
     assert attention_class("synthesizer_random").rank_option is None
 

@@ -131,7 +131,7 @@ def test_a_slot_of_each_layer():
     first, second = (layer.attention for layer in network.layers)
     assert [type(part.mechanism).__name__ for part in (first, second)] == ["Full", "Linformer"]
     assert second.mechanism.k == 5
-    assert [type(part.maps["q"]).__name__ for part in (first, second)] == ["Linear", "LED"]
+    assert [type(part.projections["q"]).__name__ for part in (first, second)] == ["Linear", "LED"]
     assert network(tokens(), padding(B, N)).last_hidden_state.isfinite().all()
 
 

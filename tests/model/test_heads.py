@@ -83,7 +83,7 @@ def test_every_parameter_learns(name):
         network(ids, mask, labels=labels).loss.backward()
         still = {key for key, parameter in network.named_parameters() if not parameter.grad.any()}
         # Softmax does not see what is added to every key alike.
-        assert {key for key in still if not key.endswith("maps.k.bias")} == set()
+        assert {key for key in still if not key.endswith("projections.k.bias")} == set()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])

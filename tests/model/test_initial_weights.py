@@ -19,9 +19,9 @@ def wide(std, **options):
 def test_every_map_has_the_deviation_of_the_configuration(rank, std):
     model = wide(std, rank=rank)
     kind = nn.Linear if rank is None else LED
-    maps = {name: module for name, module in model.encoder.layers.named_modules() if isinstance(module, kind)}
-    assert len(maps) == 2 * 6
-    for module in maps.values():
+    projections = {name: module for name, module in model.encoder.layers.named_modules() if isinstance(module, kind)}
+    assert len(projections) == 2 * 6
+    for module in projections.values():
         # 129 x 31 normal numbers and more; the product of two factors scatters more than each of them.
         torch.testing.assert_close(module.weight.std(), torch.tensor(std), atol=0, rtol=0.1)
         assert module.bias.count_nonzero() == 0

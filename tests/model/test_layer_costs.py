@@ -79,7 +79,7 @@ def test_flops_of_training(name):
     assert counted == 3 * MAPS[name] + attention(N) * 7 // 2 + RECOMPUTED[name]
 
 
-VECTORS = 4 * d + f + d + 4 * d  # biases of four maps, of up and of down; weight and bias of two norms
+VECTORS = 4 * d + f + d + 4 * d  # biases of four linear layers, of up and of down; weight and bias of two norms
 MATRICES = {
     "transformer": 4 * d * d + 2 * d * f,
     "lrt": 4 * RANK * (d + d) + 2 * RANK * (d + f),
@@ -88,8 +88,8 @@ MATRICES = {
 
 @pytest.mark.parametrize("name", FOUR)
 def test_parameters(name):
-    maps = MATRICES["lrt" if "lrt" in name else "transformer"]
-    expected = maps + VECTORS + (2 * K * MAX_LEN if "linformer" in name else 0)  # E and F
+    projections = MATRICES["lrt" if "lrt" in name else "transformer"]
+    expected = projections + VECTORS + (2 * K * MAX_LEN if "linformer" in name else 0)  # E and F
     assert parameters(layer(name)) == expected
 
 

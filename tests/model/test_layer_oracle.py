@@ -25,9 +25,9 @@ def bert(block, activation="gelu", dtype=torch.float32):
         )
     )
     pairs = [
-        (oracle.attention.self.query, block.attention.maps["q"]),
-        (oracle.attention.self.key, block.attention.maps["k"]),
-        (oracle.attention.self.value, block.attention.maps["v"]),
+        (oracle.attention.self.query, block.attention.projections["q"]),
+        (oracle.attention.self.key, block.attention.projections["k"]),
+        (oracle.attention.self.value, block.attention.projections["v"]),
         (oracle.attention.output.dense, block.attention.output),
         (oracle.attention.output.LayerNorm, block.attention_norm),
         (oracle.intermediate.dense, block.feed_forward.up),
@@ -64,7 +64,7 @@ def test_equals_berts_layer(name, activation, masked):
 
 
 def dense_twin(block, name):
-    """The dense layer that `block`, whose maps are LEDs, stands for."""
+    """The dense layer that `block`, whose linear layers are LEDs, stands for."""
     twin = layer(name, max_position_embeddings=MAX_LEN)
     state = {
         key: value
@@ -94,10 +94,10 @@ def test_equals_torchs_pre_norm_encoder_layer():
     oracle = nn.TransformerEncoderLayer(
         d, HEADS, f, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, layer_norm_eps=1e-12
     ).double()
-    maps = block.attention.maps
+    projections = block.attention.projections
     with torch.no_grad():
-        oracle.self_attn.in_proj_weight.copy_(torch.cat([maps[name].weight for name in "qkv"]))
-        oracle.self_attn.in_proj_bias.copy_(torch.cat([maps[name].bias for name in "qkv"]))
+        oracle.self_attn.in_proj_weight.copy_(torch.cat([projections[name].weight for name in "qkv"]))
+        oracle.self_attn.in_proj_bias.copy_(torch.cat([projections[name].bias for name in "qkv"]))
     copy_weights(
         [
             (oracle.self_attn.out_proj, block.attention.output),

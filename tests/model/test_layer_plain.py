@@ -115,8 +115,12 @@ def test_dropout_acts_after_each_block_in_training_only(residual):
 def test_the_ranks_are_where_the_configuration_puts_them():
     block = fresh("mixed ranks")
     assert {name for name, module in block.named_modules() if hasattr(module, "encoder")} == {
-        "attention.maps.v",
+        "attention.projections.v",
         "attention.output",
         "feed_forward.up",
     }
-    assert (block.attention.maps["v"].rank, block.attention.output.rank, block.feed_forward.up.rank) == (3, RANK, 5)
+    assert (block.attention.projections["v"].rank, block.attention.output.rank, block.feed_forward.up.rank) == (
+        3,
+        RANK,
+        5,
+    )

@@ -24,7 +24,7 @@ def head_by_head(projection: HeadLED, x: Tensor) -> Tensor:
 
 
 def test_each_head_has_its_factors() -> None:
-    projections, x = drawn().layers[0].attention.maps, torch.randn(2, 7, 12, dtype=torch.float64)
+    projections, x = drawn().layers[0].attention.projections, torch.randn(2, 7, 12, dtype=torch.float64)
     for name in "qkv":
         found = projections[name]
         torch.testing.assert_close(found(x), head_by_head(found, x))
@@ -48,7 +48,7 @@ def test_a_network_equals_the_dense_one_it_stands_for(options: dict[str, object]
     state = network.state_dict()
     for layer in range(2):
         for name in "qkv":
-            place = f"layers.{layer}.attention.maps.{name}"
+            place = f"layers.{layer}.attention.projections.{name}"
             state[f"{place}.weight"] = network.get_submodule(place).weight
             state[f"{place}.bias"] = torch.zeros(12, dtype=torch.float64)
         others = ("attention.output", "feed_forward.up", "feed_forward.down")
@@ -60,7 +60,7 @@ def test_a_network_equals_the_dense_one_it_stands_for(options: dict[str, object]
 
 def test_fewer_key_heads_caches_and_reload(tmp_path: object) -> None:
     network, ids = drawn(GreenformerForCausalLM, num_key_value_heads=1), torch.randint(50, (2, 7))
-    assert network.decoder.layers[0].attention.maps["k"].heads == 1
+    assert network.decoder.layers[0].attention.projections["k"].heads == 1
     past = network(ids[:, :4], use_cache=True).past_key_values
     torch.testing.assert_close(network(ids[:, 4:], past_key_values=past).logits, network(ids).logits[:, 4:])
     network.float().save_pretrained(tmp_path)

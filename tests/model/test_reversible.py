@@ -94,20 +94,20 @@ def test_gradients_of_the_input_and_frozen_layers(given):
 
 
 def test_losses_of_the_halves_are_differentiated():
-    maps = [nn.Linear(3, 3, dtype=torch.float64) for _ in range(4)]
+    projections = [nn.Linear(3, 3, dtype=torch.float64) for _ in range(4)]
 
     def half(one):
         return Half(lambda x, _: (one(x).tanh(), one(x).square().sum()), list(one.parameters()))
 
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
-    out, loss = reversible(x, [half(one) for one in maps])
+    out, loss = reversible(x, [half(one) for one in projections])
     first, second, total = x, x, 0
     for number in (0, 2):
-        total = total + maps[number](second).square().sum()
-        first = first + maps[number](second).tanh()
-        total = total + maps[number + 1](first).square().sum()
-        second = second + maps[number + 1](first).tanh()
-    leaves = [x, *(one for each in maps for one in each.parameters())]
+        total = total + projections[number](second).square().sum()
+        first = first + projections[number](second).tanh()
+        total = total + projections[number + 1](first).square().sum()
+        second = second + projections[number + 1](first).tanh()
+    leaves = [x, *(one for each in projections for one in each.parameters())]
     torch.testing.assert_close((out, loss), ((first + second) / 2, total))
     found = torch.autograd.grad(out.square().sum() + 3 * loss, leaves)
     expected = torch.autograd.grad(((first + second) / 2).square().sum() + 3 * total, leaves)

@@ -74,7 +74,7 @@ def test_memory_is_constant_and_weights_are_new():
     memory = model(ids[:, :7], memory=SegmentMemory(7)).memory
     assert all(x.requires_grad is False for x in memory.recent)
     model(ids[:, 7:], memory=memory).logits.square().sum().backward()
-    key = model.decoder.layers[0].attention.maps["k"].weight
+    key = model.decoder.layers[0].attention.projections["k"].weight
     found = key.grad.clone()
     model.zero_grad()
     constant = [x.clone() for x in memory.recent]
@@ -159,7 +159,7 @@ def test_reconstruction_trains_the_compressor_and_nothing_else(residual, masked)
     untouched = [
         name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ]
-    assert [name for name in untouched if not name.endswith("maps.k.bias")] == []
+    assert [name for name in untouched if not name.endswith("projections.k.bias")] == []
 
 
 def test_a_convolution_learns_to_keep_attention_as_it_was():

@@ -45,24 +45,24 @@ def test_slots_of_each_layer_are_where_the_configuration_puts_them():
         *(
             f"{block}.{name}"
             for block in ("attention", "cross_attention")
-            for name in ("output", *map("maps.{}".format, "qkv"))
+            for name in ("output", *map("projections.{}".format, "qkv"))
         ),
         "feed_forward.up",
         "feed_forward.down",
     }
     assert {name: rank for name, rank in ranks.items() if not name.startswith(first)} == {
-        "encoder.layers.1.attention.maps.k": 3,
-        "decoder.layers.1.cross_attention.maps.k": 2,
-        "decoder.layers.2.cross_attention.maps.v": 5,
-        "decoder.layers.2.cross_attention.maps.k": 11,
+        "encoder.layers.1.attention.projections.k": 3,
+        "decoder.layers.1.cross_attention.projections.k": 2,
+        "decoder.layers.2.cross_attention.projections.v": 5,
+        "decoder.layers.2.cross_attention.projections.k": 11,
     }
 
 
 def test_one_number_is_the_rank_of_every_map():
     network = pair("lrt")
-    maps = [module for module in network.modules() if isinstance(module, LED)]
-    assert len(maps) == 6 * LAYERS + 10 * DECODER_LAYERS
-    assert {item.rank for item in maps} == {7}
+    projections = [module for module in network.modules() if isinstance(module, LED)]
+    assert len(projections) == 6 * LAYERS + 10 * DECODER_LAYERS
+    assert {item.rank for item in projections} == {7}
 
 
 def test_teacher_forcing_shifts_the_labels():
@@ -116,7 +116,7 @@ def test_every_parameter_learns(name):
     network(ids, labels=tokens(B, N)).loss.backward()
     still = {key for key, parameter in network.named_parameters() if parameter.grad is None or not parameter.grad.any()}
     # Softmax does not see what is added to every key alike.
-    assert {key for key in still if not key.endswith("maps.k.bias")} == set()
+    assert {key for key in still if not key.endswith("projections.k.bias")} == set()
 
 
 def test_one_matrix_of_words_unless_untied():

@@ -39,8 +39,9 @@ def test_albert(given):
     pairs = {
         "embedding.word": source.word_embeddings, "embedding.norm": source.LayerNorm,
         "embedding.widen": theirs.encoder.embedding_hidden_mapping_in,
-        "layers.0.attention.maps.q": layer.attention.query, "layers.0.attention.maps.k": layer.attention.key,
-        "layers.0.attention.maps.v": layer.attention.value, "layers.0.attention.output": layer.attention.dense,
+        "layers.0.attention.projections.q": layer.attention.query,
+        "layers.0.attention.projections.k": layer.attention.key,
+        "layers.0.attention.projections.v": layer.attention.value, "layers.0.attention.output": layer.attention.dense,
         "layers.0.attention_norm": layer.attention.LayerNorm, "layers.0.feed_forward.up": layer.ffn,
         "layers.0.feed_forward.down": layer.ffn_output, "layers.0.feed_forward_norm": layer.full_layer_layer_norm,
     }  # fmt: skip
@@ -121,7 +122,7 @@ def test_queries_that_are_keys(given):
     """Shared QK is full attention with W_k = W_q."""
     one, two = made(attention_options={"shared_qk": True}, depth="stacked"), made(depth="stacked")
     state = one.state_dict()
-    assert not [name for name in state if ".maps.k." in name]
+    assert not [name for name in state if ".projections.k." in name]
     two.load_state_dict(state | {name.replace(".q.", ".k."): value for name, value in state.items() if ".q." in name})
     torch.testing.assert_close(one(*given).last_hidden_state, two(*given).last_hidden_state)
 

@@ -35,12 +35,12 @@ def copy(pairs):
                 target.bias.copy_(source.bias)
 
 
-def joined(*maps):
-    """Several maps as one that gives their outputs side by side."""
+def joined(*projections):
+    """Several linear layers as one that gives their outputs side by side."""
     one = nn.Linear(d, 3 * d, dtype=torch.float64)
     with torch.no_grad():
-        one.weight.copy_(torch.cat([item.weight for item in maps]))
-        one.bias.copy_(torch.cat([item.bias for item in maps]))
+        one.weight.copy_(torch.cat([item.weight for item in projections]))
+        one.bias.copy_(torch.cat([item.bias for item in projections]))
     return one
 
 
@@ -52,8 +52,8 @@ def gpt_options(**options):
 
 def gpt_pairs(ours, blocks):
     for layer, block in zip(ours.decoder.layers, blocks, strict=True):
-        maps = layer.attention.maps
-        yield block.attn.c_attn, joined(maps["q"], maps["k"], maps["v"])
+        projections = layer.attention.projections
+        yield block.attn.c_attn, joined(projections["q"], projections["k"], projections["v"])
         yield block.attn.c_proj, layer.attention.output
         yield block.mlp.c_fc, layer.feed_forward.up
         yield block.mlp.c_proj, layer.feed_forward.down
@@ -94,10 +94,10 @@ def bert_embedding_pairs(oracle, embedding):
 
 
 def bert_attention_pairs(oracle, attention, norm):
-    maps = attention.maps
-    yield oracle.self.query, maps["q"]
-    yield oracle.self.key, maps["k"]
-    yield oracle.self.value, maps["v"]
+    projections = attention.projections
+    yield oracle.self.query, projections["q"]
+    yield oracle.self.key, projections["k"]
+    yield oracle.self.value, projections["v"]
     yield oracle.output.dense, attention.output
     yield oracle.output.LayerNorm, norm
 
@@ -135,10 +135,10 @@ def bert(ours, layers, cross):
 
 
 def bart_attention_pairs(oracle, attention):
-    maps = attention.maps
-    yield oracle.q_proj, maps["q"]
-    yield oracle.k_proj, maps["k"]
-    yield oracle.v_proj, maps["v"]
+    projections = attention.projections
+    yield oracle.q_proj, projections["q"]
+    yield oracle.k_proj, projections["k"]
+    yield oracle.v_proj, projections["v"]
     yield oracle.out_proj, attention.output
 
 

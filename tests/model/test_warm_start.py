@@ -228,11 +228,11 @@ def test_global_maps_start_as_copies():
     options = {"window": 64, "globals": 2}
     ours = warm_start(model, length=300, attention="longformer", attention_options=options)
     for layer in ours.encoder.layers:
-        maps = layer.attention.maps
+        projections = layer.attention.projections
         for name in "qkv":
-            assert torch.equal(maps[f"{name}_global"].weight, maps[name].weight)
-            assert torch.equal(maps[f"{name}_global"].bias, maps[name].bias)
-            assert maps[f"{name}_global"].weight is not maps[name].weight
+            assert torch.equal(projections[f"{name}_global"].weight, projections[name].weight)
+            assert torch.equal(projections[f"{name}_global"].bias, projections[name].bias)
+            assert projections[f"{name}_global"].weight is not projections[name].weight
     # No document of the original is longer than the window.
     same(model, ours, *batch())
 

@@ -55,7 +55,7 @@ def by_formula(kind, name, q, k, v, mask, *, causal):
                 bucket = T5Attention._relative_position_bucket(
                     torch.tensor(-behind), not causal, OPTIONS["t5"]["buckets"], OPTIONS["t5"]["farthest"]
                 )
-                scores[:, :, i, j] += kind.table[bucket]
+                scores[:, :, i, j] += kind.biases[bucket]
     if name == "shaw":
         scores, of_values = shaw.reference(kind, q, k)
     if name == "huang":
@@ -205,9 +205,9 @@ def test_encoders_and_pairs_have_them_too(name, tmp_path):
 
 def test_t5_has_one_table_for_all_layers():
     model = GreenformerForCausalLM(GreenformerConfig(**sizes("t5")))
-    tables = [layer.attention.position.table for layer in model.decoder.layers]
+    tables = [layer.attention.position.biases for layer in model.decoder.layers]
     assert all(table is tables[0] for table in tables)
-    assert sum("position.table" in name for name, _ in model.named_parameters()) == 1
+    assert sum("position.biases" in name for name, _ in model.named_parameters()) == 1
 
 
 @pytest.mark.parametrize("attention", ["linformer", "nystromformer", "sinkhorn", "synthesizer_random", "reformer"])
@@ -264,4 +264,4 @@ def test_logarithms_of_distances_in_t5():
     expected = T5Attention._relative_position_bucket(-at, bidirectional=False, num_buckets=32, max_distance=128)
     assert torch.equal(kind.bucket(at), expected)
     assert kind.bucket(torch.tensor([127, 128, 299])).tolist() == [31, 31, 31]
-    assert math.isclose(kind.table.std().item(), 0.5, rel_tol=0.5)
+    assert math.isclose(kind.biases.std().item(), 0.5, rel_tol=0.5)

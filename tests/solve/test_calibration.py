@@ -1,4 +1,4 @@
-"""What maps see on calibration data, and the errors that are predicted from it, against the outputs themselves."""
+"""Inputs of linear layers on calibration data, and the errors predicted from them, against the outputs themselves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -181,7 +181,7 @@ def test_maps_that_read_one_tensor_share_one_covariance(monkeypatch: pytest.Monk
     monkeypatch.setattr(calibrate, "rows", lambda site, *rest: made.append(site.path) or plain(site, *rest))
     statistics = dict(covariances(model, found, [batch, batch]))
     assert len(made) == 2 * len(groups) < 2 * len(statistics)
-    # In the order of execution, and as the maps see it.
+    # In the order of execution, and as the linear layers see it.
     x = seen_by(model, [batch, batch], "bert.encoder.layer.1.attention.self.key")
     (value,) = next(seen for site, seen in statistics.items() if site.path.endswith("layer.1.attention.self.value"))
     assert value.mean is not None

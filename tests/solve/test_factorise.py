@@ -20,7 +20,7 @@ UNIFORM = Budget(0.6, "uniform")
 
 
 def weights(model: nn.Module, paths: Sequence[str]) -> int:
-    """Of the maps at these paths, without biases."""
+    """Of the linear layers at these paths, without biases."""
     parts = [model.get_submodule(path).named_parameters() for path in paths]
     return sum(parameter.numel() for part in parts for name, parameter in part if name != "bias")
 
@@ -205,7 +205,7 @@ def test_what_shares_a_weight_comes_along() -> None:
         ("transformer.wpe", ()),
     ]
     assert set(ranks_of(model)) == {"transformer.wte", "lm_head", "transformer.wpe"}
-    # By default it is the linear maps that no embedding shares.
+    # By default it is the linear layers that no embedding shares.
     assert "lm_head" not in {layer.path for layer in factorise(network("gpt2")).layers}
 
     class Backwards(nn.Module):

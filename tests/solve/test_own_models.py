@@ -1,4 +1,4 @@
-"""Our own networks, which share products between maps, show calibration what each map sees."""
+"""Our own networks, which share products between linear layers, show calibration what each map sees."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_every_map_of_a_layer_is_calibrated(attention: str, solver: str) -> None
     before = model(**batch).logits
     report = factorise(model, Budget(0.8, "uniform"), solver=solver, calibration=[batch], multiple=1)
     assert all(layer.rank for layer in report.layers if ".layers." in layer.path)
-    assert sum(layer.path.endswith(("maps.q", "maps.k", "maps.v")) for layer in report.layers) == 6
+    assert sum(layer.path.endswith(("projections.q", "projections.k", "projections.v")) for layer in report.layers) == 6
     assert 0 < (model(**batch).logits - before).abs().max() < before.abs().max()
 
 
@@ -30,5 +30,9 @@ def test_a_causal_model_is_compressed_by_its_own_loss() -> None:
     model = GreenformerForCausalLM(GreenformerConfig(**SMALL, max_position_embeddings=12)).eval()
     batches = [{"input_ids": torch.randint(0, 40, (8, 12))}]
     report = factorise(model, 0.5, solver="sequential_loss", calibration=batches, multiple=1)
-    assert {".".join(layer.path.split(".")[-2:]) for layer in report.layers} >= {"maps.q", "maps.k", "maps.v"}
+    assert {".".join(layer.path.split(".")[-2:]) for layer in report.layers} >= {
+        "projections.q",
+        "projections.k",
+        "projections.v",
+    }
     assert report.kept <= 0.5

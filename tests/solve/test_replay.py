@@ -63,13 +63,13 @@ class Boxed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maps = nn.ModuleList(nn.ModuleDict({"map": nn.Linear(12, 12)}) for _ in range(4))
-        for layer in self.maps:
+        self.linear_layers = nn.ModuleList(nn.ModuleDict({"map": nn.Linear(12, 12)}) for _ in range(4))
+        for layer in self.linear_layers:
             layer.forward = lambda box, layer=layer: Boxed.Box(layer["map"](box.x).tanh())
 
     def forward(self, x: Tensor) -> Tensor:
         box = Boxed.Box(x)
-        for layer in self.maps:
+        for layer in self.linear_layers:
             box = layer(box)
         return box.x
 

@@ -93,7 +93,7 @@ def bert_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
         for name, own in _LAYER.items():
             yield from of_modules(source.get_submodule(name), layer.get_submodule(own))
         projections: dict[str, Any] = dict(source.get_submodule("attention.self").named_children())
-        for name, target in layer.attention.maps.named_children():
+        for name, target in layer.attention.projections.named_children():
             role, *kind = name.split("_")  # q_global is query_global there, or query
             if role in _PROJECTIONS:
                 yield from of_modules(

@@ -24,8 +24,8 @@ _GPT2_LAYER = {
 }  # fmt: skip
 _LLAMA_LAYER = {
     "input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm",
-    "self_attn.q_proj": "attention.maps.q", "self_attn.k_proj": "attention.maps.k",
-    "self_attn.v_proj": "attention.maps.v", "self_attn.o_proj": "attention.output",
+    "self_attn.q_proj": "attention.projections.q", "self_attn.k_proj": "attention.projections.k",
+    "self_attn.v_proj": "attention.projections.v", "self_attn.o_proj": "attention.output",
     "mlp.gate_proj": "feed_forward.gate", "mlp.up_proj": "feed_forward.up", "mlp.down_proj": "feed_forward.down",
 }  # fmt: skip
 _QK_NORM = {"self_attn.q_norm": "attention.normalised.q", "self_attn.k_norm": "attention.normalised.k"}
@@ -78,9 +78,9 @@ def gpt2_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
         # Conv1D has weights (in, out), and those of queries, keys and values side by side.
         both = source.attn.c_attn.weight.mT.chunk(3), source.attn.c_attn.bias.chunk(3)
         for name, weight, bias in zip("qkv", *both, strict=True):
-            if name in layer.attention.maps:
-                yield weight, layer.attention.maps[name].weight
-                yield bias, layer.attention.maps[name].bias
+            if name in layer.attention.projections:
+                yield weight, layer.attention.projections[name].weight
+                yield bias, layer.attention.projections[name].bias
         for name, own in _GPT2_LAYER.items():
             for parameter, our_parameter in of_modules(source.get_submodule(name), layer.get_submodule(own)):
                 yield (parameter if parameter.dim() == 1 else parameter.mT), our_parameter
@@ -93,6 +93,6 @@ def llama_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
     names = _LLAMA_LAYER | (_QK_NORM if ours.config.qk_norm else {})
     for source, layer in zip(theirs.layers, ours.layers, strict=True):
         for name, own in names.items():
-            if own[-1] in "qkv" and own[-1] not in layer.attention.maps:  # the mechanism does not read them
+            if own[-1] in "qkv" and own[-1] not in layer.attention.projections:  # the mechanism does not read them
                 continue
             yield from of_modules(source.get_submodule(name), layer.get_submodule(own))
