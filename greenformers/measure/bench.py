@@ -29,7 +29,13 @@ NAMES = {
 
 
 def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:
-    """The setting of a cell's records, which tells them from those of other cells."""
+    """The setting of a cell's records, which tells them from those of other cells.
+
+    Args:
+        cell: Variant, rank and length.
+        network: Sizes that all cells have in common.
+        how: Way of measuring.
+    """
     own = {"length": cell.length, "batch": max(1, how.tokens // cell.length), "rank": cell.rank}
     sizes = {name: value for name, value in asdict(network).items() if value not in (False, {})}
     where = {"device": how.device} | ({"compiled": True} if how.compiled else {})

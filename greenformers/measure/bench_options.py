@@ -39,7 +39,7 @@ class How:
     """
 
     modes: tuple[str, ...] = option(MODES, "Modes to measure: inference, training, or both with a comma between.")
-    tokens: int = option(4096, "Tokens in a batch, and so this number over the length sequences, at least one.")
+    tokens: int = option(4096, "Tokens in a batch: the number of sequences is this over the length, at least 1.")
     memory: float | None = None
     repeats: int = option(7, "Timed runs of each variant, length and rank.")
     country: str | None = None

@@ -107,7 +107,12 @@ def variants(causal: bool = False) -> list[str]:
 
 
 def possible(variant: str, causal: bool) -> str | None:
-    """The reason why a variant cannot be, or None where it can."""
+    """The reason why a variant cannot be, or None where it can.
+
+    Args:
+        variant: Name of the variant.
+        causal: Whether the network is causal.
+    """
     network = Network(hidden=8, heads=1, feed_forward=8, layers=1, causal=causal)
     try:
         with torch.device("meta"):
@@ -153,5 +158,10 @@ def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], n
 
 
 def call_of(stack: nn.Module, x: Tensor) -> Callable[[], Tensor]:
-    """A function that runs a forward pass and returns the sum of its outputs, a scalar with a gradient."""
+    """A function that runs a forward pass and returns the sum of its outputs, a scalar with a gradient.
+
+    Args:
+        stack: Network, (B, N, d) to (B, N, d).
+        x: Input (B, N, d).
+    """
     return lambda: stack(x).sum()

@@ -254,6 +254,10 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
 def append(path: str | Path, records: Iterable[Record]) -> None:
     """Add records to a JSONL file, each context once (see `contexts`). If the disk fills, the file is left as it was.
 
+    Args:
+        path: File of records; it and its folder are made where they are missing.
+        records: Records to add.
+
     Raises:
         ValueError: Raised where a record's metric or unit does not fit `METRICS`, its value is not a finite number, or
             its ratio runs against the metric's direction; nothing is written then.
