@@ -1,1 +1,1 @@
-"""Advice: which variant, at what cost."""
+"""Advice on variants and changes of models: their time, memory, energy and cost, predicted or measured."""

@@ -1,8 +1,8 @@
-"""What time costs on this machine: a few networks are measured once, and a price is fitted to each kind of work.
+"""Prices of work on this machine, in seconds: they are fitted once to the measured times of a few networks.
 
-Time of a call = sum over kinds of work of price x amount, prices not negative (`greenformers.measure.trace.Work`, and
-layers). Fitted to relative errors, those of outliers counting less. A time is the least of its repeats: other load on
-a machine only adds to it.
+Time of a call = sum over kinds of work of price x amount, prices not negative; kinds are those of
+`greenformers.measure.trace.Work`, and layers. Relative errors are fitted, and outliers count less. A time is the least
+of its repeats, as other load on a machine only adds to it.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from greenformers.measure.record import context
 from greenformers.measure.trace import Work, trace
 
 SETTINGS, BESIDE = 20, 3
-"""How many networks of each mode are measured, each dense and with so many variants."""
+"""Number of networks that are measured in each mode, and of variants that are measured beside the dense one."""
 REPEATS = 5
+"""Timed runs of each network."""
 ROUNDS = 10
+"""Rounds of the fit, each with weights by the errors of the one before."""
 LEAST = 0.02
-"""Relative errors below this count alike."""
+"""Relative errors below this have the same weight."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Prices:
     """Prices of one mode.
 
     Attributes:
-        seconds: of each feature of `Work`, and of a layer.
-        error: median relative error on the networks they were fitted to.
-        count: how many those were, times variants.
+        seconds: Seconds of a unit of each feature of `Work`, and of a layer.
+        error: Median relative error on the measured calls.
+        count: Number of measured calls that the prices were fitted to.
     """
 
     seconds: tuple[float, ...]
@@ -49,30 +52,41 @@ class Prices:
     count: int
 
     def time(self, amounts: Sequence[float]) -> float:
-        """Seconds of a call."""
+        """Seconds of a call, from its amounts of each kind of work."""
         return float(np.dot(self.seconds, amounts))
 
 
 def amounts(network: Network, cell: Cell, batch: int, mode: str, device: str = "cpu") -> tuple[list[float], Work]:
-    """What a call amounts to, for `Prices.time`, and its work. All layers are alike: two are looked at."""
+    """Amounts of work in a call, for `Prices.time`, and its whole work. As layers are alike, at most two are traced.
+
+    Args:
+        network: Sizes of the network.
+        cell: Variant, rank and length.
+        batch: Sequences at once.
+        mode: "inference" or "training".
+        device: Device that the call would run on.
+    """
     works = []
     for layers in (1, 2)[: network.layers]:
-        one = Network(**{**asdict(network), "layers": layers})
+        shallow = Network(**{**asdict(network), "layers": layers})
         shape = (batch, cell.length, network.hidden)
-        works.append(trace(lambda one=one: Stack(one, cell), shape, training=mode == "training", device=device))  # type: ignore[misc]
+        works.append(trace(partial(Stack, shallow, cell), shape, training=mode == "training", device=device))
     first, last = works[0], works[-1]
     further = network.layers - 1
-    found = [a + further * (b - a) for a, b in zip(first.features(), last.features(), strict=True)]
-    if mode == "training":  # without gradients a layer's tensors are gone when the next one runs
+    features = [a + further * (b - a) for a, b in zip(first.features(), last.features(), strict=True)]
+    if mode == "training":  # without gradients a layer's tensors are freed before the next one runs
         last.peak = first.peak + further * (last.peak - first.peak)
-    return [*found, float(network.layers)], last
+    return [*features, float(network.layers)], last
 
 
 def fit(rows: Sequence[tuple[Sequence[float], float]]) -> Prices:
-    """Prices from (amounts, seconds).
+    """Fit prices to measured calls.
+
+    Args:
+        rows: Amounts of work and seconds of each call.
 
     Raises:
-        ValueError: too few rows.
+        ValueError: Raised where there are fewer than 4 rows.
     """
     if len(rows) < 4:
         raise ValueError(f"prices need at least 4 measured calls, got {len(rows)}")
@@ -89,7 +103,11 @@ def fit(rows: Sequence[tuple[Sequence[float], float]]) -> Prices:
 
 
 class Draw:
-    """Networks and variants at random, every variant once before any comes again."""
+    """Random networks and variants; every variant comes once before any comes again.
+
+    Args:
+        seed: Seed of the draws.
+    """
 
     def __init__(self, seed: int) -> None:
         self.source = random.Random(seed)
@@ -108,22 +126,32 @@ class Draw:
         return network, length, rank, max(1, draw.choice([256, 512, 1024, 2048]) // length)
 
     def variants(self, count: int, causal: bool) -> list[str]:
-        """The dense one, and so many others that can be causal, or not."""
-        found = [BASELINE]
-        while len(found) <= count:
-            fitting = [name for name in self._left if name in self._all[causal] and name not in found]
+        """Names of the dense network and of `count` variants, which have a causal form where `causal`."""
+        names = [BASELINE]
+        while len(names) <= count:
+            fitting = [name for name in self._left if name in self._all[causal] and name not in names]
             if fitting:
-                found.append(fitting[0])
+                names.append(fitting[0])
                 self._left.remove(fitting[0])
             else:
                 self._left += self.source.sample(self._all[False], len(self._all[False]))
-        return found
+        return names
 
 
 def measured(
     network: Network, length: int, rank: int, batch: int, mode: str, names: Sequence[str], device: str = "cpu"
 ) -> dict[str, tuple[list[float], float]]:
-    """(amounts, seconds) of each variant, interleaved."""
+    """Amounts of work and measured seconds of each variant, timed interleaved.
+
+    Args:
+        network: Sizes of the network.
+        length: Tokens in a sequence, N.
+        rank: Rank of the variants that have one.
+        batch: Sequences at once.
+        mode: "inference" or "training".
+        names: Names of variants.
+        device: Device to measure on.
+    """
     cells = {name: Cell(name, rank if ranked(name) else None, length) for name in names}
     x = torch.randn(batch, length, network.hidden, device=device)
     calls = {}
@@ -136,34 +164,44 @@ def measured(
 
 
 def calibrate(device: str = "cpu", progress: Callable[[str, float], None] = lambda *_: None) -> dict[str, Prices]:
-    """Prices of each mode on this machine, from its cache or measured."""
+    """Prices of this machine by mode, read from its cache, or measured where there is none yet.
+
+    Args:
+        device: Device to measure on.
+        progress: Function that is called with a text and the share that is done.
+
+    Raises:
+        OSError: Raised where the cache cannot be written.
+    """
     place = _place(device)
     if place.exists():
-        kept = json.loads(place.read_text())
-        return {mode: Prices(tuple(kept[mode]["seconds"]), kept[mode]["error"], kept[mode]["count"]) for mode in MODES}
+        cached = json.loads(place.read_text())
+        return {
+            mode: Prices(tuple(cached[mode]["seconds"]), cached[mode]["error"], cached[mode]["count"]) for mode in MODES
+        }
     rows: dict[str, list[tuple[list[float], float]]] = {mode: [] for mode in MODES}
     draw = Draw(0)
     for number in range(SETTINGS):
-        for mode in MODES:  # in turns: the load of a machine drifts
+        for mode in MODES:  # in turns, as the load of a machine drifts
             network, length, rank, batch = draw.network()
             names = draw.variants(BESIDE, network.causal)
             rows[mode] += measured(network, length, rank, batch, mode, names, device).values()
         progress("calibrating on this machine", (number + 1) / SETTINGS)
-    found = {mode: fit(some) for mode, some in rows.items()}
+    prices = {mode: fit(calls) for mode, calls in rows.items()}
     place.parent.mkdir(parents=True, exist_ok=True)
     part_ = place.with_suffix(".part")
-    part_.write_text(json.dumps({mode: asdict(prices) for mode, prices in found.items()}))
+    part_.write_text(json.dumps({mode: asdict(fitted) for mode, fitted in prices.items()}))
     part_.rename(place)
-    return found
+    return prices
 
 
 def _place(device: str) -> Path:
-    """A file a machine and version."""
+    """The cache file of prices, another for each machine, device and version."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
-    where: dict[str, Any] = {"machine": context("", 0)["machine"], "threads": torch.get_num_threads(), "device": gpu}
-    # Prices are of what these two count.
+    machine: dict[str, Any] = {"machine": context("", 0)["machine"], "threads": torch.get_num_threads(), "device": gpu}
+    # Prices hold for the amounts that these two files count.
     counted = [hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in (__file__, counting.__file__)]
-    what = [torch.__version__, version("greenformers"), *counted]
-    key = hashlib.sha256(json.dumps([where, what], sort_keys=True).encode()).hexdigest()[:16]
+    versions = [torch.__version__, version("greenformers"), *counted]
+    key = hashlib.sha256(json.dumps([machine, versions], sort_keys=True).encode()).hexdigest()[:16]
     return root / "greenformers" / f"calibration-{key}.json"

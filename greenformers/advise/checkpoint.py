@@ -1,6 +1,6 @@
-"""Which recipe suits a trained model: each is made, judged on texts and timed on this machine.
+"""Advice on recipes for a trained model: each is applied, judged on examples and timed on this machine.
 
-Nothing is trained: what a recipe loses is what it loses before healing, which is to be had back in part.
+Nothing is trained: the loss of quality is that before healing, which brings part of it back.
 """
 
 import copy
@@ -31,27 +31,33 @@ from greenformers.model.positions import reach
 
 DENSE = "as it is"
 QUALITY = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
-"""Metrics that may judge, the first that is there."""
+"""Metrics that may judge; the first that was measured does."""
 MARGIN = 1.05
-"""A change is to be faster than the model as it is by so much at least."""
+"""Least speed-up over the model as it is at which a recipe is advised."""
 REPEATS = 9
-"""Timed runs."""
+"""Timed runs of each model."""
 
 
 Recipe = tuple[Change, ...]
-"""Changes in order; none of them leave the model as it is."""
+"""Changes in order; an empty recipe is the model as it is."""
 
 
 def name_of(recipe: Recipe) -> str:
-    """How people call it."""
+    """Name of a recipe, for people."""
     return " + ".join(change.label for change in recipe) or DENSE
 
 
 def command(recipe: Recipe, model: str, texts: str, at: "Setting") -> str:
-    """The command line that makes a recipe.
+    """The command line that applies a recipe.
+
+    Args:
+        recipe: Changes in order.
+        model: Folder or name of the model.
+        texts: File of texts.
+        at: Setting that the recipe was measured in.
 
     Raises:
-        ValueError: There is nothing to make.
+        ValueError: Raised where the recipe is empty.
     """
     if not recipe:
         raise ValueError("the model as it is needs no command")
@@ -64,7 +70,7 @@ def command(recipe: Recipe, model: str, texts: str, at: "Setting") -> str:
 
 
 def healed(recipe: Recipe, at: "Setting") -> Recipe:
-    """The recipe with training of the default kind, before what freezes weights."""
+    """The recipe with a training of the default kind, placed before changes that freeze weights."""
     trainer = next(kind for kind in kinds() if kind.trains)
     place = next((number for number, change in enumerate(recipe) if change.freezes), len(recipe))
     return (*recipe[:place], trainer.suited(texts=at.rows, following=recipe[place:]), *recipe[place:])
@@ -72,12 +78,12 @@ def healed(recipe: Recipe, at: "Setting") -> Recipe:
 
 @dataclass(frozen=True)
 class Setting:
-    """What was measured at.
+    """Setting that recipes were measured in.
 
     Attributes:
-        length: tokens of a text, as timed; None of what has no length.
-        batch: examples at once.
-        rows: examples, or blocks, that are there to learn from at least.
+        length: Tokens of a text, as timed; None for inputs without a length.
+        batch: Examples in a batch.
+        rows: Least number of examples, or of blocks of text, that a training has.
     """
 
     length: int | None
@@ -87,23 +93,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measured:
-    """A recipe, and what came of it.
+    """A recipe and its measurements. Ratios are to the model as it is; figures are nan where the recipe was refused.
 
     Attributes:
-        recipe: what was done.
-        milliseconds: of a batch.
-        speed, smaller, kept: times as fast, times smaller on disk, and share of the quality, of the model as it is.
-        quality: the metric, in its unit, and `interval`, of 95 %, of its difference, where there is one.
-        mib: on disk.
-        co2: kg of a million texts.
-        refused: why it cannot be, else None.
+        recipe: Changes in order.
+        milliseconds: Milliseconds of a batch.
+        speed: Factor by which a batch is faster.
+        smaller: Factor by which the model is smaller on disk.
+        quality_share: Share of the quality.
+        quality: The quality, in the unit of its metric.
+        interval: 95 % confidence interval of the difference in quality, None where there is no paired test.
+        mib: MiB on disk.
+        co2: CO2 equivalent in kg of a million examples.
+        refused: Reason why the recipe cannot be applied, else None.
     """
 
     recipe: Recipe
     milliseconds: float = float("nan")
     speed: float = float("nan")
     smaller: float = float("nan")
-    kept: float = float("nan")
+    quality_share: float = float("nan")
     quality: float = float("nan")
     interval: list[float] | None = None
     mib: float = float("nan")
@@ -113,13 +122,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found.
+    """Measurements of all recipes.
 
     Attributes:
-        rows: the fastest first, those that cannot be last.
-        metric: which judged.
-        setting: at what.
-        records: all that was measured.
+        rows: Measurement of each recipe, the fastest first; recipes that cannot be applied are last.
+        metric: Name of the metric that judged.
+        setting: Setting that the recipes were measured in.
+        records: Records of all measurements.
     """
 
     rows: list[Measured]
@@ -128,16 +137,20 @@ class Advice:
     records: list[Record]
 
     def chosen(self, loss: float) -> Measured:
-        """The fastest that keeps all but a share `loss` of the quality; the model as it is, where none is faster."""
+        """The fastest recipe that loses at most a share `loss` of the quality; none, where no such recipe is faster."""
         dense = next(row for row in self.rows if not row.recipe)
-        good = [row for row in self.rows if row.kept >= 1 - loss and row.speed >= MARGIN]
+        good = [row for row in self.rows if row.quality_share >= 1 - loss and row.speed >= MARGIN]
         return good[0] if good else dense
 
 
 def recipes(length: int, causal: bool) -> list[Recipe]:
-    """What is tried at a length: what each change suggests by itself, and the favourites of all together.
+    """Recipes to try: those that each change suggests by itself, and the last of each together.
 
-    Together without those that are for long texts alone, and with them.
+    Together they are tried twice, without the changes that suit long texts alone, and with them.
+
+    Args:
+        length: Tokens of a text.
+        causal: Whether the model is a decoder.
     """
     suggested = {kind: kind.suggested(length=length, causal=causal) for kind in kinds()}
     always = [kind for kind in suggested if kind.suggested(length=1, causal=causal)]
@@ -150,7 +163,7 @@ def recipes(length: int, causal: bool) -> list[Recipe]:
 
 
 def _cheapest(recipe: Recipe) -> int:
-    """What takes no calibration first: the first figures come early."""
+    """Sort key by which recipes without calibration come first, so that the first figures come early."""
     return len({need for change in recipe for need in change.uses})
 
 
@@ -167,29 +180,30 @@ def advise(
     about: dict[str, Any],
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> Advice:
-    """Make, judge and time every change.
+    """Apply, judge and time every recipe.
 
     Args:
-        model: of `transformers`; not changed.
-        tokenizer: of it.
-        examples: half of them, every other one, calibrate the low-rank maps, the others judge.
-        features: image processor or feature extractor, of a model of images or sound.
-        length: of a text, in tokens; by default what 95 % of the texts fit into.
-        batch: examples at once.
-        limit: at most so many examples judge.
-        country: whose electricity, a 3-letter ISO code.
-        about: context of the records.
-        progress: called as work goes on.
+        model: Model of `transformers`; it is not changed.
+        tokenizer: Tokenizer of the model; None for a model without one.
+        examples: Examples; every other one calibrates the low-rank linear layers, and the rest judge.
+        features: Image processor or feature extractor of a model for images or sound.
+        length: Tokens of a text; by default the length that 95 % of the texts fit into.
+        batch: Examples in a batch.
+        limit: Largest number of examples that judge.
+        country: Country of the electricity, a 3-letter ISO code.
+        about: Context of the records.
+        progress: Function that is called with a text and the share that is done.
 
     Raises:
-        ValueError: a value out of range, too few examples, or some that cannot judge such a model.
+        ValueError: Raised where a value is out of range, there are too few examples, the examples cannot judge the
+            model, or a change that freezes weights was applied to it before.
     """
     for name, value in (("batch", batch), ("limit", limit), ("length", 1 if length is None else length)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     intensity = grid_intensity(country)
     if frozen := [kind.name() for kind in changes_of(model) if kind.freezes]:
-        raise ValueError(f"the model went through {frozen[0]} already: give the one it was made from")
+        raise ValueError(f"{frozen[0]} was applied to the model already: give the model from before")
     seen, judged = halves(examples, limit)
     causal = task_of(model) == "causal_lm"
     timed: int | None = None
@@ -203,13 +217,13 @@ def advise(
     given = Given(calibration=calibration)
     models: dict[str, PreTrainedModel] = {}
     refused: list[Measured] = []
-    wanted = [tuple(change.fitted(model, length) for change in recipe) for recipe in recipes(length, causal)]
-    for number, recipe in enumerate(wanted):
+    fitted = [tuple(change.fitted(model, length) for change in recipe) for recipe in recipes(length, causal)]
+    for number, recipe in enumerate(fitted):
         try:
-            models[name_of(recipe)] = made(model, recipe, models, given)
+            models[name_of(recipe)] = changed_copy(model, recipe, models, given)
         except ValueError as error:
             refused.append(Measured(recipe, refused=str(error)))
-        progress("making", (number + 1) / len(wanted))
+        progress("making", (number + 1) / len(fitted))
     records = compared(
         models, judged, reader, benchmark="advice", lengths=[timed], batch=batch, repeats=REPEATS, country=country,
         about=about, progress=progress,
@@ -218,17 +232,21 @@ def advise(
     own = next(record.value for record in records if (record.variant, record.metric) == (DENSE, metric))
     if not own > 0:
         raise ValueError(f"{examples.name} cannot judge changes: the model as it is has a {metric} of {own:.3g} on it")
-    rows = [_row(recipe, records, metric, batch, intensity) for recipe in wanted if name_of(recipe) in models]
-    learnt = sum(len(found["input_ids"]) for found in calibration) if isinstance(seen, Texts) else len(seen)
+    rows = [_row(recipe, records, metric, batch, intensity) for recipe in fitted if name_of(recipe) in models]
+    learnt = sum(len(inputs["input_ids"]) for inputs in calibration) if isinstance(seen, Texts) else len(seen)
     setting = Setting(timed, batch, max(1, learnt * 19 // 20))
     return Advice([*sorted(rows, key=lambda row: row.milliseconds), *refused], metric, setting, records)
 
 
 def halves(examples: Examples, limit: int) -> tuple[Examples, Examples]:
-    """Examples to calibrate on and others to judge by, at most `limit` of each, from all over the file.
+    """Examples to calibrate with and others to judge by, both from all over the file.
+
+    Args:
+        examples: Examples in the order of their file.
+        limit: Largest number of examples in each half.
 
     Raises:
-        ValueError: fewer than 8 examples.
+        ValueError: Raised where there are fewer than 8 examples.
     """
     count = len(examples)
     if count < 8:
@@ -239,7 +257,13 @@ def halves(examples: Examples, limit: int) -> tuple[Examples, Examples]:
 
 
 def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
-    """Tokens that 95 % of the texts fit into and the model takes; of a language model, which reads on, at most 512."""
+    """Usual length: tokens that 95 % of the texts fit into, at most the model's; at most 512 for a causal model.
+
+    Args:
+        texts: Texts to be read.
+        tokenizer: Tokenizer of the model.
+        model: Model that reads the texts; a causal one reads them as blocks of running text.
+    """
     most = reach(model) or 512
     most = min(most, pooling_of(model).length or most)
     if task_of(model) == "causal_lm":
@@ -248,14 +272,22 @@ def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedMod
     return max(1, int(np.quantile(lengths, 0.95)))
 
 
-def made(model: PreTrainedModel, recipe: Recipe, known: Mapping[str, PreTrainedModel], given: Given) -> PreTrainedModel:
-    """A copy of a model, changed; from the longest beginning of the recipe that was made before.
+def changed_copy(
+    model: PreTrainedModel, recipe: Recipe, models: Mapping[str, PreTrainedModel], given: Given
+) -> PreTrainedModel:
+    """A copy of a model with a recipe applied, made from the model of the recipe's longest beginning that there is.
+
+    Args:
+        model: Model as it is; it is not changed.
+        recipe: Changes in order.
+        models: Models that were made before, by the names of their recipes.
+        given: Data and settings that the changes may use.
 
     Raises:
-        ValueError: It cannot be.
+        ValueError: Raised where a change cannot be applied.
     """
-    begun = next(count for count in range(len(recipe), -1, -1) if not count or name_of(recipe[:count]) in known)
-    changed = copy.deepcopy(known[name_of(recipe[:begun])] if begun else model)
+    begun = next(count for count in range(len(recipe), -1, -1) if not count or name_of(recipe[:count]) in models)
+    changed = copy.deepcopy(models[name_of(recipe[:begun])] if begun else model)
     check(changed, recipe[begun:], given)
     apply(changed, recipe[begun:], given)
     return changed
@@ -267,6 +299,6 @@ def _row(recipe: Recipe, records: Sequence[Record], metric: str, batch: int, int
     return Measured(
         recipe, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"), quality.ratio or 0.0,
         quality.value, quality.interval, size.value,
-        # mWh of a batch are kWh of a million batches.
+        # mWh of one batch are kWh of a million batches.
         of["energy_inference"].value / batch * intensity / 1000,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Variants side by side: trained alike on real images, then measured at that size and as one full-size layer."""
+"""Variants side by side: trained alike on real images, then measured at that size and as one layer of BERT-base's."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -31,20 +31,25 @@ Progress = Callable[[str, float], None]
 
 BASELINE = "transformer"
 EAGER = "transformer (eager)"
-# One layer of BERT-base, the thesis' size (3.2): where sequences are short, and where they are long.
+# One layer of BERT-base, the size of the Greenformers thesis (Cahyawijaya 2021, 3.2), on short and on long sequences.
 FULL_SIZE: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 FULL_SIZE_RANK, FULL_SIZE_K = 64, 128
-FULL_SIZE_INPUTS = ((128, 32), (4096, 1))  # (length, batch): 4096 tokens each
+FULL_SIZE_INPUTS = ((128, 32), (4096, 1))
+"""Length and batch of each input of the layer, of 4096 tokens."""
 
 
 class Network(Size):
-    """The networks that are trained."""
+    """Size of the networks that are trained, and the networks themselves."""
 
     def config(self, variant: str, data: Splits) -> GreenformerConfig:
         """The configuration of one variant for a data set of images.
 
+        Args:
+            variant: Name of the variant.
+            data: Labelled images.
+
         Raises:
-            ValueError: no such variant, or a size out of range.
+            ValueError: Raised where there is no such variant, or a size is out of range.
         """
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
@@ -54,7 +59,7 @@ class Network(Size):
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             intermediate_size=self.feed_forward,
-            # Small networks learn slowly from BERT's 0.02, which suits d 768; this keeps variance at any width.
+            # Small networks learn slowly from BERT's 0.02, which suits d 768; this preserves variance at any width.
             initializer_range=self.hidden**-0.5,
             # Short runs on small data learn too little, not too much.
             hidden_dropout_prob=0.0,
@@ -62,7 +67,16 @@ class Network(Size):
         )
 
     def build(self, variant: str, data: Splits, seed: int) -> GreenformerForSequenceClassification:
-        """A fresh model of one variant."""
+        """A model of one variant with random weights.
+
+        Args:
+            variant: Name of the variant.
+            data: Labelled images.
+            seed: Seed of the weights.
+
+        Raises:
+            ValueError: Raised as by `config`.
+        """
         set_seed(seed)
         return GreenformerForSequenceClassification(self.config(variant, data))
 
@@ -82,28 +96,29 @@ def compare(
 ) -> list[Record]:
     """Train every variant with the same seed, schedule and data, and measure all of them.
 
-    Every network that is trained and everything that is measured is kept until the caller removes it: the same call
-    goes on behind it. A network that a signal stopped begins anew, for its time and energy are those of one training.
+    Every trained network and every measurement is stored until the caller removes it, so that after a stop the same
+    call goes on with the rest. A network whose training a signal stopped is trained anew, as its time and energy are
+    those of one training.
 
     Args:
-        data: labelled images.
-        variants: names, see `greenformers.model.variant`; "transformer" is added if it is not among them.
-        network: size of the networks.
-        schedule: of training.
-        country: whose electricity the CO2 is that of, a 3-letter ISO code.
-        full_size: also measure one layer of d 768.
-        about: context of the records, see `greenformers.measure.record.context`.
-        console: for the progress of training.
-        unfinished: where what is done is kept.
-        progress: told what is measured, and the share that is done.
+        data: Labelled images.
+        variants: Names of variants, see `greenformers.model.variant`; "transformer" is added if it is not among them.
+        network: Size of the networks.
+        schedule: Schedule of the training.
+        country: Country of the electricity, a 3-letter ISO code.
+        full_size: Whether one layer of d 768 is measured too.
+        about: Context of the records, see `greenformers.measure.record.context`.
+        console: Console that shows the progress of training.
+        unfinished: Folder of the parts that are done.
+        progress: Function that is called with a text on the measurement and the share of it that is done.
 
     Returns:
-        The figures, each with its ratio to the Transformer.
+        Records, each with its ratio to the Transformer.
 
     Raises:
-        ValueError: an option out of range; nothing has been trained then.
-        OSError: what is done cannot be written.
-        Stopped: a signal ended a training early; the same call goes on.
+        ValueError: Raised where an option is out of range; nothing has been trained then.
+        OSError: Raised where a part that is done cannot be written.
+        Stopped: Raised where a signal ended a training early; the same call goes on.
     """
     names = list(dict.fromkeys([BASELINE, *variants]))
     setting = {
@@ -119,17 +134,17 @@ def compare(
     sizes = {"train": len(data.train), "test": len(data.test)}
     settled = {key: value for key, value in about.items() if key != "time"}
     unfinished.begin([names, asdict(network), asdict(schedule), setting, sizes, country, full_size, settled])
-    found: list[Record] = []
+    records: list[Record] = []
     right: dict[str, Tensor] = {}
     for number, (name, model) in enumerate(models.items()):
-        known = unfinished.records(number, about)
-        if known is None:
-            known, right[name] = _learnt(name, model, data, schedule, setting, right, country, about, console)
-            unfinished.keep(number, known, model, right[name])
+        part = unfinished.records(number, about)
+        if part is None:
+            part, right[name] = _learnt(name, model, data, schedule, setting, right, country, about, console)
+            unfinished.keep(number, part, model, right[name])
         else:
             right[name] = unfinished.load(number, model)
             console.print(f"{name:<16} trained before")
-        found += known
+        records += part
     measures: dict[str, Callable[..., list[Record]]] = {
         "measuring the trained models": partial(_at_demo_size, models, data, setting, about)
     }
@@ -138,12 +153,12 @@ def compare(
         device = models[BASELINE].device
         measures[words] = partial(_at_full_size, names, length, batch, schedule.seed, device, about)
     for number, (words, measure) in enumerate(measures.items(), start=len(models)):
-        known = unfinished.records(number, about)
-        if known is None:
-            known = measure(partial(progress, words))
-            unfinished.keep(number, known)
-        found += known
-    return with_ratios(found, to=BASELINE)
+        part = unfinished.records(number, about)
+        if part is None:
+            part = measure(partial(progress, words))
+            unfinished.keep(number, part)
+        records += part
+    return with_ratios(records, to=BASELINE)
 
 
 def _learnt(
@@ -157,7 +172,7 @@ def _learnt(
     about: dict[str, Any],
     console: Console,
 ) -> tuple[list[Record], Tensor]:
-    """Train one network; its figures, and which test examples it gets right."""
+    """Train one network; returns its records, and which test examples it gets right, booleans (L,)."""
     set_seed(schedule.seed)
     with EnergyMeter(country) as meter:
         history = fit(model, ImageClassification(data), schedule, label=f"{name:<16}", console=console)
@@ -191,7 +206,7 @@ def _trained(
         record("energy", meter.energy_wh, setting=setting, source=meter.source, by=meter.by),
         record("co2", meter.co2_g, setting=setting, source=meter.source, by=meter.by),
         *(
-            # A training that diverged ends the curve.
+            # The curve of a training that diverged ends where its loss is no number.
             record("train_loss", loss, setting=setting | {"step": step})
             for step, loss in history.curve("loss")
             if isfinite(loss)

@@ -1,4 +1,4 @@
-"""The networks that are compared."""
+"""Options of the networks that are compared."""
 
 from dataclasses import dataclass
 
@@ -13,5 +13,5 @@ class Size:
     layers: int = setting(2, "Number of layers.")
     heads: int = setting(4, "Number of heads, a divisor of the width.")
     feed_forward: int = setting(256, "Width f of the feed-forward blocks.")
-    rank: int = setting(16, "Rank of the low-rank maps of lrt.")
+    rank: int = setting(16, "Rank of the low-rank linear layers of lrt.")
     k: int = setting(16, "Projected length k of linformer.")

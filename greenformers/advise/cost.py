@@ -1,4 +1,4 @@
-"""The cost of a training run in compute, money, energy and CO2, and of a variant of it that is faster.
+"""The cost of a training run, and of a faster variant of it, in compute, money, energy and CO2.
 
 A base run is published (`published.py`) or estimated from its FLOPs and its hardware (`estimate`). A variant's costs
 are the base's divided by its efficiency factor (`efficiency.py`).
@@ -14,7 +14,7 @@ from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record, with_ratios
 
 PETAFLOPS_DAY = 1e15 * 24 * 3600
-"""FLOPs of one petaflop/s-day."""
+"""FLOPs in one petaflop/s-day."""
 
 PUE = 1.58
 """Power usage effectiveness: energy of a data centre over that of its computers, mean of 2018. Strubell 2019."""
@@ -25,7 +25,7 @@ class Range:
     """The low and the high end of a figure.
 
     Raises:
-        ValueError: not 0 <= low <= high, or not finite.
+        ValueError: Raised where not 0 <= low <= high, or an end is not finite.
     """
 
     low: float
@@ -41,14 +41,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a training run costs; None for what is not known.
+    """Cost of a training run; None for a figure that is not known.
 
     Attributes:
-        petaflops_days: compute, in petaflop/s-days.
-        usd: price in US dollars.
+        petaflops_days: Compute in petaflop/s-days.
+        usd: Price in US dollars.
         co2_kg: CO2 equivalent in kg.
-        kwh: energy in kWh, data centre included.
-        hours: time in hours.
+        kwh: Energy in kWh, data centre included.
+        hours: Time in hours.
     """
 
     petaflops_days: Range | None = None
@@ -61,16 +61,19 @@ class Cost:
         """The cost of a run that is `efficiency` times faster on the same hardware: all of it is divided.
 
         Raises:
-            ValueError: efficiency is not above 0, or not finite.
+            ValueError: Raised where efficiency is not above 0, or not finite.
         """
         share = 1 / positive("efficiency", efficiency)
         return Cost(*(None if figure is None else figure * share for figure in vars(self).values()))
 
     def at(self, country: str) -> "Cost":
-        """The same energy from another country's grid.
+        """The cost of the same energy from another country's grid.
+
+        Args:
+            country: Country of the electricity, a 3-letter ISO code.
 
         Raises:
-            ValueError: the energy is not known, or the country (see `measure.carbon.grid_intensity`).
+            ValueError: Raised where the energy is not known, or there is no figure for the country.
         """
         intensity = grid_intensity(country)
         if self.kwh is None:
@@ -80,17 +83,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run is computed on. The defaults are one NVIDIA A100 (SXM), of which 40 % is used.
+    """Hardware of a run. The defaults are one NVIDIA A100 (SXM), of whose peak 40 % is reached.
 
     Attributes:
         peak: TFLOP/s of one device in the arithmetic of the run.
-        utilisation: share of the peak that is reached, in (0, 1].
-        devices: how many.
-        watts: drawn by one device, with its part of the host.
-        usd_per_hour: price of one device; None if not known.
+        utilisation: Share of the peak that is reached, in (0, 1].
+        devices: Number of devices.
+        watts: Watts of one device, with its part of the host.
+        usd_per_hour: Price of one device in US dollars an hour; None if not known.
 
     Raises:
-        ValueError: a figure is out of its range.
+        ValueError: Raised where a figure is out of its range.
     """
 
     peak: float = 312.0
@@ -111,25 +114,29 @@ class Hardware:
 def training_flops(parameters: float, tokens: float) -> float:
     """6 P T: forward and backward pass of P parameters over T tokens. Kaplan 2020, arXiv:2001.08361, section 2.1.
 
-    Leaves out the scores of attention: at length N and width d, N / (6 d) as much again, half of that if causal.
+    The scores of attention are left out: at length N and width d, N / (6 d) as much again, half of that if causal.
+
+    Args:
+        parameters: Number of parameters P.
+        tokens: Number of tokens T in all steps.
 
     Raises:
-        ValueError: a count is not above 0, or not finite.
+        ValueError: Raised where a count is not above 0, or not finite.
     """
     return 6 * positive("parameters", parameters) * positive("tokens", tokens)
 
 
 def estimate(flops: float, hardware: Hardware, *, pue: float = PUE, intensity: float) -> Cost:
-    """The cost of a run from its FLOPs and what it runs on.
+    """The cost of a run, from its FLOPs and its hardware.
 
     Args:
-        flops: of the whole run.
-        hardware: of the run.
-        pue: power usage effectiveness of the data centre, at least 1.
-        intensity: of the grid, in g of CO2 per kWh (see `measure.carbon.grid_intensity`).
+        flops: FLOPs of the whole run.
+        hardware: Hardware of the run.
+        pue: Power usage effectiveness of the data centre, at least 1.
+        intensity: Carbon intensity of the grid, in g of CO2 per kWh (see `measure.carbon.grid_intensity`).
 
     Raises:
-        ValueError: a figure is out of its range.
+        ValueError: Raised where a figure is out of its range.
     """
     used = hardware.devices * hardware.peak * 1e12 * hardware.utilisation
     hours = positive("flops", flops) / used / 3600
@@ -146,10 +153,15 @@ def estimate(flops: float, hardware: Hardware, *, pue: float = PUE, intensity: f
 
 
 def energy_kwh(hours: float, watts: float, pue: float = PUE) -> float:
-    """Energy in kWh of so many hours at so many watts, with what the data centre adds.
+    """Energy in kWh, data centre included.
+
+    Args:
+        hours: Time in hours.
+        watts: Power of the computers in watts.
+        pue: Power usage effectiveness of the data centre, at least 1.
 
     Raises:
-        ValueError: hours or watts not above 0, pue below 1, or one not finite.
+        ValueError: Raised where hours or watts are not above 0, pue is below 1, or a figure is not finite.
     """
     if not 1 <= pue < math.inf:
         raise ValueError(f"pue must be at least 1, and finite; got {pue}")
@@ -157,10 +169,14 @@ def energy_kwh(hours: float, watts: float, pue: float = PUE) -> float:
 
 
 def co2_kg(kwh: float, intensity: float) -> float:
-    """CO2 equivalent in kg of so many kWh, from a grid of `intensity` g per kWh.
+    """CO2 equivalent in kg.
+
+    Args:
+        kwh: Energy in kWh.
+        intensity: Carbon intensity of the grid, in g of CO2 per kWh.
 
     Raises:
-        ValueError: kwh not above 0, intensity below 0, or one not finite.
+        ValueError: Raised where kwh is not above 0, intensity is below 0, or a figure is not finite.
     """
     if not 0 <= intensity < math.inf:
         raise ValueError(f"intensity must be at least 0 g/kWh, and finite; got {intensity}")
@@ -168,14 +184,14 @@ def co2_kg(kwh: float, intensity: float) -> float:
 
 
 def records(costs: Mapping[str, Cost], about: dict[str, Any]) -> list[Record]:
-    """The costs as records, with ratios to the first of them; of a range both ends.
+    """Records of costs, with ratios to the first of them; a range has a record for each end.
 
     Args:
-        costs: by name, the base run first.
-        about: context of the records.
+        costs: Costs by name of the run, the base run first.
+        about: Context of the records.
     """
     base = next(iter(costs))
-    found = []
+    rows = []
     for name, cost in costs.items():
         figures = {
             "petaflops_days": cost.petaflops_days,
@@ -187,13 +203,13 @@ def records(costs: Mapping[str, Cost], about: dict[str, Any]) -> list[Record]:
         for metric, figure in figures.items():
             for bound, value in _ends(figure).items():
                 setting = {"base": base} | ({"bound": bound} if bound else {})
-                found.append(
+                rows.append(
                     Record.of(
                         metric, value, benchmark="cost", variant=name, setting=setting, source="estimated",
                         context=about,
                     )
                 )  # fmt: skip
-    return with_ratios(found, base)
+    return with_ratios(rows, base)
 
 
 def _ends(figure: Range | float | None) -> dict[str, float]:
@@ -204,18 +220,27 @@ def _ends(figure: Range | float | None) -> dict[str, float]:
     return {"": figure.low} if figure.low == figure.high else {"low": figure.low, "high": figure.high}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: known names that are close to a mistyped one."""
-    names = {name.casefold(): name for name in known}
-    close = [names[name] for name in get_close_matches(word.casefold(), list(names), cutoff=0.5)]
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of an error message: names that are close to a mistyped one; empty where none is.
+
+    Args:
+        word: Name as typed.
+        names: Names that there are.
+    """
+    by_folded = {name.casefold(): name for name in names}
+    close = [by_folded[name] for name in get_close_matches(word.casefold(), list(by_folded), cutoff=0.5)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def positive(name: str, value: float) -> float:
-    """The value, if it is above 0 and finite.
+    """The value, which is checked to be above 0 and finite.
+
+    Args:
+        name: Name of the figure, for the message.
+        value: The figure.
 
     Raises:
-        ValueError: it is not.
+        ValueError: Raised where it is not.
     """
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be above 0, and finite; got {value}")

@@ -1,9 +1,9 @@
-"""How much faster a whole training run is, from speed-ups at the lengths it trains at. Thesis 3.3.5.
+"""Speed-up of a whole training run, from those at the lengths it trains at. Cahyawijaya 2021, 3.3.5.
 
     Eff = 1 / sum_k (P_k / E_k)
 
 P_k is the share of the baseline's time spent at length k, E_k the speed-up at that length. The times add up, so the
-mean is harmonic. Thesis eq. 3.10 prints the arithmetic one, sum_k P_k E_k, which is never smaller.
+mean is harmonic. Eq. 3.10 there prints the arithmetic one, sum_k P_k E_k, which is never smaller.
 """
 
 import json
@@ -16,25 +16,29 @@ from greenformers.measure.record import Record
 
 
 def efficiency(speed_ups: Mapping[int, float], shares: Mapping[int, float]) -> float:
-    """Eff = 1 / sum_k (P_k / E_k).
+    """The speed-up of the whole run, Eff = 1 / sum_k (P_k / E_k).
 
     Args:
-        speed_ups: E_k, times faster than the baseline, by length k.
-        shares: P_k, share of the baseline's time (not of its steps), by length k; they sum to 1.
+        speed_ups: Factor E_k by which the run is faster than the baseline, by length k.
+        shares: Share P_k of the baseline's time (not of its steps), by length k; shares sum to 1.
 
     Raises:
-        ValueError: the lengths of both differ, a speed-up is not above 0, or the shares do not sum to 1.
+        ValueError: Raised where the lengths of both differ, a speed-up is not above 0, or the shares do not sum to 1.
     """
     _check(speed_ups, shares)
-    # Divided by their sum, shares that were rounded still make a mean.
+    # Division by their sum makes a mean of shares that were rounded, too.
     return sum(shares.values()) / sum(share / speed_ups[length] for length, share in shares.items())
 
 
 def mean_speed_up(speed_ups: Mapping[int, float], shares: Mapping[int, float]) -> float:
-    """sum_k P_k E_k, as thesis eq. 3.10 prints the factor; only to stand beside `efficiency`, with its arguments.
+    """The arithmetic mean sum_k P_k E_k of eq. 3.10, only to be shown beside `efficiency`.
+
+    Args:
+        speed_ups: Factor E_k by which the run is faster than the baseline, by length k.
+        shares: Share P_k of the baseline's time, by length k; shares sum to 1.
 
     Raises:
-        ValueError: as `efficiency` does.
+        ValueError: Raised as by `efficiency`.
     """
     _check(speed_ups, shares)
     return sum(share * speed_ups[length] for length, share in shares.items()) / sum(shares.values())
@@ -47,26 +51,26 @@ def measured_speed_ups(
     lengths: Sequence[int] | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> dict[int, float]:
-    """E_k of a variant, by length k, from records of its forward and backward pass; of repeated ones the last.
+    """Speed-ups E_k of a variant, by length k, from records of its forward and backward pass; the last one counts.
 
     Args:
-        records: figures with ratios, such as `greenformers.measure.record.read` gives.
-        variant: whose.
-        lengths: only these; by default all that were measured.
-        where: what else the setting must hold, such as {"rank": 64}.
+        records: Records with ratios, see `greenformers.measure.record.read`.
+        variant: Name of the variant.
+        lengths: Lengths to return; by default all that were measured.
+        where: Entries that the setting of a record must hold, such as {"rank": 64}.
 
     Raises:
-        ValueError: nothing fits, a length was not measured, or several settings fit one length.
+        ValueError: Raised where no record fits, a length was not measured, or records of several settings fit a length.
     """
     ratios: dict[int, dict[str, Record]] = {}
     for record in _fitting(records, variant, where or {}):
         setting = json.dumps([record.benchmark, record.to, record.setting], sort_keys=True)
         ratios.setdefault(record.setting["length"], {})[setting] = record
-    wanted = sorted(ratios) if lengths is None else lengths
-    if missing := [str(length) for length in wanted if length not in ratios]:
+    lengths = sorted(ratios) if lengths is None else lengths
+    if missing := [str(length) for length in lengths if length not in ratios]:
         measured = ", ".join(map(str, sorted(ratios)))
         raise ValueError(f"{variant} was not measured at length {', '.join(missing)}, only at {measured}")
-    return {length: _only(length, list(ratios[length].values())) for length in wanted}
+    return {length: _only(length, list(ratios[length].values())) for length in lengths}
 
 
 def _fitting(records: Sequence[Record], variant: str, where: Mapping[str, Any]) -> list[Record]:
@@ -84,20 +88,20 @@ def _fitting(records: Sequence[Record], variant: str, where: Mapping[str, Any]) 
     return fitting
 
 
-def _only(length: int, found: Sequence[Record]) -> float:
-    """The speed-up at a length. Several settings are refused: none of them is the one meant."""
-    if len(found) > 1:
-        keys = dict.fromkeys(key for record in found for key in record.setting)
-        values = {key: _values(found, key) for key in keys}
+def _only(length: int, records: Sequence[Record]) -> float:
+    """The speed-up at a length. Several settings are refused, as it is not known which of them is meant."""
+    if len(records) > 1:
+        keys = dict.fromkeys(key for record in records for key in record.setting)
+        values = {key: _values(records, key) for key in keys}
         differs = "; ".join(f"{key} {', '.join(each)}" for key, each in values.items() if len(each) > 1)
         raise ValueError(
             f"length {length} was measured in several settings, name one: {differs or 'benchmarks differ'}"
         )
-    return float(found[0].ratio or math.nan)
+    return float(records[0].ratio or math.nan)
 
 
 def _values(records: Sequence[Record], key: str) -> list[str]:
-    """What a setting was in these records."""
+    """Values that a key of the settings has in these records."""
     return list(dict.fromkeys(str(record.setting[key]) for record in records if key in record.setting))
 
 

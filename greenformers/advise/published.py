@@ -1,6 +1,6 @@
-"""What published training runs cost, and the same from the hours, watts and prices that were published for them.
+"""Costs of published training runs, as printed and computed again from their published hours, watts and prices.
 
-Printed figures are those of thesis tables 1.1 and 3.2. Behind them stand:
+Printed figures are those of tables 1.1 and 3.2 of the Greenformers thesis, Cahyawijaya 2021. Their sources:
 
 - Transformers, BERT-base, GPT-2: Strubell 2019, arXiv:1906.02243, table 3, with the cloud's prices of that year;
   0.954 lb of CO2 per kWh. BERT-base's energy is that of 64 V100 and its price that of 16 TPU v2 chips.
@@ -15,7 +15,7 @@ from greenformers.advise.cost import PETAFLOPS_DAY, Cost, Range, co2_kg, did_you
 from greenformers.advise.efficiency import efficiency
 
 US_GRID_2018 = 1000 * 0.954 * 0.45359237
-"""g of CO2 per kWh, from 0.954 lb. Strubell 2019."""
+"""Carbon intensity in g of CO2 per kWh, from 0.954 lb. Strubell 2019."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Run:
     """A published run.
 
     Attributes:
-        year: of its release, as printed.
-        printed: its costs in thesis table 1.1; the energy is worked out from the CO2.
-        again: its costs worked out again, as far as the sources tell.
+        year: Year of its release, as printed.
+        printed: Costs in table 1.1; the energy is computed from the CO2.
+        again: Costs that are computed again, as far as the sources tell.
     """
 
     year: int
@@ -73,10 +73,10 @@ RUNS = {
         replace(_GPT_3, petaflops_days=_flat(training_flops(175e9, 300e9) / PETAFLOPS_DAY)),
     ),
 }
-"""Table 1.1."""
+"""Runs of table 1.1, by name."""
 
 SHARES = {128: 0.9, 512: 0.1}
-"""Of BERT-base's pre-training, by length, as the thesis takes them."""
+"""Shares of BERT-base's pre-training time, by length, as Cahyawijaya 2021 takes them."""
 
 SPEED_UPS = {
     32: {128: 2.73, 512: 2.00},
@@ -84,7 +84,7 @@ SPEED_UPS = {
     128: {128: 2.04, 512: 1.67},
     256: {128: 1.43, 512: 1.35},
 }
-"""Of the Low-Rank Transformer in training, by rank and length: figure 3.7."""
+"""Speed-ups of the Low-Rank Transformer in training, by rank and length: figure 3.7."""
 
 LOW_RANK = {
     32: (2.63, Cost(_flat(0.85), Range(789, 2629), 248.1)),
@@ -92,14 +92,17 @@ LOW_RANK = {
     128: (1.98, Cost(_flat(1.13), Range(1045, 3484), 328.8)),
     256: (1.48, Cost(_flat(1.52), Range(1406, 4686), 442.2)),
 }
-"""Table 3.2, of LRT-BERT-base by rank: printed efficiency factor and costs."""
+"""Printed efficiency factor and costs of LRT-BERT-base, by rank: table 3.2."""
 
 
 def name_of(typed: str) -> str:
-    """The name of a published run, however it is capitalised; its beginning will do if no other begins so.
+    """The name of a published run from its beginning, in any letters, if no other run begins so.
+
+    Args:
+        typed: Name or its beginning, as typed.
 
     Raises:
-        ValueError: there is none of that name; the message has close ones.
+        ValueError: Raised where no run, or more than one, begins so; the message names close ones.
     """
     word = typed.casefold()
     begins = [name for name in RUNS if word and name.casefold().startswith(word)]
@@ -112,6 +115,6 @@ def low_rank(rank: int) -> Cost:
     """The costs of LRT-BERT-base: BERT-base's, divided by the efficiency of figure 3.7's speed-ups.
 
     Args:
-        rank: a key of `SPEED_UPS`.
+        rank: Rank, a key of `SPEED_UPS`.
     """
     return RUNS["BERT-base"].printed.faster(efficiency(SPEED_UPS[rank], SHARES))

@@ -1,6 +1,6 @@
-"""Which variant to use: candidates ranked by predicted time, with memory, parameters, the reason and the evidence.
+"""Advice on variants: candidates ranked by predicted time, with bytes of memory, parameters, reason and evidence.
 
-The thesis' finding (3.3), measured on its GPU: LRT for short sequences, up to 512, Linformer beyond.
+Cahyawijaya 2021, 3.3, advises on one GPU: the Low-Rank Transformer (LRT) up to N = 512, Linformer beyond.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,25 +15,26 @@ from greenformers.measure.grid import BASELINE, Cell, Network, Stack, cells, pos
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
 
-THESIS = 512
-"""Up to this length the thesis finds LRT ahead of Linformer."""
+PUBLISHED_CHANGE = 512
+"""Length up to which LRT is faster than Linformer in Cahyawijaya 2021."""
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+"""Lengths at which both are compared on this machine."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What is asked for.
+    """Need of a user: the network, its input and its limits.
 
     Attributes:
-        network: sizes; causal or not.
-        length: N.
-        batch: B.
-        mode: inference or training.
-        memory: bytes of weights and tensors together, at most; None for any.
-        device: where it is to run.
+        network: Sizes of the network, and whether it is causal.
+        length: Tokens in a sequence, N.
+        batch: Sequences at once, B.
+        mode: "inference" or "training".
+        memory: Largest number of bytes of weights and other tensors together; None for any.
+        device: Device that the network is to run on.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: Raised where a value is out of range.
     """
 
     network: Network
@@ -56,13 +57,13 @@ class Row:
     """One candidate.
 
     Attributes:
-        cell: variant, rank and length.
-        seconds: of a call; nan where nothing can be said.
-        evidence: of the time: "measured here" or "interpolated".
-        memory: bytes of weights, and peak of other tensors, in training with gradients: arithmetic.
-        parameters: of the layers.
-        refused: why it cannot be used, else None.
-        reason: why it stands where it does.
+        cell: Variant, rank and length.
+        seconds: Seconds of a call; nan for a variant that cannot be.
+        evidence: Source of the time, "measured here" or "interpolated".
+        memory: Bytes of weights and peak of other tensors, in training with gradients; computed from shapes.
+        parameters: Number of parameters of the layers.
+        refused: Reason why the candidate cannot be used, else None.
+        reason: Comparison with the dense network.
     """
 
     cell: Cell
@@ -79,29 +80,29 @@ def recommend(
     prices: Mapping[str, Prices],
     ranks: Sequence[int] = (64, 128),
     names: Sequence[str] | None = None,
-    known: Sequence[Record] = (),
+    records: Sequence[Record] = (),
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> list[Row]:
     """All candidates, the fastest first; those that cannot be used stand last.
 
     Args:
-        need: what is asked for.
-        prices: of `greenformers.advise.calibration.calibrate`.
-        ranks: of low-rank maps and of mechanisms with such an option.
-        names: variants; by default all.
-        known: records of `bench` made on this machine: their times are taken where they are of this very cell.
-        progress: called with the share that is done.
+        need: Network, input and limits.
+        prices: Prices by mode, see `greenformers.advise.calibration.calibrate`.
+        ranks: Ranks of low-rank linear layers, and of mechanisms with such an option.
+        names: Names of variants; by default all.
+        records: Records of `bench` from this machine, whose times replace predicted ones of the same cell and setting.
+        progress: Function that is called with a text and the share that is done.
 
     Raises:
-        ValueError: a size out of range.
+        ValueError: Raised where a size is out of range.
     """
-    wanted = list(variants()) if names is None else list(names)
-    reasons = {name: possible(name, need.network.causal) for name in wanted}
-    can = [name for name in wanted if reasons[name] is None and name != BASELINE]
+    chosen = list(variants()) if names is None else list(names)
+    reasons = {name: possible(name, need.network.causal) for name in chosen}
+    can = [name for name in chosen if reasons[name] is None and name != BASELINE]
     candidates = [cell for cell in cells(can, [need.length], ranks, need.network) if "eager" not in cell.variant]
     rows = []
     for number, cell in enumerate(candidates):
-        rows.append(_row(need, cell, prices[need.mode], known))
+        rows.append(_row(need, cell, prices[need.mode], records))
         progress("predicting", (number + 1) / len(candidates))
     rows.sort(key=lambda row: (row.refused is not None, row.seconds))
     dense = next(row for row in rows if row.cell.variant == BASELINE)
@@ -113,19 +114,19 @@ def recommend(
     ]
 
 
-def _row(need: Need, cell: Cell, prices: Prices, known: Sequence[Record]) -> Row:
+def _row(need: Need, cell: Cell, prices: Prices, records: Sequence[Record]) -> Row:
     amount, work = amounts(need.network, cell, need.batch, need.mode, need.device)
     with torch.device("meta"):
         stack = Stack(need.network, cell)
     weights = sum(p.numel() * p.element_size() for p in stack.parameters())
-    memory = weights + work.peak  # which holds the gradients
+    memory = weights + work.peak  # the peak includes gradients
     seconds, evidence = prices.time(amount), "interpolated"
-    for record in known:
+    for record in records:
         if _same(record, need, cell):
             seconds, evidence = record.value / 1e3, "measured here"
     refused = None
     if need.memory is not None and memory > need.memory:
-        refused = f"needs {memory / 2**20:.0f} MiB, more than {need.memory / 2**20:.0f}"
+        refused = f"needs {memory / 2**20:.0f} MiB, more than {need.memory / 2**20:.0f} MiB"
     return Row(cell, seconds, evidence, memory, parameters(stack), refused)
 
 
@@ -145,10 +146,16 @@ def _reason(row: Row, dense: Row) -> str:
 
 
 def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
-    """Where the thesis' finding holds on this machine: LRT ahead up to 512, Linformer beyond, and both together."""
+    """A text that says up to which length LRT is faster than Linformer here, and from which both together are.
+
+    Args:
+        need: Network, input and limits.
+        prices: Prices by mode, see `greenformers.advise.calibration.calibrate`.
+        rank: Rank of LRT, and projected length k of Linformer.
+    """
     rank = min(rank, need.network.hidden, need.network.feed_forward)
     if reason := possible("linformer", need.network.causal):
-        return f"The thesis' choice between LRT and Linformer does not arise: {reason}."
+        return f"The choice between the Low-Rank Transformer and Linformer (Cahyawijaya 2021) does not arise: {reason}."
     ahead, both = [], []
     lengths = [length for length in LENGTHS if length >= rank]
     for length in lengths:
@@ -165,9 +172,10 @@ def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
         return f"At rank {rank} no length is long enough for Linformer."
     last = max(ahead, default=0)
     end = f"up to N {last}" if ahead else "at no length"
-    holds = "holds" if last == THESIS else f"is {'later' if last > THESIS else 'earlier'} here"
-    together = f"both together from N {min(both)}" if both else "both together at no length"
+    place = "the same" if last == PUBLISHED_CHANGE else "later" if last > PUBLISHED_CHANGE else "earlier"
+    together = f"from N {min(both)}" if both else "at no length"
     return (
-        f"At rank {rank}, of N {lengths[0]} to {lengths[-1]}, LRT is ahead of Linformer {end} (thesis: {THESIS}; "
-        f"the change {holds}); fastest are {together}."
+        f"At rank {rank} and N {lengths[0]} to {lengths[-1]}, the Low-Rank Transformer is faster than Linformer {end} "
+        f"(up to N {PUBLISHED_CHANGE} in Cahyawijaya 2021: the change is {place} here). "
+        f"Both together are the fastest {together}."
     )

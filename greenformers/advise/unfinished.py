@@ -1,4 +1,4 @@
-"""What a comparison has done so far, on disk until all of it is done, so that it can be stopped."""
+"""The finished parts of a comparison, stored on disk until all of it is done, so that it can be stopped."""
 
 import json
 import shutil
@@ -19,10 +19,10 @@ JOB, RECORDS, RIGHT = "job.json", "records.jsonl", "right.json"
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The parts of a job that are done, by number; each is written whole or not at all.
+    """The parts of a job that are done, by number; each is written whole, or not at all.
 
     Attributes:
-        folder: Holds them, and what the job is.
+        folder: Folder that holds the parts, and a description of the job.
     """
 
     folder: Path
@@ -31,10 +31,10 @@ class Unfinished:
         """Go on with this job where the folder holds parts of it; where it holds those of another, remove them.
 
         Args:
-            job: What the figures depend on, as JSON.
+            job: Settings that the figures depend on, as JSON.
 
         Raises:
-            OSError: The folder cannot be written.
+            OSError: Raised where the folder cannot be written.
         """
         told, file = json.dumps(job, indent=1, sort_keys=True, default=str), self.folder / JOB
         if not file.is_file() or file.read_text() != told:
@@ -45,16 +45,16 @@ class Unfinished:
     def keep(
         self, number: int, records: Sequence[Record], model: nn.Module | None = None, right: Tensor | None = None
     ) -> None:
-        """Write what one part gave.
+        """Write the results of one part.
 
         Args:
-            number: Of the part, from 0.
-            records: Its figures.
-            model: The network that it trained.
-            right: Which test examples that network gets right, booleans (L,).
+            number: Number of the part, from 0.
+            records: Records of the part.
+            model: Network that the part trained, None for a part without training.
+            right: Test examples that the network gets right, booleans (L,).
 
         Raises:
-            OSError: The disk is full or not writable; the parts before are as they were.
+            OSError: Raised where the disk is full or not writable; the parts before are as they were.
         """
 
         def fill(folder: Path) -> None:
@@ -66,23 +66,32 @@ class Unfinished:
         checkpoint.write(self.folder, number, fill, keep=number + 1)
 
     def records(self, number: int, context: dict[str, Any]) -> list[Record] | None:
-        """The figures of a part, in the context of the run that ends the job; None where it is not done, or damaged."""
+        """The records of a part, or None where it is not done, or damaged.
+
+        Args:
+            number: Number of the part, from 0.
+            context: Context of the run that ends the job, which the records get.
+        """
         part = self._part(number)
         if not part.is_dir() or checkpoint.damage(part) is not None:
             return None
         return [replace(record, context=context) for record in read(part / RECORDS)]
 
     def load(self, number: int, model: nn.Module) -> Tensor:
-        """Put the weights that a part trained into the network; returns which test examples it gets right.
+        """Load the weights that a part trained; returns which test examples the network gets right, booleans (L,).
 
-        The network is moved to where training would have put it.
+        The network is moved to the device that it would be trained on.
+
+        Args:
+            number: Number of the part, from 0.
+            model: Network of the part, as it was built.
         """
         load_weights(self._part(number), model)
         model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
         return torch.tensor(json.loads((self._part(number) / RIGHT).read_text()))
 
     def remove(self) -> None:
-        """Remove all that was kept."""
+        """Remove all parts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _part(self, number: int) -> Path:

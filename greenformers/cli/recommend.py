@@ -83,7 +83,7 @@ def recommend(
         raise ValueError("ranks must be at least one number")
     with terminal.Steps(console) as steps:
         prices = calibrate(device=device, progress=steps)
-        rows = run(need, prices, wanted, known=known, progress=steps)
+        rows = run(need, prices, wanted, records=known, progress=steps)
         words = finding(need, prices, wanted[0])
     terminal.show(console, fitted(table(rows, need, prices[task], top), console.width, repeated=2))
     console.print(words)

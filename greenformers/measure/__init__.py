@@ -1,1 +1,1 @@
-"""The measures: parameters, FLOPs, latency, peak memory, energy, quality, and the record of a figure."""
+"""Measures of a network: parameters, FLOPs, latency, peak memory, energy and quality; and the record of a figure."""

@@ -1,4 +1,4 @@
-"""Measure the cells of a grid: the five measures of thesis 3.2, FLOPs, energy, and the largest batch that fits."""
+"""The measuring of a grid's cells: the five measures of Cahyawijaya 2021, 3.2, FLOPs, energy, and the largest batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -25,15 +25,21 @@ NAMES = {
     "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
     "training": ("train_step", "peak_memory_training", "flops_training", "energy_training"),
 }
-"""Of each mode the metrics of time, memory, FLOPs and energy."""
+"""Metrics of time, peak memory, FLOPs and energy, by mode."""
 
 
 def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:
-    """What tells the records of a cell from others'."""
-    found = {"length": cell.length, "batch": max(1, how.tokens // cell.length), "rank": cell.rank}
+    """The setting of a cell's records, which tells them from those of other cells.
+
+    Args:
+        cell: Variant, rank and length.
+        network: Sizes that all cells have in common.
+        how: Way of measuring.
+    """
+    own = {"length": cell.length, "batch": max(1, how.tokens // cell.length), "rank": cell.rank}
     sizes = {name: value for name, value in asdict(network).items() if value not in (False, {})}
     where = {"device": how.device} | ({"compiled": True} if how.compiled else {})
-    return found | sizes | where
+    return own | sizes | where
 
 
 def bench(
@@ -41,20 +47,20 @@ def bench(
     network: Network,
     how: How,
     about: dict[str, Any],
-    known: Sequence[Record] = (),
+    records: Sequence[Record] = (),
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> Iterator[list[Record]]:
-    """Measure all cells but those known; the records of a length and mode at a time.
+    """Measure all cells that have no records yet, and yield the records of one length and mode at a time.
 
     Args:
-        cells: of `greenformers.measure.grid.cells`.
-        network: the sizes they have in common.
-        how: of measurement.
-        about: context of the records.
-        known: records of earlier runs of the same grid.
-        progress: called with the share of the work that is done, by FLOPs.
+        cells: Cells, see `greenformers.measure.grid.cells`.
+        network: Sizes that all cells have in common.
+        how: Way of measuring.
+        about: Context of the records.
+        records: Records of earlier runs of the same grid.
+        progress: Function that is called with a text and the share of the work that is done, by FLOPs.
     """
-    have = {(record.variant, str(record.setting), record.metric) for record in known}
+    have = {(record.variant, str(record.setting), record.metric) for record in records}
 
     def there(cell: Cell, mode: str) -> bool:
         key = (cell.variant, str(setting(cell, network, how)))
@@ -67,26 +73,26 @@ def bench(
         for mode in how.modes
     ]
     groups = [(mode, group) for mode, group in groups if group]
-    # The dense network with SDPA is what others are compared with, in the same run.
+    # The others are compared with the dense network with SDPA, which runs beside them in each group.
     todo = [(mode, [Cell(BASELINE, None, group[0].length), *(c for c in group if c.variant != BASELINE)], group)
             for mode, group in groups]  # fmt: skip
     work = [sum(_counted(cell, network, how, mode) for cell in run) for mode, run, _ in todo]
     done = 0.0
-    for (mode, run, wanted), share in zip(todo, work, strict=True):
+    for (mode, run, missing), share in zip(todo, work, strict=True):
         progress("measuring", done / sum(work))
-        names = {cell.name for cell in wanted}
+        names = {cell.name for cell in missing}
 
         def within(part: float, done: float = done, share: float = share) -> None:
             progress("measuring", (done + part * share) / sum(work))
 
-        found = _group(run, network, how, mode, about, within)
-        yield [record for cell, record in found if cell.name in names]
+        measurements = _group(run, network, how, mode, about, within)
+        yield [record for cell, record in measurements if cell.name in names]
         done += share
     progress("measuring", 1.0)
 
 
 def _counted(cell: Cell, network: Network, how: How, mode: str) -> float:
-    """FLOPs of a cell, from shapes alone; a backward pass as two forward passes."""
+    """FLOPs of a cell, from shapes alone; a backward pass counts as two forward passes."""
     with torch.device("meta"):
         stack = Stack(network, cell).eval()
         x = torch.empty(max(1, how.tokens // cell.length), cell.length, network.hidden)
@@ -104,12 +110,12 @@ def _group(
 ) -> list[tuple[Cell, Record]]:
     """All records of one length and mode, each with its ratio to the dense network with SDPA.
 
-    What is counted, what is timed and the energy are equal parts of the progress.
+    Counting, timing and reading the energy are equal parts of the progress.
     """
     time, memory, count, energy = NAMES[mode]
     device = torch.device(how.device)
     calls: dict[str, Callable[[], object]] = {}
-    found: list[tuple[Cell, Record]] = []
+    records: list[tuple[Cell, Record]] = []
 
     def add(
         cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured",
@@ -119,7 +125,7 @@ def _group(
             metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how), spread=spread,
             source=source, by=by, context=about,
         )  # fmt: skip
-        found.append((cell, record))
+        records.append((cell, record))
 
     set_seed(how.seed)
     x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)
@@ -134,7 +140,7 @@ def _group(
             continue
         calls[cell.name] = run
         add(cell, memory, peak / MIB)
-        # Of the real call: on the meta device, which the progress is estimated on, attention has another backward pass.
+        # Counted on the real device: on the meta device, as for the progress, attention has another backward pass.
         add(cell, count, flops(call(stack, x, mode)) / 1e9, source="counted")
         if mode == "inference":
             add(cell, "parameters", parameters(stack), source="counted")
@@ -150,7 +156,7 @@ def _group(
         )
     by_name = {cell.name: cell for cell in cells}
     for name, timing in timings.items():
-        # The whole range: quartiles do not say how far a shared machine is from itself a minute later.
+        # The spread is the whole range: quartiles do not show how much a shared machine changes within a minute.
         add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (max(timing.samples) - min(timing.samples)))
     if how.country is not None and calls:
         milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
@@ -164,16 +170,16 @@ def _group(
         )
         for name, spent in spent_by.items():
             add(by_name[name], energy, spent.mwh, source=spent.source, by=spent.by)
-    # Where memory ended is no figure of merit.
-    ended = [entry for entry in found if entry[1].metric.startswith("out_of_memory")]
-    rest = [entry for entry in found if entry not in ended]
+    # The bytes at which memory ran out are no cost that could be compared: they have no ratio.
+    ended = [entry for entry in records if entry[1].metric.startswith("out_of_memory")]
+    rest = [entry for entry in records if entry not in ended]
     rated = with_ratios([record for _, record in rest], BASELINE, across=("rank",))
-    found = [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
-    return [(cell, _paired(record, timings, cell) if record.metric == time else record) for cell, record in found]
+    records = [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
+    return [(cell, _paired(record, timings, cell) if record.metric == time else record) for cell, record in records]
 
 
 def _paired(record: Record, timings: Mapping[str, Timing], cell: Cell) -> Record:
-    """A record of time whose ratio is the median over rounds: what slows the machine for a while slows both sides."""
+    """A record of time whose ratio is the median of the rounds' ratios: other load slows both networks of a round."""
     if BASELINE not in timings:
         return record
     rounds = zip(timings[BASELINE].samples, timings[cell.name].samples, strict=True)
@@ -181,7 +187,14 @@ def _paired(record: Record, timings: Mapping[str, Timing], cell: Cell) -> Record
 
 
 def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> Callable[[], object]:
-    """A forward pass without gradients, or a forward and a backward pass."""
+    """A function that runs a forward pass without gradients, or, in training, a forward and a backward pass.
+
+    Args:
+        stack: Network, (B, N, d) to (B, N, d).
+        x: Input (B, N, d).
+        mode: "inference" or "training".
+        compiled: Whether the network runs as compiled by torch.compile.
+    """
     run: nn.Module = torch.compile(stack) if compiled else stack  # type: ignore[assignment]
     subject = Subject(stack, call_of(run, x))
     if mode == "training":
@@ -195,7 +208,17 @@ def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> C
 
 
 def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mode: str) -> int:
-    """The most sequences whose peak memory, with the weights, is within `how.memory`, to 2 %; 0 if not one's is."""
+    """The largest number of sequences whose peak memory, weights included, is within `how.memory`, to 2 %.
+
+    It is 0 where not even one sequence fits.
+
+    Args:
+        stack: Network, on its device.
+        length: Tokens in a sequence, N.
+        network: Sizes of the network.
+        how: Way of measuring, with bytes of memory.
+        mode: "inference" or "training".
+    """
     assert how.memory is not None
     device = torch.device(how.device)
     room = how.memory - sum(p.numel() * p.element_size() for p in stack.parameters())

@@ -1,4 +1,4 @@
-"""What the efficiency study asks for: the network that all cells share, and how they are measured."""
+"""Options of the efficiency study: the network that all cells share, and the way in which cells are measured."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,45 +7,45 @@ MODES = ("inference", "training")
 
 
 def option(default: Any, about: str, flag: str | None = None) -> Any:
-    """An option with its default, what is said about it, and its flag where that is not called as the option."""
+    """An option with its default, its help text, and its flag where the flag has another name."""
     return field(default=default, metadata={"help": about, "flag": flag})
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is the same in all cells; by default two layers of BERT-base's size. The help text documents each field."""
+    """Network of all cells, by default two layers of BERT-base's size. The help text of each field documents it."""
 
     hidden: int = option(768, "Width d of the network.")
     heads: int = option(12, "Number of heads, a divisor of the width.")
     feed_forward: int = option(3072, "Width f of the feed-forward blocks.")
     layers: int = option(2, "Number of layers.")
-    causal: bool = option(False, "A position sees only those before it.", "--causal")
+    causal: bool = option(False, "Causal attention: a position sees itself and those before it.", "--causal")
     slots: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "Another slot of the network, as residual=pre; may be repeated.", "flag": "--slot"},
+        metadata={"help": "Another part of the network, such as residual=pre; may be repeated.", "flag": "--slot"},
     )
 
 
 @dataclass(frozen=True)
 class How:
-    """How cells are measured. Where there is a help text, it documents the field.
+    """The way in which cells are measured. Where a field has a help text, that documents it.
 
     Attributes:
-        memory: bytes, of which the largest batch is found that fits; None: it is not looked for.
-        country: whose electricity, for energy; None: no energy.
+        memory: Bytes of memory that the largest batch has to fit into; None: the largest batch is not looked for.
+        country: Country of the electricity, a 3-letter ISO code; None: energy is not measured.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: Raised where a value is out of range.
     """
 
-    modes: tuple[str, ...] = option(MODES, "inference, training or both, with a comma.")
-    tokens: int = option(4096, "Tokens of a batch: its size is this over the length.")
+    modes: tuple[str, ...] = option(MODES, "Modes to measure: inference, training, or both with a comma between.")
+    tokens: int = option(4096, "Tokens in a batch: the number of sequences is this over the length, at least 1.")
     memory: float | None = None
-    repeats: int = option(7, "Timed runs of each cell.")
+    repeats: int = option(7, "Timed runs of each variant, length and rank.")
     country: str | None = None
-    device: str = option("cpu", "cpu, cuda or cuda:1.")
-    compiled: bool = option(False, "By torch.compile.", "--compile")
-    seed: int = option(0, "Of weights and inputs.")
+    device: str = option("cpu", "Device to measure on: cpu, cuda or cuda:1.")
+    compiled: bool = option(False, "Compile the networks by torch.compile before they are timed.", "--compile")
+    seed: int = option(0, "Seed of weights and inputs.")
 
     def __post_init__(self) -> None:
         from greenformers.measure.device import (

@@ -13,7 +13,7 @@ class Grid(NamedTuple):
     Attributes:
         country: Name of the country.
         intensity: Mean g of CO2 equivalent per kWh.
-        year: Year that the mean is of.
+        year: Year of the mean.
     """
 
     country: str
@@ -23,7 +23,7 @@ class Grid(NamedTuple):
 
 @cache
 def grids() -> dict[str, Grid]:
-    """Every country there is a figure for, by its 3-letter ISO code. `tables/carbon_intensity.tsv` names the source."""
+    """The grids that there are figures of, by 3-letter ISO code. `tables/carbon_intensity.tsv` names the source."""
     return {code: Grid(country, float(grams), int(year)) for code, country, grams, year in rows("carbon_intensity")}
 
 
@@ -34,13 +34,13 @@ def grid_intensity(country: str) -> float:
         country: A 3-letter ISO code.
 
     Raises:
-        ValueError: There is no figure for the country; the message names a code that may be meant.
+        ValueError: Raised where there is no figure for the country; the message names a code that may be meant.
     """
-    known = grids()
-    if country not in known:
-        codes = {grid.country.casefold(): code for code, grid in known.items()}
+    by_code = grids()
+    if country not in by_code:
+        codes = {grid.country.casefold(): code for code, grid in by_code.items()}
         named = codes.get(country.casefold())
-        close = [named] if named else get_close_matches(country.upper(), known, cutoff=0.5)
+        close = [named] if named else get_close_matches(country.upper(), by_code, cutoff=0.5)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(f"country must be a 3-letter ISO code that there is a figure for, got {country!r}{hint}")
-    return known[country].intensity
+    return by_code[country].intensity

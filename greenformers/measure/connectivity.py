@@ -1,4 +1,4 @@
-"""Who sees whom: the connectivity matrix of a pattern, its density, and what attention over it costs.
+"""The connectivity matrix of an attention pattern, its density, and the FLOPs of attention over it.
 
 Lin 2021 (survey), section II: cell (i, j) is filled where position i attends to position j.
 """
@@ -16,19 +16,21 @@ from greenformers.attention._block_sparse import BlockSparse
 from greenformers.measure.flops import flops
 
 KINDS = ("window or block", "global", "random or summary")
-"""Why a key is seen: it is beside the query's tile, one of the two is global, or it is gathered from elsewhere."""
+"""Kinds of visible pairs: a key beside the query's tile, a pair with a global position, a key from elsewhere."""
 LONGEST = 16_384
-CELLS = 512  # along a side of a picture
+"""Longest sequence whose matrices are computed."""
+CELLS = 512
+"""Largest number of cells along a side of a picture."""
 
 
 class Connectivity(NamedTuple):
-    """Of one layer and head.
+    """Connectivity matrix of one layer and head.
 
     Attributes:
-        layer: from 0.
-        head: from 0.
-        share: of each kind, the share of visible pairs in each cell of the matrix (3, P, P); P = N up to 512.
-        pairs: visible pairs.
+        layer: Number of the layer, from 0.
+        head: Number of the head, from 0.
+        share: Share of visible pairs in each cell of the matrix, by kind (3, P, P); P = N up to N = 512.
+        pairs: Number of visible pairs.
     """
 
     layer: int
@@ -38,7 +40,15 @@ class Connectivity(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Of a network's heads and layers at one length, with the FLOPs of a layer's attention and of dense attention."""
+    """Connectivity matrices of all heads and layers of a network at one length.
+
+    Attributes:
+        name: Name of the pattern.
+        length: Positions N.
+        heads: Matrix of each head, layer by layer.
+        flops: FLOPs of each layer's attention on one sequence.
+        dense: FLOPs of one layer's full attention on one sequence.
+    """
 
     name: str
     length: int
@@ -48,12 +58,12 @@ class Matrices(NamedTuple):
 
     @property
     def density(self) -> float:
-        """Visible pairs over all, of all heads and layers."""
+        """Share of all pairs that are visible, over all heads and layers."""
         return sum(head.pairs for head in self.heads) / (len(self.heads) * self.length**2)
 
 
 def patterns() -> list[str]:
-    """The mechanisms that are a pattern."""
+    """Names of the attention mechanisms that are a pattern of visible pairs."""
     return [name for name in names() if issubclass(attention_class(name), BlockSparse)]
 
 
@@ -71,17 +81,17 @@ def connectivity(
     """The connectivity matrices of a pattern, in every head and layer.
 
     Args:
-        name: one of `patterns()`.
-        length: N.
-        options: of the mechanism.
-        heads: H.
-        layers: L.
-        head_dim: D, for the FLOPs.
-        causal: position i sees only positions up to i.
-        progress: called with the share that is done.
+        name: Name of the pattern, one of `patterns()`.
+        length: Positions N.
+        options: Options of the mechanism.
+        heads: Number of heads H.
+        layers: Number of layers L.
+        head_dim: Width D of a head, for the FLOPs.
+        causal: Whether position i sees only positions up to i.
+        progress: Function that is called with a text and the share that is done.
 
     Raises:
-        ValueError: no pattern, or a number out of range.
+        ValueError: Raised where the mechanism is not a pattern, or a number is out of range.
     """
     if name not in patterns():
         raise ValueError(f"pattern must be one of {', '.join(patterns())}; got {name!r}")
@@ -89,15 +99,15 @@ def connectivity(
         raise ValueError(f"length must be in 1..{LONGEST}, got {length}")
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")
-    found, counts = [], []
+    matrices, counts = [], []
     for layer in range(layers):
         shape = Shape(heads, head_dim, length, causal=causal, layer=layer, layers=layers)
         mechanism = _built(name, shape, options)
         for head in range(heads):
-            found.append(_of_head(mechanism, length, layer, head))
-            progress("matrices", len(found) / (layers * heads))
+            matrices.append(_of_head(mechanism, length, layer, head))
+            progress("matrices", len(matrices) / (layers * heads))
         counts.append(_flops(mechanism, length))
-    return Matrices(name, length, found, counts, _flops(build("full", shape), length))
+    return Matrices(name, length, matrices, counts, _flops(build("full", shape), length))
 
 
 def _built(name: str, shape: Shape, options: Mapping[str, Any]) -> BlockSparse:

@@ -1,9 +1,9 @@
-"""Contexts in a file of records: each stands in one line, and the records after it name it by its id.
+"""Contexts in a file of records: each has one line, and the records after it name it by its id.
 
     {"id": "6f0c2a91d3be", "context": {"command": "greenformers compare", "seed": 0, ...}}
     {"benchmark": "compare", "variant": "lrt", ..., "context": "6f0c2a91d3be"}
 
-Files in which every record holds its context, as they were before, are read too.
+Files in which every record holds its context, as in earlier versions, are read too.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ def id_of(context: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(context, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def fold(records: Iterable[Row], known: Iterable[str] = ()) -> Iterator[Row]:
-    """Lines of records, each context once and before the first record that has it; what is None is left out.
+def fold(records: Iterable[Row], ids: Iterable[str] = ()) -> Iterator[Row]:
+    """Lines of records, each context once and before the first record that has it; fields that are None are left out.
 
     Args:
         records: Records with their contexts.
-        known: Ids of contexts that the file holds already.
+        ids: Ids of contexts that the file holds already.
     """
-    written = set(known)
+    written = set(ids)
     for record in records:
         context = record["context"]
         if context:
@@ -43,11 +43,11 @@ def unfold(row: Row, contexts: dict[str, Row]) -> Row | None:
     """A record with its context; None for the line of a context, which is added to `contexts`.
 
     Args:
-        row: A line.
-        contexts: Those of the lines before, by id.
+        row: A line of the file.
+        contexts: Contexts of the lines before, by id.
 
     Raises:
-        ValueError: The record names a context that no line before it holds.
+        ValueError: Raised where the record names a context that no line before it holds.
     """
     if isinstance(row, dict) and row.keys() == {"id", "context"}:
         contexts[row["id"]] = row["context"]

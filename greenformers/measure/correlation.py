@@ -9,7 +9,7 @@ def pearson(a: ArrayLike, b: ArrayLike) -> float:
 
     Args:
         a: Numbers, (n,).
-        b: As many.
+        b: Numbers, (n,).
     """
     x, y = (values - values.mean() for values in (np.asarray(a, np.float64), np.asarray(b, np.float64)))
     if not np.ptp(x) or not np.ptp(y):
@@ -24,7 +24,7 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 
     Args:
         a: Numbers, (n,).
-        b: As many.
+        b: Numbers, (n,).
     """
     return pearson(_ranks(a), _ranks(b))
 

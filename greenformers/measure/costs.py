@@ -1,4 +1,4 @@
-"""The costs of several modules side by side: parameters, FLOPs, latency, peak memory, in inference and training."""
+"""The costs of several modules side by side: parameters, FLOPs, latency and peak memory, in inference and training."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,13 +21,18 @@ TRAINING = ("train_step", "peak_memory_training", "flops_training")
 
 @dataclass(frozen=True)
 class Subject:
-    """A module, and a call that runs it forward to a number that can be differentiated (a loss, or a sum)."""
+    """A module, and a call that runs it.
+
+    Attributes:
+        module: The module, on its device.
+        forward: Function that runs a forward pass and returns a scalar with a gradient, as a loss or a sum.
+    """
 
     module: nn.Module
     forward: Callable[[], Tensor]
 
     def step(self) -> None:
-        """Forward and backward pass; gradients are dropped at the end, as `peak_memory` asks."""
+        """Run a forward and a backward pass; gradients are dropped at the end, as `peak_memory` asks."""
         self.forward().backward()
         self.module.zero_grad(set_to_none=True)
 
@@ -45,21 +50,21 @@ def costs(
     """Measure every subject, the timed figures in one interleaved run.
 
     Args:
-        subjects: what to measure, by variant; all on one device.
-        metrics: which of `INFERENCE` and `TRAINING`.
-        benchmark: of the records.
-        setting: of the records.
-        repeats: timed runs of each subject.
-        about: context of the records.
-        progress: told the share that is done; what is counted and what is timed, in each mode, as equal parts.
+        subjects: Modules with their calls, by variant; all on one device.
+        metrics: Names of metrics, of `INFERENCE` and `TRAINING`.
+        benchmark: Name of the benchmark in the records.
+        setting: Setting of the records.
+        repeats: Timed runs of each subject.
+        about: Context of the records.
+        progress: Function that is called with the share that is done; counting and timing are equal parts of each mode.
 
     Raises:
-        ValueError: another metric than those.
+        ValueError: Raised where a metric is not among those.
     """
     unknown = set(metrics) - set(INFERENCE + TRAINING)
     if unknown:
         raise ValueError(f"metrics must be of {', '.join(INFERENCE + TRAINING)}; got {', '.join(sorted(unknown))}")
-    found: dict[str, dict[str, float | Timing]] = {name: {} for name in subjects}
+    measurements: dict[str, dict[str, float | Timing]] = {name: {} for name in subjects}
     parts = [bool(set(metrics) & set(mode)) for mode in (INFERENCE, TRAINING) for _ in ("counted", "timed")]
 
     def done(part: int, share: float) -> None:
@@ -73,26 +78,26 @@ def costs(
         for number, (name, subject) in enumerate(subjects.items()):
             done(0, number / len(subjects))
             if "parameters" in metrics:
-                found[name]["parameters"] = parameters(subject.module)
+                measurements[name]["parameters"] = parameters(subject.module)
             if "flops" in metrics:
-                found[name]["flops"] = flops(subject.forward) / 1e9
+                measurements[name]["flops"] = flops(subject.forward) / 1e9
             if "peak_memory_inference" in metrics:
-                found[name]["peak_memory_inference"] = peak_memory(subject.forward, device) / MIB
+                measurements[name]["peak_memory_inference"] = peak_memory(subject.forward, device) / MIB
         if "latency" in metrics:
-            warmup = int("peak_memory_inference" not in metrics)  # for which each call has run
+            warmup = int("peak_memory_inference" not in metrics)  # measuring the peak ran each call once
             timings = interleaved(
                 {name: item.forward for name, item in subjects.items()}, repeats=repeats, warmup=warmup, device=device,
                 progress=partial(done, 1),
             )  # fmt: skip
             for name, timing in timings.items():
-                found[name]["latency"] = timing
+                measurements[name]["latency"] = timing
     for number, (name, subject) in enumerate(subjects.items()):
         done(2, number / len(subjects))
         subject.module.train()
         if "flops_training" in metrics:
-            found[name]["flops_training"] = flops(subject.step) / 1e9
+            measurements[name]["flops_training"] = flops(subject.step) / 1e9
         if "peak_memory_training" in metrics:
-            found[name]["peak_memory_training"] = peak_memory(subject.step, device) / MIB
+            measurements[name]["peak_memory_training"] = peak_memory(subject.step, device) / MIB
     if "train_step" in metrics:
         warmup = int("peak_memory_training" not in metrics)
         timings = interleaved(
@@ -100,10 +105,10 @@ def costs(
             progress=partial(done, 3),
         )  # fmt: skip
         for name, timing in timings.items():
-            found[name]["train_step"] = timing
+            measurements[name]["train_step"] = timing
     return [
         _record(metric, value, benchmark, name, setting, about)
-        for name, values in found.items()
+        for name, values in measurements.items()
         for metric, value in values.items()
     ]
 

@@ -1,13 +1,13 @@
-"""Which device a measurement runs on."""
+"""The device that a measurement runs on."""
 
 import torch
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name.
+    """The device of a name, "cpu", "cuda" or "cuda:1".
 
     Raises:
-        ValueError: neither the CPU nor a CUDA device, or one that is not there.
+        ValueError: Raised where the name is neither of the CPU nor of a CUDA device, or this machine lacks that device.
     """
     try:
         device = torch.device(name)
@@ -16,5 +16,5 @@ def device_of(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, or cuda: and a number; got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices are")
+        raise ValueError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
     return device

@@ -1,4 +1,4 @@
-"""Energy and CO2 of a stretch of work: from power meters where they can be read, else estimated."""
+"""Energy and CO2 of a block of work: from power meters where they can be read, else estimated."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.meters import Gpus, Memory, Meter, meters
 
 INTERVAL = 1.0
-"""Seconds between two readings: the load is taken for constant within them, and counters wrap round within minutes."""
+"""Seconds between two readings: the load is taken for constant between them, and counters wrap round within minutes."""
 JOULES = 3600.0
-"""Of a watt-hour."""
+"""Joules in a watt-hour."""
 
 
 class EnergyMeter:
     """Energy and CO2 of the work in a `with` block, of the whole machine: processors, GPUs and memory.
 
     Processors are read by their energy counters (RAPL) where the system lets them be read, else estimated from their
-    load and rated power; NVIDIA GPUs by theirs (NVML), where pynvml is installed; memory by its size. This is always
-    our own reading, whether codecarbon is installed or not, so that figures do not depend on that: it is codecarbon's
-    model with codecarbon's figures, and gives the same within 5 %, as a test shows where both are there. codecarbon
-    itself, which knows more systems and settings, is asked for by `energy_by_codecarbon.CodecarbonMeter`.
+    load and rated power; NVIDIA GPUs by their counters (NVML), where pynvml is installed; memory by its size. The meter
+    never uses codecarbon, so that figures do not depend on whether it is installed; but the model and its figures are
+    codecarbon's, and a test shows that both agree within 5 %. `energy_by_codecarbon.CodecarbonMeter` reads by
+    codecarbon itself, which knows more systems and settings.
 
-    Works without a network, writes no files and logs nothing. Until the block ends a thread reads once a second,
-    so do not time calls in the same block.
+    The meter works without a network, writes no files and logs nothing. Until the block ends a thread reads once a
+    second, so do not time calls in the same block.
 
         with EnergyMeter(country="HKG") as meter:
             train()
@@ -38,11 +38,11 @@ class EnergyMeter:
         energy_wh: Energy in watt-hours; nan until the block ends.
         co2_g: CO2 equivalent in grams, at the country's mean carbon intensity; nan until the block ends.
         source: "measured" if a power meter was read for every processor, else "estimated".
-        by: What the energy comes from, in words: "load and rated power, size of memory; GPUs left out".
+        by: Sources of the energy, in words: "load and rated power, size of memory; GPUs left out".
         metered: Share of `energy_wh` that comes from power meters, 0 to 1.
 
     Raises:
-        ValueError: There is no figure for `country`, a 3-letter ISO code.
+        ValueError: Raised where there is no figure for `country`, a 3-letter ISO code.
     """
 
     def __init__(self, country: str = "USA") -> None:
@@ -70,7 +70,7 @@ class EnergyMeter:
     def _begin(self) -> None:
         self._meters = meters()
         for meter in self._meters:
-            meter.joules()  # what was spent until now, on looking for them
+            meter.joules()  # dropped: the energy of looking for the meters
         self._joules = [0.0] * len(self._meters)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="energy", daemon=True)
@@ -96,7 +96,7 @@ class EnergyMeter:
 
 
 def _source(read: Sequence[Meter], *, gpus: bool) -> tuple[str, str]:
-    """Whether every processor was metered, and what was read, in words; `gpus` tells whether there are any."""
+    """The source and the words for it, of the meters that were read; `gpus` tells whether the machine has GPUs."""
     measured = all(meter.measured for meter in read if not isinstance(meter, Memory))
     left_out = gpus and not any(isinstance(meter, Gpus) for meter in read)
     by = ", ".join(meter.by for meter in read) + ("; GPUs left out" if left_out else "")

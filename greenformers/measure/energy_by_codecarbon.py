@@ -1,4 +1,4 @@
-"""Energy and CO2 of a stretch of work, by codecarbon, which the extra `energy` brings."""
+"""Energy and CO2 of a block of work by codecarbon, which the extra `energy` installs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from greenformers.measure.energy import EnergyMeter
 
 
 class CodecarbonMeter(EnergyMeter):
-    """As `EnergyMeter`, read by codecarbon: meters of Windows and macOS too, AMD GPUs, jobs of SLURM.
+    """An `EnergyMeter` that reads by codecarbon, which also knows meters of Windows and macOS, AMD GPUs and SLURM jobs.
 
-    Settings that users have made for codecarbon themselves (watts of their CPU, power usage effectiveness) are kept;
-    the country is the one that is given.
+    Settings that users have made for codecarbon themselves (watts of their CPU, power usage effectiveness) hold, except
+    the country, which is the argument.
 
     Raises:
-        ValueError: There is no figure for `country`, a 3-letter ISO code.
-        MissingExtraError: codecarbon is not installed.
+        ValueError: Raised where there is no figure for `country`, a 3-letter ISO code.
+        MissingExtraError: Raised where codecarbon is not installed.
     """
 
     def __init__(self, country: str = "USA") -> None:
         super().__init__(country)
         self._codecarbon: Any = needed("a reading of codecarbon", "energy", "codecarbon")
-        # Its import is what sets the level of its logger.
+        # Importing codecarbon sets the level of its logger, so this comes after.
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
 
     def _begin(self) -> None:
         self._tracker = _tracker(self._codecarbon, self.country)
-        # A task and not start() ... stop(), which would count codecarbon's own start and drop the last 50 ms.
+        # A task, as start() ... stop() would count codecarbon's own start and drop the last 50 ms.
         self._tracker.start_task()
-        # Long tasks need the periodic reading that tasks leave out: RAPL counters wrap round within minutes.
+        # Tasks do not read once a second, but long ones need it: RAPL counters wrap round within minutes.
         start_sampling(self._tracker)
 
     def _end(self) -> None:
@@ -53,7 +53,7 @@ def _tracker(codecarbon: Any, country: str) -> Any:
         tracker = codecarbon.OfflineEmissionsTracker(
             country_iso_code=country,
             log_level="error",
-            # The rest is given so that no setting of the user's leads to a file, the network or elsewhere.
+            # The rest is set so that no setting of the user's leads to a file, to the network or to another country.
             output_methods=[],
             output_handlers=[],
             emissions_endpoint=None,
@@ -73,7 +73,7 @@ _METERED_CPU = ("intel_rapl", "intel_power_gadget", "windows_emi")
 
 
 def _source(readings: Sequence[str], data: Any) -> tuple[str, float]:
-    """Tell whether all processors were metered, and what share of the energy; arguments are codecarbon's."""
+    """Whether all processors were metered, and the metered share of the energy, from codecarbon's readings and data."""
     cpu_metered = bool(readings) and all(mode in _METERED_CPU for mode in readings) and data.cpu_energy > 0
     # codecarbon knows GPUs only through their meters.
     energy = data.gpu_energy + (data.cpu_energy if cpu_metered else 0.0)

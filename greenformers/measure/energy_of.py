@@ -1,4 +1,4 @@
-"""Energy of single calls side by side."""
+"""Energy of one call, for several calls side by side."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -7,17 +7,19 @@ import torch
 
 from greenformers.measure.energy import EnergyMeter
 
-SECONDS = 1.5  # of work between two readings
+SECONDS = 1.5
+"""Seconds of work between two readings."""
 TURNS = 3
+"""Readings of each call."""
 
 
 class Spent(NamedTuple):
     """Energy of a call.
 
     Attributes:
-        mwh: Milliwatt-hours.
+        mwh: Energy in milliwatt-hours.
         source: "measured" or "estimated".
-        by: What it comes from, in words; see `EnergyMeter`.
+        by: Sources of the energy, in words; see `EnergyMeter`.
     """
 
     mwh: float
@@ -35,16 +37,19 @@ def energy_of(
     seconds: float | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Spent]:
-    """The energy of one call of each; in turns, so that other load falls on all alike.
+    """The energy of one run of each call, by name. Calls are read in turns, so that other load falls on all alike.
 
     Args:
-        calls: what to run, by name.
-        milliseconds: how long each takes.
-        country: whose electricity, a 3-letter ISO code.
-        training: record gradients.
-        turns: readings of each.
-        seconds: of work between two readings; by default `SECONDS`, and one call at least.
-        progress: told the share of the readings that is done, between two of them.
+        calls: Calls, by name.
+        milliseconds: Milliseconds of one run of each call, by name.
+        country: Country of the electricity, a 3-letter ISO code.
+        training: Whether gradients are recorded.
+        turns: Readings of each call.
+        seconds: Seconds of work between two readings, at least one run; by default `SECONDS`.
+        progress: Function that is called before each reading with the share of the readings that is done.
+
+    Raises:
+        ValueError: Raised where there is no figure for the country.
     """
     spent: dict[str, float] = dict.fromkeys(calls, 0.0)
     sources: dict[str, tuple[str, str]] = {}

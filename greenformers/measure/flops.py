@@ -19,15 +19,17 @@ aten = torch.ops.aten
 def flops(call: Callable[[], object]) -> int:
     """Count the FLOPs of the matrix products, convolutions and attention that `call` runs, backward included.
 
-    The call runs once, under any gradient mode. Counted from shapes: a masked or causal attention counts in
-    full, 2 B H N M (D + Dv), whether or not its kernel skips what is masked. The backward of fused attention
-    counts the scores it recomputes (5 products for the forward's 2, FlashAttention, Dao 2022,
-    arXiv:2205.14135, algorithm 4; plain attention has kept them and counts 4). Elementwise work, softmax,
-    normalisation, look-ups and Fourier transforms count 0. What torch.compile has fused is not seen: count
-    the uncompiled call.
+    The call runs once, in the caller's gradient mode. FLOPs follow from shapes: masked or causal attention counts in
+    full, 2 B H N M (D + Dv), even where its kernel skips masked pairs. The backward pass of fused attention counts the
+    scores that it recomputes (5 products where the forward pass has 2, FlashAttention, Dao 2022, arXiv:2205.14135,
+    algorithm 4; plain attention has stored them and counts 4). Elementwise work, softmax, normalisation, look-ups and
+    Fourier transforms count 0. Kernels that torch.compile fused are not seen: count the uncompiled call.
+
+    Args:
+        call: Function that runs the network.
 
     Raises:
-        ValueError: the call uses an operator whose products cannot be counted (fused recurrent layers).
+        ValueError: Raised where the call uses an operator whose products cannot be counted (fused recurrent layers).
     """
     with _no_fused_encoder(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
         call()
@@ -37,7 +39,7 @@ def flops(call: Callable[[], object]) -> int:
 Size = tuple[int, ...]
 
 
-# What FlopCounterMode leaves out or counts as 0. It hands over shapes in place of tensors.
+# Formulas of the operators that FlopCounterMode leaves out or counts as 0. It passes shapes in place of tensors.
 
 
 def _sdpa(q: Size, k: Size, v: Size, *_: Any, **__: Any) -> int:
@@ -65,7 +67,7 @@ def _int8_matmul(left: Size, right: Size, *_: Any, **__: Any) -> int:
 
 
 def _grouped_matmul(left: Size, right: Size, *_: Any, **__: Any) -> int:
-    # Rows of all groups together with one matrix of each, or, for the gradient of those, both by position.
+    # Forward: rows of all groups, and one matrix a group. Gradient of the matrices: both sides have a row a position.
     return 2 * prod(left) * right[-1] if len(left) == 2 else 2 * left[1] * prod(right)
 
 
@@ -106,7 +108,7 @@ _FORMULAS |= {
 
 @contextmanager
 def _no_fused_encoder() -> Iterator[None]:
-    """Switch off the one opaque operator that torch's own encoder layer and attention are in inference."""
+    """Switch off the fused operator that torch's encoder layer and attention use in inference; it cannot be counted."""
     was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,7 +1,7 @@
-"""The efficiency study: variants x lengths x ranks, in inference and training. Thesis 3.2.
+"""The grid of the efficiency study: variants x lengths x ranks. Greenformers thesis, Cahyawijaya 2021, 3.2.
 
-A cell is a variant of one size at one length. All cells of a length run interleaved, with the dense network beside
-them, once with SDPA (what the others are compared with) and once with eager attention.
+A cell is a variant of one rank at one length. All cells of a length run interleaved, with the dense network beside
+them, once with SDPA, which the others are compared with, and once with eager attention.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +25,13 @@ BASELINE, EAGER = "transformer", "transformer (eager)"
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant of one size at one length.
+    """One variant of one rank at one length.
 
     Attributes:
-        variant: see `greenformers.model.variant`, or `EAGER`.
-        rank: of the low-rank maps, and of a mechanism that has such an option (`Attention.rank_option`); None for a
-            variant that has neither.
-        length: N.
+        variant: Name of the variant, see `greenformers.model.variant`, or `EAGER`.
+        rank: Rank of the low-rank linear layers, and of a mechanism that has such an option (`Attention.rank_option`);
+            None for a variant that has neither.
+        length: Tokens in a sequence, N.
     """
 
     variant: str
@@ -40,12 +40,20 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """Name of the variant with its rank, for people."""
         return self.variant if self.rank is None else f"{self.variant} {self.rank}"
 
 
 class Stack(nn.Module):
-    """The layers of a cell, without embedding and head, which are no part of the study."""
+    """The layers of a cell. Embedding and head are no part of the study.
+
+    Args:
+        network: Sizes of the network.
+        cell: Variant, rank and length.
+
+    Raises:
+        ValueError: Raised where the variant or its sizes cannot be.
+    """
 
     def __init__(self, network: Network, cell: Cell) -> None:
         super().__init__()
@@ -64,14 +72,14 @@ class Stack(nn.Module):
         self.eager = cell.variant == EAGER
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, d) to (B, N, d)."""
+        """Run all layers, (B, N, d) to (B, N, d)."""
         with attention_by(self.eager):
             return run(self.layers, x)[0]
 
 
 @contextmanager
 def attention_by(eager: bool) -> Iterator[None]:
-    """Scaled dot product attention by two plain products and a softmax in a `with` block, where `eager`."""
+    """In a `with` block, run attention as two plain products and a softmax where `eager`, else as torch chooses."""
     if not eager:
         yield
         return
@@ -80,22 +88,31 @@ def attention_by(eager: bool) -> Iterator[None]:
 
 
 def ranked(variant: str) -> bool:
-    """True if a variant has a rank."""
+    """Whether a variant has a rank."""
     variant = BASELINE if variant == EAGER else variant
     return slots(variant, rank=1)["rank"] is not None or rank_option(variant) is not None
 
 
 def variants(causal: bool = False) -> list[str]:
-    """Every variant that can be: the dense one, low rank, each mechanism alone and with low rank."""
-    found = ["lrt"]
+    """Names of all variants but the dense one: low rank, and each mechanism alone and with low rank.
+
+    Args:
+        causal: Whether only variants with a causal form are named.
+    """
+    choices = ["lrt"]
     for name in names():
         if name != "full" and possible(name, causal) is None:
-            found += [name, f"lrt+{name}"]
-    return found
+            choices += [name, f"lrt+{name}"]
+    return choices
 
 
 def possible(variant: str, causal: bool) -> str | None:
-    """Why a variant cannot be, or None where it can."""
+    """The reason why a variant cannot be, or None where it can.
+
+    Args:
+        variant: Name of the variant.
+        causal: Whether the network is causal.
+    """
     network = Network(hidden=8, heads=1, feed_forward=8, layers=1, causal=causal)
     try:
         with torch.device("meta"):
@@ -110,30 +127,41 @@ def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], n
 
     Ranks larger than d, and projected lengths larger than N, are left out.
 
+    Args:
+        chosen: Names of variants.
+        lengths: Lengths N in tokens.
+        ranks: Ranks of each variant that has one.
+        network: Sizes that all cells have in common.
+
     Raises:
-        ValueError: a variant that cannot be.
+        ValueError: Raised where a variant cannot be.
     """
     for variant in chosen:
         if reason := possible(variant, network.causal):
             raise ValueError(reason)
-    found = []
+    grid = []
     for length in lengths:
-        found += [Cell(BASELINE, None, length), Cell(EAGER, None, length)]
+        grid += [Cell(BASELINE, None, length), Cell(EAGER, None, length)]
         for variant in chosen:
             if variant in (BASELINE, EAGER):
                 continue
             if not ranked(variant):
-                found.append(Cell(variant, None, length))
+                grid.append(Cell(variant, None, length))
                 continue
             shortens = rank_option(variant) is not None
-            found += [
+            grid += [
                 Cell(variant, rank, length)
                 for rank in ranks
                 if rank <= network.hidden and (not shortens or rank <= length)
             ]
-    return found
+    return grid
 
 
 def call_of(stack: nn.Module, x: Tensor) -> Callable[[], Tensor]:
-    """A forward pass to a number that can be differentiated."""
+    """A function that runs a forward pass and returns the sum of its outputs, a scalar with a gradient.
+
+    Args:
+        stack: Network, (B, N, d) to (B, N, d).
+        x: Input (B, N, d).
+    """
     return lambda: stack(x).sum()

@@ -1,4 +1,4 @@
-"""How long calls take, compared fairly: interleaved, so that heat and other load fall on all alike."""
+"""Time of calls, compared fairly: they run interleaved, so that heat and other load fall on all alike."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Timing:
     """Time of one call, in seconds.
 
     Attributes:
-        median: median of the samples.
-        q1: lower quartile of the samples.
-        q3: upper quartile of the samples.
-        samples: one time a round, in the order of the rounds.
+        median: Median of the samples.
+        q1: Lower quartile of the samples.
+        q3: Upper quartile of the samples.
+        samples: Seconds of the call in each round, in the order of the rounds.
     """
 
     median: float
@@ -43,23 +43,23 @@ def interleaved(
     """Time each call once a round, for many rounds, in an order drawn anew each round.
 
     Each call is first run `warmup` times untimed. Gradients are recorded as the caller has it: wrap this in
-    `torch.inference_mode()` for inference, or pass whole training steps. Releasing what a call returns is not
+    `torch.inference_mode()` for inference, or pass whole training steps. Releasing the result of a call is not
     timed, and Python's garbage collection is off during the rounds.
 
     Args:
-        calls: what to time, by name.
-        repeats: rounds, and so samples a call, at least.
-        warmup: untimed runs of each call beforehand.
-        min_time: more rounds are added until the rounds have taken this many seconds together.
-        device: where the calls compute, "cpu" or a CUDA device. A CUDA device is waited for around each call.
-        seed: of the order within the rounds, so that no call always follows the same one.
-        progress: told the share of the rounds that is done, between two of them.
+        calls: Calls, by name.
+        repeats: Least number of rounds, and so of samples of each call.
+        warmup: Untimed runs of each call beforehand.
+        min_time: Seconds that all rounds take together at least; rounds are added until they do.
+        device: Device that the calls compute on, "cpu" or a CUDA device, which is waited for around each call.
+        seed: Seed of the order within the rounds, which is shuffled so that no call always follows the same one.
+        progress: Function that is called after each round with the share of the rounds that is done.
 
     Returns:
         The timing of each call, by name, in the order of `calls`.
 
     Raises:
-        ValueError: no calls, repeats < 1, warmup < 0, min_time < 0, or a device other than CPU and CUDA.
+        ValueError: Raised where there are no calls, a number is out of range, or the device is neither CPU nor CUDA.
     """
     if not calls:
         raise ValueError("calls must name at least one call, got none")
@@ -96,7 +96,7 @@ def _seconds(call: Callable[[], object], wait: Callable[[], None]) -> float:
     result = call()
     wait()
     seconds = time.perf_counter() - start
-    del result  # kept until here: returning its memory is not the call's time
+    del result  # held until here: freeing its memory is no part of the call's time
     return seconds
 
 
@@ -106,7 +106,7 @@ def _timing(samples: list[float]) -> Timing:
 
 
 def _waiter(device: torch.device) -> Callable[[], None]:
-    """Return what waits until the device has finished. A CPU call has finished when it returns."""
+    """A function that waits until the device has finished. A CPU call has finished when it returns."""
     if device.type == "cpu":
         return lambda: None
     if device.type == "cuda":
@@ -116,7 +116,7 @@ def _waiter(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep collections out: one would be charged to whichever call it happens to interrupt."""
+    """Switch garbage collection off: a collection would be charged to the call that it happens to interrupt."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Running out of memory as an answer, not as the end of the program."""
+"""Calls that may run out of memory: that becomes an exception instead of the end of the program."""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -11,14 +11,14 @@ import torch
 T = TypeVar("T")
 
 RESERVE = 0.1
-"""Of the free memory, what is left to others."""
+"""Share of the free memory that is left to other programs."""
 
 
 class OutOfMemory(Exception):  # noqa: N818
     """A call needed more memory than there is.
 
     Attributes:
-        limit: bytes that there were.
+        limit: Bytes that were free.
     """
 
     def __init__(self, limit: float) -> None:
@@ -27,7 +27,7 @@ class OutOfMemory(Exception):  # noqa: N818
 
 
 def free(device: torch.device) -> float:
-    """Bytes that a call may take."""
+    """Bytes of memory that a call may take on a device."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     return (1 - RESERVE) * psutil.virtual_memory().available
@@ -40,12 +40,15 @@ def attempt(call: Callable[[], T], device: torch.device, limit: float | None = N
     this one most likely.
 
     Args:
-        call: what to run.
-        device: where it computes.
-        limit: bytes, on the CPU; by default what is free.
+        call: Function to run.
+        device: Device that it computes on.
+        limit: Bytes of memory that the call may take on the CPU; by default those that are free.
+
+    Returns:
+        The result of the call.
 
     Raises:
-        OutOfMemory: it needs more.
+        OutOfMemory: Raised where the call needs more.
     """
     limit = free(device) if limit is None or device.type == "cuda" else limit
     try:
@@ -65,8 +68,8 @@ def _limited(limit: float | None) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = int(psutil.Process().memory_info().vms + limit)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
+    ceiling = int(psutil.Process().memory_info().vms + limit)
+    resource.setrlimit(resource.RLIMIT_AS, (ceiling if soft == resource.RLIM_INFINITY else min(soft, ceiling), hard))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The most memory that a call holds at once, in bytes of tensors."""
+"""Peak memory of a call, in bytes of tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from greenformers._torch import cpu_allocations
 def peak_memory(call: Callable[[], object], device: torch.device | str = "cpu") -> int:
     """Peak bytes of tensors allocated during `call`, above those live at its start.
 
-    The call runs once. Run a training step once before, so that the optimiser's state is there, and let it drop
+    The call runs once. Run a training step once before, so that the optimiser's state exists, and let it drop
     its gradients at its end and not at its start: on the CPU, torch does not see that a tensor from before the
     call is released, so the peak would hold the old gradients and the new ones.
 
@@ -23,11 +23,11 @@ def peak_memory(call: Callable[[], object], device: torch.device | str = "cpu") 
     or oneDNN take for themselves. On CUDA they are the caching allocator's, without what it holds in reserve.
 
     Args:
-        call: what to run; wrap it in `torch.inference_mode()` for inference.
-        device: whose memory is measured, "cpu" or a CUDA device.
+        call: Function to run; wrap it in `torch.inference_mode()` for inference.
+        device: Device whose memory is measured, "cpu" or a CUDA device.
 
     Raises:
-        ValueError: a device other than CPU and CUDA.
+        ValueError: Raised where the device is neither CPU nor CUDA.
     """
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
@@ -37,7 +37,7 @@ def peak_memory(call: Callable[[], object], device: torch.device | str = "cpu") 
 
 
 def _peak_on_cpu(call: Callable[[], object]) -> int:
-    # Each profile writes two lines to stderr. Only this keeps them away; it is read at the first profile.
+    # Each profile writes two lines to stderr. Only this variable stops that; it is read at the first profile.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     return max(accumulate(cpu_allocations(call), initial=0))
 

@@ -1,6 +1,6 @@
-"""What tells how much energy a part of the machine has taken: power meters, and models where there are none.
+"""Meters of the energy that a part of the machine takes: power meters, and models of power where there are none.
 
-Each has `joules()`: the energy since the reading before, or since it was made. RAPL: Khan 2018, 10.1145/3177754.
+Each has `joules()`: the energy since the last reading, or since its construction. RAPL: Khan 2018, 10.1145/3177754.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from greenformers.measure.rated_power import memory_watts, processor, processor_
 
 POWERCAP = Path("/sys/class/powercap")
 SAME = 1_000_000
-"""Microjoules by which two readings of one counter may differ: they are not of the same moment."""
+"""Microjoules by which two readings of the same counter may differ, as they are not of the same moment."""
 
 
 class Meter(Protocol):
-    """A part of the machine.
+    """Meter of one part of the machine.
 
     Attributes:
-        by: What its energy comes from, in words.
-        measured: Whether that is a power meter.
+        by: Source of the energy, in words.
+        measured: Whether the source is a power meter.
     """
 
     by: str
     measured: bool
 
     def joules(self) -> float:
-        """Energy since the reading before."""
+        """Energy in joules since the last reading."""
         ...
 
 
 class Load:
-    """Processors by their load and rated power, see `rated_power`."""
+    """Processors, by a model of their load and rated power, see `rated_power`."""
 
     by = "load and rated power"
     measured = False
@@ -48,7 +48,7 @@ class Load:
         self._times, self._at = psutil.cpu_times(), perf_counter()
 
     def joules(self) -> float:
-        """Energy since the reading before."""
+        """Energy in joules since the last reading."""
         times, at = psutil.cpu_times(), perf_counter()
         share, seconds = _load(self._times, times), at - self._at
         self._times, self._at = times, at
@@ -56,10 +56,10 @@ class Load:
 
 
 def _load(before: Any, after: Any) -> float:
-    """The share of the time between two readings that was spent working; 0 where no time has passed."""
+    """Share of the time between two readings in which the processors worked; 0 where no time has passed."""
 
     def spent(times: Any) -> tuple[float, float]:
-        # The time of guests is part of that of users.
+        # The time of virtual guests is part of the time of users.
         whole = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
         return whole, whole - times.idle - getattr(times, "iowait", 0)
 
@@ -68,7 +68,7 @@ def _load(before: Any, after: Any) -> float:
 
 
 class Memory:
-    """Memory, which has no meter: constant watts by its size, see `rated_power`."""
+    """The machine's memory, which has no power meter: constant watts by its size, see `rated_power`."""
 
     by = "size of memory"
     measured = False
@@ -79,17 +79,20 @@ class Memory:
         self._at = perf_counter()
 
     def joules(self) -> float:
-        """Energy since the reading before."""
+        """Energy in joules since the last reading."""
         at = perf_counter()
         seconds, self._at = at - self._at, at
         return self._watts * seconds
 
 
 class Rapl:
-    """Processors by the energy counters of their packages, which wrap round: to be read within minutes.
+    """Processors, by the energy counters of their packages. These wrap round, and have to be read within minutes.
+
+    Args:
+        folder: Folder in which the system shows the counters.
 
     Raises:
-        OSError: no counter can be read; there are none, or only the administrator may.
+        OSError: Raised where no counter can be read: there are none, or only the administrator may read them.
     """
 
     by = "RAPL"
@@ -101,12 +104,12 @@ class Rapl:
             raise FileNotFoundError(f"{folder} has no energy counter of a processor")
 
     def joules(self) -> float:
-        """Energy since the reading before."""
+        """Energy in joules since the last reading."""
         return _once([(counter.value, counter.spent()) for counter in self._counters]) / 1e6
 
 
 class _Counter:
-    """One counter, in microjoules."""
+    """An energy counter, in microjoules."""
 
     def __init__(self, zone: Path) -> None:
         self._file = zone / "energy_uj"
@@ -119,7 +122,7 @@ class _Counter:
 
 
 def _zones(folder: Path) -> list[Path]:
-    """The zones of whole packages, else of the whole platform; of two ways to read one of them, the memory-mapped."""
+    """Folders of the packages' counters, else of the platform's; of two folders of one counter the memory-mapped."""
     by_name: dict[str, Path] = {}
     for zone in sorted(folder.glob("intel-rapl*:*")):  # "intel-rapl-mmio:0" sorts first
         name = (zone / "name").read_text().strip()
@@ -130,10 +133,10 @@ def _zones(folder: Path) -> list[Path]:
 
 
 def _once(readings: Sequence[tuple[int, int]]) -> int:
-    """The sum of what counters have counted, one of them that is shown several times counted once.
+    """Sum of the counters' microjoules, in which a counter that the system shows several times counts once.
 
     Args:
-        readings: Value before, and what was counted since.
+        readings: Value of each counter at the last reading, and its microjoules since.
     """
     different: list[tuple[int, int]] = []
     for value, spent in readings:
@@ -143,11 +146,11 @@ def _once(readings: Sequence[tuple[int, int]]) -> int:
 
 
 class Gpus:
-    """NVIDIA GPUs by the energy counters that NVML gives, all that the system shows.
+    """All NVIDIA GPUs that the system shows, by the energy counters of NVML.
 
     Raises:
-        ImportError: pynvml, which the extra `energy` brings, is not installed.
-        OSError: there is no driver, no GPU, or one without a counter.
+        ImportError: Raised where pynvml, which the extra `energy` installs, is missing.
+        OSError: Raised where there is no driver, no GPU, or a GPU without a counter.
     """
 
     by = "NVML"
@@ -167,7 +170,7 @@ class Gpus:
             raise OSError("NVML: no GPU")
 
     def joules(self) -> float:
-        """Energy since the reading before."""
+        """Energy in joules since the last reading."""
         before, self._before = self._before, self._millijoules()
         return (self._before - before) / 1e3
 
@@ -176,12 +179,12 @@ class Gpus:
 
 
 def meters() -> list[Meter]:
-    """The processors, the memory and, where their counters can be read, the GPUs of this machine."""
-    found: list[Meter] = []
+    """Meters of the processors and the memory of this machine and, where their counters can be read, of its GPUs."""
+    parts: list[Meter] = []
     try:
-        found.append(Rapl())
+        parts.append(Rapl())
     except (OSError, ValueError):
-        found.append(Load())
+        parts.append(Load())
     with suppress(ImportError, OSError):
-        found.append(Gpus())
-    return [*found, Memory()]
+        parts.append(Gpus())
+    return [*parts, Memory()]

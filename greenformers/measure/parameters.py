@@ -6,13 +6,13 @@ from torch import nn
 def parameters(module: nn.Module) -> int:
     """Count the numbers in the parameters of `module`, trainable or frozen; tied or shared ones count once.
 
-    Buffers are not parameters and are not counted.
+    Buffers are no parameters and do not count.
     """
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Bytes of the weights as saved: tied ones count once, buffers that are not saved do not."""
+    """Bytes of the weights as saved: tied ones count once, and buffers count where they are saved."""
     saved = model.state_dict().keys()
     tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

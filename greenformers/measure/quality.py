@@ -1,4 +1,4 @@
-"""Accuracy, and whether a difference of two accuracies is more than noise."""
+"""Accuracy, and a test of whether the difference of two accuracies is more than noise."""
 
 from __future__ import annotations
 
@@ -12,24 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-IGNORED = -100  # the label by which Hugging Face marks a position that is not scored
+IGNORED = -100
+"""Label by which Hugging Face marks a position that is not scored."""
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
     """Percentage of labels that are predicted.
 
     Args:
-        outputs: logits (..., C), or predicted classes (...) as whole numbers.
-        labels: classes (...); positions labelled -100 are left out.
+        outputs: Logits (..., C), or predicted classes (...) as whole numbers.
+        labels: Classes (...); positions labelled -100 are left out.
 
     Raises:
-        ValueError: the shapes do not fit, a logit is nan, or there is no label.
+        ValueError: Raised where the shapes do not fit, a logit is nan, or there is no label.
     """
     return 100 * correct(outputs, labels).double().mean().item()
 
 
 def correct(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Tell which labels are predicted: booleans (L,), one per label not -100. Arguments as in `accuracy`."""
+    """Tell which labels are predicted: booleans (L,), one for each label that is not -100.
+
+    Args:
+        outputs: Logits (..., C), or predicted classes (...) as whole numbers.
+        labels: Classes (...); positions labelled -100 are left out.
+
+    Raises:
+        ValueError: Raised where the shapes do not fit, a logit is nan, or there is no label.
+    """
     if outputs.shape == labels.shape and not outputs.is_floating_point():
         predictions = outputs
     elif outputs.shape[:-1] == labels.shape and outputs.is_floating_point():
@@ -68,24 +77,23 @@ def predict(
     `logits`.
 
     Args:
-        model: the model.
-        dataset: dicts of one example each.
-        batch_size: examples a batch.
-        labels: the key of the labels in a batch.
-        collate: makes a batch (a dict of tensors) of a list of examples; by default they are stacked.
-        device: where batches go; by default where the model's first parameter is.
+        model: Model to predict with.
+        dataset: Data set of examples, each a dict.
+        batch_size: Examples in a batch.
+        labels: Key of the labels in a batch.
+        collate: Function that makes a batch, a dict of tensors, from a list of examples; by default they are stacked.
+        device: Device that batches are moved to; by default that of the model's first parameter.
 
     Returns:
         Predicted classes (S, ...) and labels (S, ...), S examples in the order of the data set, on the CPU.
 
     Raises:
-        ValueError: the data set is empty, the batches have no such labels, or a logit is nan.
+        ValueError: Raised where the data set is empty, the batches lack the labels, or a logit is nan.
     """
     if device is None:
         device = next(model.parameters()).device
     predictions, truths = [], []
-    # Not inference_mode: what a model keeps from it (a table of positions, say) could not be trained with
-    # later.
+    # Not inference_mode: tensors that a model stores in it, as its position encodings, could not be trained with later.
     with evaluating(model), torch.no_grad():
         for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
             if labels not in batch:
@@ -100,8 +108,8 @@ def predict(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode in a `with` block; afterwards every module is in the mode it was in."""
-    # Module by module: model.train() afterwards would also wake parts that were kept in evaluation mode.
+    """In a `with` block, put a model into evaluation mode; afterwards every module is in the mode it was in."""
+    # Module by module: model.train() afterwards would also train modules that were in evaluation mode before.
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -116,21 +124,21 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """Compare accuracies on the same examples: a minus b with a confidence interval, in percentage points.
 
-    Only the examples that one of them gets right and the other wrong tell them apart. The interval is that of
+    Only the examples that one model gets right and the other wrong tell them apart. The interval is that of
     Bonett and Price 2012, "Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
     on Paired Data", Journal of Educational and Behavioral Statistics 37(4). Unlike a bootstrap's, it has a
     width even where a and b agree on every example.
 
     Args:
-        correct_a: (L,), whether a is right, by example (see `correct`).
-        correct_b: (L,), whether b is right, in the same order.
-        confidence: the share of such intervals that hold the true difference, between 0 and 1.
+        correct_a: Examples that model a gets right, booleans (L,), see `correct`.
+        correct_b: Examples that model b gets right, booleans (L,), in the same order.
+        confidence: Share of such intervals that hold the true difference, between 0 and 1.
 
     Returns:
-        The difference, and the low and high end of its interval; with 0 between them it is within noise.
+        The difference, and the low and high end of its interval; where 0 lies between them, it is within noise.
 
     Raises:
-        ValueError: the examples differ in number, there are none, or confidence is not between 0 and 1.
+        ValueError: Raised where the examples differ in number, there are none, or confidence is not between 0 and 1.
     """
     a, b = torch.as_tensor(correct_a, dtype=torch.bool), torch.as_tensor(correct_b, dtype=torch.bool)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
@@ -138,7 +146,7 @@ def paired_difference(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     only_a, only_b, n = int((a & ~b).sum()), int((b & ~a).sum()), len(a)
-    # One more example of each kind of disagreement: the adjustment.
+    # The adjustment of the interval: one more example of each kind of disagreement.
     p_a, p_b = (only_a + 1) / (n + 2), (only_b + 1) / (n + 2)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     half = z * sqrt((p_a + p_b - (p_a - p_b) ** 2) / (n + 2))

@@ -15,7 +15,7 @@ from pathlib import Path
 from greenformers.measure.tables import rows
 
 PER_THREAD = 4.0
-"""Watts of a hardware thread, of a processor that is not in the table."""
+"""Watts of each hardware thread of a processor that the list of rated powers lacks."""
 IDLE = 0.1
 """Share of the rated power that an idle processor draws."""
 
@@ -32,27 +32,27 @@ def processor_watts(rated: float, load: float) -> float:
 
 @cache
 def rated_watts(model: str, threads: int, sockets: int = 1) -> float:
-    """Rated power of all processors of a machine, in watts; of a model that is not in the table, by its threads.
+    """Rated power of all processors of a machine, in watts; by their threads where the list lacks the model.
 
     Args:
         model: Name of the processor, as the system gives it.
         threads: Hardware threads of the machine.
         sockets: Processors of the machine.
     """
-    watts = _in_table(model)
+    watts = _listed_watts(model)
     return sockets * (PER_THREAD * threads if watts is None else watts)
 
 
-def _in_table(model: str) -> float | None:
-    """Rated power of a model: of its full name, or of the one name whose words are among the model's or hold them."""
-    table = {name.lower(): float(watts) for name, watts in reversed(rows("cpu_watts"))}
+def _listed_watts(model: str) -> float | None:
+    """Rated power by the model's full name, or by the only name whose words are among the model's, or include them."""
+    by_name = {name.lower(): float(watts) for name, watts in reversed(rows("cpu_watts"))}
     plain = re.sub(r" CPU @ .*| CPU| @\s*\d+\.\d+GHz", "", model.replace("(R)", ""))
     for name in (model.lower(), plain.lower()):
-        if name in table:
-            return table[name]
+        if name in by_name:
+            return by_name[name]
     words = _words(plain)
-    alike = {name for name in table if words and (_words(name) <= words or words <= _words(name))}
-    return table[alike.pop()] if len(alike) == 1 else None
+    alike = {name for name in by_name if words and (_words(name) <= words or words <= _words(name))}
+    return by_name[alike.pop()] if len(alike) == 1 else None
 
 
 def _words(name: str) -> set[str]:
@@ -60,15 +60,15 @@ def _words(name: str) -> set[str]:
 
 
 def memory_watts(gib: float, *, arm: bool) -> float:
-    """Power of the memory of a machine, in watts: the more modules, the less each.
+    """Power of the memory of a machine, in watts; a module takes less, the more there are.
 
     Args:
-        gib: Its size, in GiB.
-        arm: Whether the processor is an ARM one, whose modules take less.
+        gib: Size of the memory, in GiB.
+        arm: Whether the processor is an ARM one, whose memory modules take less.
     """
     each = 1.5 if arm else 5.0
     modules = _modules(gib)
-    # Of the first 4 modules all of it, of the next ones 90 %, 80 % and 70 %.
+    # The first 4 modules count in full, the next ones 90 %, 80 % and 70 %.
     steps = ((4, 1.0), (8, 0.9), (16, 0.8), (math.inf, 0.7))
     total, counted = 0.0, 0.0
     for end, share in steps:
@@ -78,7 +78,7 @@ def memory_watts(gib: float, *, arm: bool) -> float:
 
 
 def _modules(gib: float) -> int:
-    """How many modules so much memory usually is."""
+    """Usual number of modules of a memory of so many GiB."""
     for limit, count in ((2, 1), (16, 2), (64, 4), (128, 8)):
         if gib <= limit:
             return count
@@ -88,7 +88,7 @@ def _modules(gib: float) -> int:
 
 @cache
 def processor() -> str:
-    """The name of this machine's processor, or of its architecture."""
+    """Name of this machine's processor, or of its architecture."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -99,8 +99,8 @@ def processor() -> str:
 
 @cache
 def sockets() -> int:
-    """How many processors this machine has; 1 where the system does not say."""
-    return _sockets(_said_by("lscpu"))
+    """Number of processors of this machine; 1 where the system does not tell it."""
+    return _sockets(_output_of("lscpu"))
 
 
 def _sockets(lines: Iterable[str]) -> int:
@@ -108,7 +108,7 @@ def _sockets(lines: Iterable[str]) -> int:
     return int(counts[0]) if counts and counts[0].isdigit() else 1
 
 
-def _said_by(command: str) -> list[str]:
+def _output_of(command: str) -> list[str]:
     try:
         return subprocess.run([command], capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Character and word error rate, and whether a difference is more than noise. Bisani and Ney 2004 (the bootstrap)."""
+"""Character and word error rate, and their confidence intervals by bootstrap. Bisani and Ney 2004 (the bootstrap)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from greenformers import _extras
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """How well a corpus is recognised, its utterances taken together.
+    """Error rates of transcripts, of all utterances of a corpus together.
 
     White space around an utterance does not count. A space inside is a character: text without spaces, as Chinese,
-    is one word an utterance, and its "wer" the share of utterances with an error.
+    is one word an utterance, and its "wer" is the share of utterances with an error.
+
+    Args:
+        hypotheses: Transcripts, by utterance.
+        references: True texts, in the same order.
 
     Returns:
-        "cer" and "wer": edits over characters, and words, of the references, in percent, above 100 if too much was
-        said; "mean_length": characters of a hypothesis, on average.
+        "cer" and "wer": edits over characters, and words, of the references, in percent, above 100 where hypotheses
+        are much too long; "mean_length": mean number of characters of a hypothesis.
 
     Raises:
-        ValueError: the numbers of hypotheses and references differ, there is none, or a reference is empty.
-        MissingExtraError: jiwer is not installed.
+        ValueError: Raised where hypotheses and references differ in number, there are none, or a reference is empty.
+        MissingExtraError: Raised where jiwer is not installed.
     """
     characters = _aligned(hypotheses, references)
     words = needed().process_words(list(references), list(hypotheses))
@@ -36,13 +40,18 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, fl
 def edits(
     hypotheses: Sequence[str], references: Sequence[str], unit: Literal["character", "word"] = "character"
 ) -> tuple[Tensor, Tensor]:
-    """Characters, or words, to insert, delete or substitute, and those of the reference: both (n,), for n utterances.
+    """Edits (insertions, deletions and substitutions), and lengths of the references: both (n,), for n utterances.
+
+    Args:
+        hypotheses: Transcripts, by utterance.
+        references: True texts, in the same order.
+        unit: Unit of edits and lengths.
 
     Raises:
-        ValueError, ImportError: as `scores`.
+        ValueError, MissingExtraError: Raised as by `scores`.
     """
     aligned = _aligned(hypotheses, references, unit)
-    # An insertion spans nothing of the reference, a deletion nothing of the hypothesis.
+    # The span of an insertion in the reference is empty, and that of a deletion in the hypothesis.
     counts = [
         sum(
             max(part.ref_end_idx - part.ref_start_idx, part.hyp_end_idx - part.hyp_start_idx)
@@ -55,9 +64,9 @@ def edits(
 
 
 def plain_words(text: str) -> str:
-    """A text in small letters without punctuation, as corpora of speech and models write it differently.
+    """A text in small letters without punctuation, in which corpora of speech and models differ.
 
-    A text of nothing else stays as it is.
+    A text that is punctuation alone stays as it is.
     """
     bare = " ".join(re.sub(r"[^\w\s']", " ", text.casefold()).split())
     return bare or text
@@ -69,16 +78,16 @@ def bootstrap(
     """Give the 95 % interval of the character error rate, in percent, by drawing utterances with replacement.
 
     Args:
-        edits: (n,), of `edits`.
-        lengths: (n,), of `edits`.
-        groups: what each utterance belongs to, as its speaker: whole groups are drawn then, for utterances of one
-            speaker are not independent.
-        draws: how many corpora are drawn.
-        seed: of the draws.
+        edits: Edits of each utterance (n,), see `edits`.
+        lengths: Characters of each reference (n,), see `edits`.
+        groups: Group of each utterance, as its speaker; whole groups are drawn then, as utterances of one speaker are
+            not independent.
+        draws: Number of corpora that are drawn.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: the shapes do not fit, a length is below 1, there are fewer than 2 utterances or groups to draw
-            from, an utterance has no group, or draws is below 1.
+        ValueError: Raised where the shapes do not fit, a length is below 1, there are fewer than 2 utterances or groups
+            to draw from, an utterance has no group, or draws is below 1.
     """
     _check(edits, lengths, groups, draws)
     wrong, written = edits.double(), lengths.double()
@@ -102,18 +111,18 @@ def bootstrap_difference(
     draws: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Give the 95 % interval of how much higher the error rate of a is than that of b, in points, on the same draws.
+    """Give the 95 % interval of the error rate of a less that of b, in percentage points, on the same draws.
 
     Args:
-        edits_a: (n,), of one model.
-        edits_b: (n,), of another on the same utterances.
-        lengths: (n,), of these.
-        groups: as `bootstrap`.
-        draws: as `bootstrap`.
-        seed: as `bootstrap`.
+        edits_a: Edits of model a, by utterance (n,).
+        edits_b: Edits of model b on the same utterances (n,).
+        lengths: Characters of each reference (n,).
+        groups: Group of each utterance, as its speaker; whole groups are drawn then.
+        draws: Number of corpora that are drawn.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: as `bootstrap`.
+        ValueError: Raised where `edits_a` and `edits_b` differ in shape, or as by `bootstrap`.
     """
     if edits_a.shape != edits_b.shape:
         raise ValueError(f"edits must be of the same utterances, got {tuple(edits_a.shape)} and {tuple(edits_b.shape)}")
@@ -144,7 +153,7 @@ def _summed(values: Tensor, groups: Sequence[str]) -> Tensor:
 
 
 def _aligned(hypotheses: Sequence[str], references: Sequence[str], unit: str = "character") -> Any:
-    """What jiwer finds out about the characters, or words."""
+    """Alignment of hypotheses and references by jiwer, in characters or words."""
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"there must be as many references as hypotheses, got {len(references)} and {len(hypotheses)}")
     for place, reference in enumerate(references):
@@ -158,6 +167,6 @@ def needed() -> ModuleType:
     """jiwer, which counts the errors.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: Raised where jiwer is not installed.
     """
     return _extras.needed("the error rate of transcripts", "speech", "jiwer")

@@ -1,4 +1,4 @@
-"""One measured figure, as one line of JSON. Rule 9 of the house: measured, not claimed."""
+"""Records: measured figures, each one line of JSON with its setting, its source and its context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from greenformers.measure.contexts import fold, unfold
 
 
 class Metric(NamedTuple):
-    """What a figure means: a label for people, its unit, and whether less of it is better."""
+    """Meaning of a figure.
+
+    Attributes:
+        label: Name of the metric, for people.
+        unit: Unit of the figure; empty where it has none.
+        less_is_better: Whether a smaller figure is better.
+    """
 
     label: str
     unit: str
@@ -82,23 +88,24 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One figure of one variant in one setting. `Record.of` makes one whose unit is the table's, and checks the figure.
+    """One figure of one variant in one setting. `Record.of` takes the unit from `METRICS`, and checks the figure.
 
     Attributes:
-        benchmark: what was run ("compare", "layer_speed").
-        variant: what it was run on ("transformer", "lrt+linformer").
-        setting: what tells this figure from its siblings ({"length": 4096, "batch": 1}).
-        metric: a key of `METRICS`.
-        value: the figure, in `unit`.
-        unit: its unit.
-        spread: interquartile range of repeated measurements, in `unit`; of `bench` their whole range.
-        ratio: how many times better than variant `to` in the same setting (2.0: half the cost, or twice the score).
-        to: the variant `ratio` compares with.
-        interval: where a paired test was made, the low and high end of the 95 % confidence interval of `value` minus
-            the value of `to`, in `unit`; a difference with 0 between them is within noise.
+        benchmark: Name of the benchmark that was run ("compare", "layer_speed").
+        variant: Name of the variant that it was run on ("transformer", "lrt+linformer").
+        setting: Setting that tells this figure from others of the variant ({"length": 4096, "batch": 1}).
+        metric: Name of the metric, a key of `METRICS`.
+        value: The figure, in `unit`.
+        unit: Unit of the figure.
+        spread: Interquartile range of repeated measurements, in `unit`; their whole range in records of `bench`.
+        ratio: Factor by which the figure is better than that of variant `to` in the same setting (2.0: half the cost,
+            or twice the score).
+        to: Name of the variant that `ratio` compares with.
+        interval: Low and high end of the 95 % confidence interval of `value` minus the value of `to`, in `unit`, where
+            a paired test was made; a difference with 0 between them is within noise.
         source: "measured", "counted" (parameters, FLOPs) or "estimated" (energy without a power meter).
-        by: what an energy was measured or estimated by, see `measure.energy.EnergyMeter`; of other figures None.
-        context: versions, machine, seed, command and time.
+        by: Sources of an energy, in words, see `measure.energy.EnergyMeter`; None for other figures.
+        context: Versions, machine, seed, command and time.
     """
 
     benchmark: str
@@ -135,7 +142,7 @@ class Record:
         """A record of a metric of `METRICS`, in its unit. The fields are those of `Record`.
 
         Raises:
-            ValueError: the metric is not in the table, or the value is not a finite number.
+            ValueError: Raised where the metric is not in `METRICS`, or the value is not a finite number.
         """
         record = cls(
             benchmark, variant, dict(setting or {}), metric, value, metric_of(metric).unit, spread, ratio, to,
@@ -146,10 +153,10 @@ class Record:
 
 
 def metric_of(name: str) -> Metric:
-    """What the table says of a metric.
+    """The entry of a metric in `METRICS`.
 
     Raises:
-        ValueError: the metric is not in the table; the message names the closest ones.
+        ValueError: Raised where `METRICS` lacks the metric; the message names the closest ones.
     """
     if name not in METRICS:
         close = get_close_matches(name, METRICS, n=3, cutoff=0.4)
@@ -159,7 +166,7 @@ def metric_of(name: str) -> Metric:
 
 
 def _check(record: Record) -> None:
-    """Raise a ValueError where metric, unit or value of a record are not what the table asks for."""
+    """Raise a ValueError where metric, unit or value of a record do not fit `METRICS`."""
     unit = metric_of(record.metric).unit
     if record.unit != unit:
         raise ValueError(f"unit of {record.metric} must be {unit!r}, got {record.unit!r}")
@@ -168,10 +175,10 @@ def _check(record: Record) -> None:
 
 
 def _check_ratios(records: Sequence[Record]) -> None:
-    """Raise a ValueError where a ratio calls better what is worse by the table's direction of the metric.
+    """Raise a ValueError where a ratio calls a figure better that is worse by the metric's direction, or the reverse.
 
-    Compared are records with the one record of the variant they name, in the same setting. A ratio of rounds may lie
-    on the other side of 1 than that of medians: what either puts within a tenth of 1 is let pass.
+    Each record is compared with the only record of variant `to` in the same setting. A ratio of rounds may lie on the
+    other side of 1 than that of medians: where either is within a tenth of 1, the record passes.
     """
 
     def key(record: Record, variant: str) -> str:
@@ -197,8 +204,13 @@ def _times_better(metric: str, value: float, reference: float) -> float:
 
 
 def context(command: str, seed: int) -> dict[str, Any]:
-    """Versions, machine, seed, command and time that a figure depends on. Names no host and no path."""
-    # Not above: --help reads this file, and answers at once.
+    """Versions, machine, seed, command and time that a figure depends on. It names no host and no path.
+
+    Args:
+        command: Command line, as typed.
+        seed: Seed of the run.
+    """
+    # Not above: --help imports this file, and answers at once.
     import platform
     from importlib.metadata import version
 
@@ -219,9 +231,9 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
     """The same records, each with its ratio to variant `to` in the same setting, where that was measured.
 
     Args:
-        records: any.
-        to: the variant the others are compared with.
-        across: keys of settings in which that variant may differ, "rank" say, which a dense network has none of.
+        records: Records of any metrics and settings.
+        to: Name of the variant that the others are compared with.
+        across: Keys of settings in which that variant may differ, such as "rank", which a dense network lacks.
     """
 
     def key(record: Record) -> tuple[str, str, str]:
@@ -242,18 +254,22 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
 def append(path: str | Path, records: Iterable[Record]) -> None:
     """Add records to a JSONL file, each context once (see `contexts`). If the disk fills, the file is left as it was.
 
+    Args:
+        path: File of records; it and its folder are made where they are missing.
+        records: Records to add.
+
     Raises:
-        ValueError: a record's metric or unit is not the table's, its value is not a finite number, or its ratio runs
-            against the metric's direction; nothing is written then.
-        OSError: the file cannot be written.
+        ValueError: Raised where a record's metric or unit does not fit `METRICS`, its value is not a finite number, or
+            its ratio runs against the metric's direction; nothing is written then.
+        OSError: Raised where the file cannot be written.
     """
     path, records = Path(path), list(records)
     for record in records:
         _check(record)
     _check_ratios(records)
     path.parent.mkdir(exist_ok=True)
-    known = _contexts(path) if path.is_file() else ()
-    text = "".join(json.dumps(row) + "\n" for row in fold(map(asdict, records), known))
+    ids = _contexts(path) if path.is_file() else ()
+    text = "".join(json.dumps(row) + "\n" for row in fold(map(asdict, records), ids))
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -262,7 +278,7 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError as error:
-            if path.is_file():  # a device has nothing to take back
+            if path.is_file():  # a device cannot be truncated
                 os.truncate(path, before)
             raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -271,8 +287,8 @@ def read(path: str | Path) -> list[Record]:
     """All records of a JSONL file.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is not a record, or its metric, unit or value is not what `METRICS` asks for; the message
+        OSError: Raised where the file cannot be read.
+        ValueError: Raised where a line is no record, or its metric, unit or value does not fit `METRICS`; the message
             names the file and the line.
     """
     records: list[Record] = []
@@ -300,6 +316,6 @@ def _contexts(path: Path) -> set[str]:
 
 
 def newest(records: Sequence[Record]) -> list[Record]:
-    """Of each benchmark, the records of its last run: those that share the time of its last record."""
+    """The records of each benchmark's last run: those that share the time of its last record."""
     last = {record.benchmark: record.context.get("time") for record in records}
     return [record for record in records if record.context.get("time") == last[record.benchmark]]

@@ -1,4 +1,4 @@
-"""What a call would do, operation by operation, without doing it: on tensors that have a shape and no content."""
+"""Work of a call, counted operation by operation without doing it: on tensors that have a shape and no content."""
 
 import weakref
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from greenformers._torch import OperatorWatch, fake_tensors, leaves, operators
 from greenformers.attention._tiled_op import amount
 
 NARROW = 64
-"""Products with a side below this run at a lower rate."""
+"""Matrix products with a side below this run at a lower rate."""
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
@@ -21,7 +21,7 @@ TILED = (torch.ops.greenformers.tiled, torch.ops.greenformers.tiled_backward)
 FREE = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, operators.unchecked_view, torch.ops.prim.device,
 }  # fmt: skip
-"""Make no time: nothing is read or written, or, as the last, only tensors without content ask it."""
+"""Operators that take no time: they read and write nothing or, as the last, exist only without content."""
 EXPONENTIAL = {
     aten.exp, aten.exp_, aten.softmax, operators.softmax, operators.safe_softmax, operators.softmax_backward, aten.gelu,
     aten.gelu_backward, aten.sigmoid, aten.sigmoid_, aten.tanh, aten.sin, aten.cos, aten.pow, aten.logsumexp,
@@ -31,7 +31,7 @@ GATHERING = {
     aten.index_add, aten.index_add_, aten.index_put, aten.index_put_, operators.index_put, aten.embedding, aten.roll,
     aten.cumsum, aten.slice_backward, aten.select_backward, aten.tril, aten.tril_,
 }  # fmt: skip
-"""Not in the order of memory, or one entry after the other."""
+"""Operators that read or write memory out of order, or one entry after the other."""
 SORTING = {aten.sort, aten.topk, aten.argsort}
 
 
@@ -40,16 +40,18 @@ class Work:
     """Sums over all operations of a call.
 
     Attributes:
-        wide, narrow: FLOPs of matrix products, by their smaller inner or outer side.
+        wide: FLOPs of matrix products whose sides are all `NARROW` or more.
+        narrow: FLOPs of matrix products with a smaller side.
         batched: FLOPs of batched matrix products.
-        moved: bytes read and written by matrix products.
+        moved: Bytes read and written by matrix products.
         attention: FLOPs of fused attention.
-        scores: entries of its matrices.
-        exponential, gathered, sorted: bytes read and written by exponentials and their like, by operations that gather
-            or scatter, and by sorting.
-        elementwise: bytes read and written by all other operations.
-        operations: how many there are that are no views.
-        peak: most bytes of tensors that live at once, above those at the start.
+        scores: Number of scores of fused attention.
+        exponential: Bytes read and written by exponentials, softmax and other costly functions of single entries.
+        gathered: Bytes read and written by operations that gather or scatter.
+        sorted: Bytes read and written by sorting.
+        elementwise: Bytes read and written by all other operations.
+        operations: Number of operations that are no views.
+        peak: Largest number of bytes of tensors that live at once, above those at the start.
     """
 
     wide: float = 0.0
@@ -71,7 +73,7 @@ class Work:
     )  # fmt: skip
 
     def features(self) -> list[float]:
-        """What time is made of, in giga of each unit; operations in thousands."""
+        """Amounts that time depends on, in the order of `FEATURES`: 1e9 FLOPs, bytes or scores; 1e3 operations."""
         return [getattr(self, name) / (1e3 if name == "operations" else 1e9) for name in self.FEATURES]
 
 
@@ -82,29 +84,29 @@ class _Watch(OperatorWatch):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def saw(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
-        """Add the operator's work and memory."""
-        given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]  # an out= is no operand
-        made = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
-        for leaf in given:  # not made by an operation: it was there at the start
-            self.known.setdefault(leaf.untyped_storage(), 0)
-        self._hold(made)
+        """Add the work of an operator, and the bytes of its outputs."""
+        inputs = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]  # an out= is no operand
+        outputs = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
+        for leaf in inputs:  # no operation returned it: it was there at the start
+            self.sizes.setdefault(leaf.untyped_storage(), 0)
+        self._hold(outputs)
         if operator.overloadpacket is operators.safe_softmax:
-            # Within it there is a mask of rows that are -inf throughout.
-            self.work.peak = max(self.work.peak, self.live + made[0].numel())
+            # Within it a mask marks the rows that are -inf throughout.
+            self.work.peak = max(self.work.peak, self.live + outputs[0].numel())
         if not operator.is_view and operator.overloadpacket not in FREE:
-            self._count(operator.overloadpacket, arguments, given, made)
+            self._count(operator.overloadpacket, arguments, inputs, outputs)
 
-    def _count(self, kind: Any, args: Any, given: list[Tensor], made: list[Tensor]) -> None:
+    def _count(self, kind: Any, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         work = self.work
         work.operations += 1
-        size = sum(leaf.numel() * leaf.element_size() for leaf in [*given, *made])
+        size = sum(leaf.numel() * leaf.element_size() for leaf in [*inputs, *outputs])
         if kind in PRODUCTS:
-            # In inference_mode operators that are made of others arrive whole: linear, with its bias last.
-            left, right = (given[0], given[1].mT) if kind is aten.linear else given[-2:]
-            flops = 2.0 * made[0].numel() * left.shape[-1]  # either side may be broadcast
+            # In inference_mode composite operators are not split: linear has its bias last.
+            left, right = (inputs[0], inputs[1].mT) if kind is aten.linear else inputs[-2:]
+            flops = 2.0 * outputs[0].numel() * left.shape[-1]  # either side may be broadcast
             if right.dim() > 2:
                 work.batched += flops
             elif min(left.numel() // left.shape[-1], *right.shape) < NARROW:
@@ -114,17 +116,17 @@ class _Watch(OperatorWatch):
             work.moved += size
         elif "scaled_dot_product" in str(kind):
             backward = "backward" in str(kind)
-            q, k = given[1:3] if backward else given[:2]
+            q, k = inputs[1:3] if backward else inputs[:2]
             scores = prod(q.shape[:-1]) * k.shape[-2]
             work.scores += scores
             work.attention += (10.0 if backward else 4.0) * scores * q.shape[-1]
         elif kind in TILED:
-            found, backward = amount(args), kind is TILED[1]
-            work.batched += found.flops
-            work.moved += 4.0 * (found.operands + found.scores * (5 if backward else 2))
-            # Reads and writes of each score, and operations of a slice, as counted on the engine itself.
-            work.elementwise += 4.0 * found.scores * (13 if backward else 10)
-            work.operations += found.slices * (37 if backward else 17)
+            tiled, backward = amount(args), kind is TILED[1]
+            work.batched += tiled.flops
+            work.moved += 4.0 * (tiled.operands + tiled.scores * (5 if backward else 2))
+            # Reads and writes of each score, and operations of a slice, were counted in the operator itself.
+            work.elementwise += 4.0 * tiled.scores * (13 if backward else 10)
+            work.operations += tiled.slices * (37 if backward else 17)
         elif kind in EXPONENTIAL:
             work.exponential += size
         elif kind in GATHERING:
@@ -134,12 +136,12 @@ class _Watch(OperatorWatch):
         else:
             work.elementwise += size
 
-    def _hold(self, made: list[Tensor]) -> None:
-        for leaf in made:
+    def _hold(self, outputs: list[Tensor]) -> None:
+        for leaf in outputs:
             storage = leaf.untyped_storage()
-            if storage not in self.known:
+            if storage not in self.sizes:
                 size = storage.nbytes()
-                self.known[storage] = size
+                self.sizes[storage] = size
                 self.live += size
                 weakref.finalize(storage, self._release, size)
         self.work.peak = max(self.work.peak, self.live)
@@ -152,16 +154,16 @@ def trace(build: Callable[[], nn.Module], shape: tuple[int, ...], *, training: b
     """The work of a forward pass, in training of a forward and a backward pass.
 
     Args:
-        build: makes the module.
-        shape: of its input.
-        training: with gradients.
-        device: on which it would run; its kernels are those counted.
+        build: Function that makes the module.
+        shape: Shape of the module's input.
+        training: Whether there is a backward pass.
+        device: Device that the module would run on, whose kernels are counted.
     """
     with fake_tensors(), torch.device(device):
         module = build().train(training)
         x = torch.empty(shape)
-        # What the module holds is no part of the peak; gradients are dropped within a step, and are.
-        # Not in inference_mode: there eager attention arrives whole, and what it holds within itself is not seen.
+        # Weights are no part of the peak; gradients are, as they live within a step alone.
+        # Not in inference_mode: there eager attention is one operator, and the tensors within it are not seen.
         with _Watch() as watch, torch.set_grad_enabled(training):
             out = module(x).sum()
             if training:

@@ -69,7 +69,7 @@ def measured_table(advice: Advice, model: str) -> Table:
         found.add_row(
             str(place), name_of(row.recipe), f"{_short(row.milliseconds)} ({_short(row.speed, 2)}x)",
             f"{_short(row.mib)} ({_short(row.smaller, 2)}x)", f"{_short(row.quality, 4)}{difference}",
-            f"{row.kept:.1%}", _short(row.co2, 2),
+            f"{row.quality_share:.1%}", _short(row.co2, 2),
         )  # fmt: skip
     return found
 
@@ -81,7 +81,7 @@ def words(advice: Advice, loss: float, model: str, texts: str) -> str:
         said = [f"None that keeps {100 * (1 - loss):g} % of the quality is faster than the model as it is."]
     else:
         said = [f"Advice: {_told(chosen, label)}.", command(chosen.recipe, model, texts, advice.setting)]
-    if first.speed >= MARGIN * chosen.speed and first.kept < 1 - loss:
+    if first.speed >= MARGIN * chosen.speed and first.quality_share < 1 - loss:
         further = command(healed(first.recipe, advice.setting), model, texts, advice.setting)
         said += [f"Faster still, to be healed first: {_told(first, label)}.", further]
     return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
@@ -93,5 +93,6 @@ def _short(value: float, digits: int = 3) -> str:
 
 def _told(row: Measured, label: str) -> str:
     return (
-        f"{name_of(row.recipe)}, {row.speed:.2g}x as fast, {row.smaller:.2g}x smaller, keeps {row.kept:.1%} ({label})"
+        f"{name_of(row.recipe)}, {row.speed:.2g}x as fast, {row.smaller:.2g}x smaller, "
+        f"keeps {row.quality_share:.1%} ({label})"
     )

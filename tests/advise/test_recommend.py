@@ -89,11 +89,11 @@ def test_what_needs_more_memory_is_refused_with_numbers() -> None:
     assert rows[: len(fits)] == fits
     assert fits
     for row in rows[len(fits) :]:
-        assert row.refused == f"needs {row.memory / 2**20:.0f} MiB, more than {limit / 2**20:.0f}"
+        assert row.refused == f"needs {row.memory / 2**20:.0f} MiB, more than {limit / 2**20:.0f} MiB"
         assert (row.memory > limit, row.reason) == (True, "")
     big = Need(Network(hidden=256, heads=2, feed_forward=1024, layers=2), 64, memory=2**20)
     (dense,) = advised(big, names=[])
-    assert dense.refused == f"needs {dense.memory / 2**20:.0f} MiB, more than 1"
+    assert dense.refused == f"needs {dense.memory / 2**20:.0f} MiB, more than 1 MiB"
     assert dense.memory > 6 * 2**20  # of weights alone
 
 
@@ -121,9 +121,9 @@ def test_sizes_out_of_range() -> None:
 def test_measured_times_are_taken_only_of_this_very_cell() -> None:
     cell = Cell("lrt", 4, 64)
     same = Record("bench", "lrt", setting(cell, NETWORK, How(tokens=128)), "latency", 5.0, "ms")
-    first, *_ = advised(names=["lrt"], known=[replace(same, value=1e-9)])
+    first, *_ = advised(names=["lrt"], records=[replace(same, value=1e-9)])
     assert (first.cell, first.seconds, first.evidence) == (cell, pytest.approx(1e-12), "measured here")
-    rows = by_name(advised(names=["lrt"], known=[replace(same, value=9.0), same]))
+    rows = by_name(advised(names=["lrt"], records=[replace(same, value=9.0), same]))
     assert rows["lrt 4"].seconds == pytest.approx(0.005)  # the last
     assert [name for name, row in rows.items() if row.evidence == "measured here"] == ["lrt 4"]
     others = [
@@ -135,26 +135,30 @@ def test_measured_times_are_taken_only_of_this_very_cell() -> None:
             {"causal": True}, {"compiled": True}, {"slots": {"residual": "pre"}},
         )),
     ]  # fmt: skip
-    assert {row.evidence for row in advised(names=["lrt"], known=others)} == {"interpolated"}
-    training = advised(replace(NEED, mode="training"), names=["lrt"], known=[same, replace(same, metric="train_step")])
+    assert {row.evidence for row in advised(names=["lrt"], records=others)} == {"interpolated"}
+    training = advised(
+        replace(NEED, mode="training"), names=["lrt"], records=[same, replace(same, metric="train_step")]
+    )
     assert by_name(training)["lrt 4"].evidence == "measured here"
 
 
 def test_where_products_alone_cost_lrt_is_always_ahead() -> None:
     words = finding(WIDE, priced(wide=1.0), 16)
-    assert words.startswith("At rank 16, of N 128 to 4096, LRT is ahead of Linformer up to N 4096 (thesis: 512; ")
-    assert "the change is later here" in words
+    assert words.startswith(
+        "At rank 16 and N 128 to 4096, the Low-Rank Transformer is faster than Linformer up to N 4096 (up to N 512 in "
+    )
+    assert "Cahyawijaya 2021: the change is later here)" in words
 
 
 def test_where_scores_alone_cost_linformer_is_always_ahead() -> None:
     assert finding(WIDE, priced(scores=1.0), 16) == (
-        "At rank 16, of N 128 to 4096, LRT is ahead of Linformer at no length (thesis: 512; the change is earlier "
-        "here); fastest are both together from N 128."
+        "At rank 16 and N 128 to 4096, the Low-Rank Transformer is faster than Linformer at no length (up to N 512 in "
+        "Cahyawijaya 2021: the change is earlier here). Both together are the fastest from N 128."
     )
 
 
-@pytest.mark.parametrize(("last", "holds"), [(256, "is earlier here"), (512, "holds"), (1024, "is later here")])
-def test_the_length_of_the_change_is_found(last: int, holds: str) -> None:
+@pytest.mark.parametrize(("last", "place"), [(256, "earlier"), (512, "the same"), (1024, "later")])
+def test_the_length_of_the_change_is_found(last: int, place: str) -> None:
     at = []
     for length in (last, 2 * last):
         batch = max(1, WIDE.length * WIDE.batch // length)
@@ -164,12 +168,13 @@ def test_the_length_of_the_change_is_found(last: int, holds: str) -> None:
         at.append((linformer[wide] - lrt[wide]) / (lrt[scores] - linformer[scores]))
     prices = priced(wide=1.0, scores=math.sqrt(at[0] * at[1]))
     words = finding(WIDE, prices, 16)
-    assert f"ahead of Linformer up to N {last} (thesis: 512; the change {holds});" in words
+    change = f"(up to N 512 in Cahyawijaya 2021: the change is {place} here)"
+    assert f"faster than Linformer up to N {last} {change}." in words
 
 
 def test_lengths_below_the_rank_are_left_out() -> None:
     wide = Need(Network(hidden=512, heads=2, feed_forward=512, layers=1), 64)
-    assert finding(wide, ALL, 200).startswith("At rank 200, of N 256 to 4096")
+    assert finding(wide, ALL, 200).startswith("At rank 200 and N 256 to 4096")
     wide = replace(wide, network=Network(hidden=5120, heads=2, feed_forward=5120, layers=1))
     assert finding(wide, ALL, 5000) == "At rank 5000 no length is long enough for Linformer."
 

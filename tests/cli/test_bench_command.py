@@ -169,7 +169,7 @@ def test_advice_is_a_table_and_a_sentence(
     out = lines(capsys)
     assert f"{task.capitalize()}: 2 x 16 tokens, d 8, 2 heads, f 16, 1 layers" in out
     assert "from 48 calls measured on this machine, median error 4 %" in out
-    assert re.search(r"At rank 2, of N 128 to 4096, LRT is ahead of Linformer .* fastest are both together", out)
+    assert re.search(r"At rank 2 and N 128 to 4096, the Low-Rank Transformer is faster than Linformer .* together", out)
     assert "what the others" in out
     assert "measured here" not in out
 
@@ -189,7 +189,9 @@ def test_advice_is_as_long_as_asked_for_and_names_the_dense_network(
 @pytest.mark.usefixtures("prices", "few")
 def test_advice_for_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, *ADVISE, "--causal") == 0
-    assert "The thesis' choice between LRT and Linformer does not arise:" in lines(capsys)
+    assert "The choice between the Low-Rank Transformer and Linformer (Cahyawijaya 2021) does not arise:" in lines(
+        capsys
+    )
 
 
 @pytest.mark.usefixtures("prices", "few")
@@ -244,7 +246,7 @@ def test_of_ranks_wider_than_the_network_dense_is_left(
     assert run(monkeypatch, *ADVISE, "--ranks", "64") == 0
     shown = capsys.readouterr().out
     assert "transformer" in shown
-    assert "At rank 8," in shown
+    assert "At rank 8 and N" in shown
 
 
 def test_a_file_of_other_records_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

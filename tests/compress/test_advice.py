@@ -22,10 +22,10 @@ from greenformers.advise.checkpoint import (
     Recipe,
     Setting,
     advise,
+    changed_copy,
     command,
     halves,
     healed,
-    made,
     name_of,
     recipes,
     usual,
@@ -93,7 +93,7 @@ def check(advice: Advice, metric: str, names: Sequence[str], impossible: Sequenc
     assert possible == sorted(possible, key=lambda row: row.milliseconds)
     assert [name_of(row.recipe) for row in advice.rows[len(names) :]] == list(impossible)
     dense = rows["as it is"]
-    assert (dense.kept, dense.speed, dense.smaller, dense.interval) == (1.0, 1.0, 1.0, None)
+    assert (dense.quality_share, dense.speed, dense.smaller, dense.interval) == (1.0, 1.0, 1.0, None)
     for row in possible:
         assert row.speed == pytest.approx(dense.milliseconds / row.milliseconds)
         assert row.smaller == pytest.approx(dense.mib / row.mib)
@@ -205,21 +205,21 @@ def test_a_model_is_changed_in_a_copy() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     calibration = batches(PLAIN.lines, tokenizer("bert"), "encoder", 11)
     given = Given(calibration=calibration)
-    small = made(model, ALL, {}, given)
+    small = changed_copy(model, ALL, {}, given)
     assert structure(small).order == ["attention", "low_rank", "int8"]
-    low = made(model, HALF, {}, given)
+    low = changed_copy(model, HALF, {}, given)
     assert structure(low).order == ["low_rank"]
     # What was made before is not made again.
     known = {name_of(HALF): low}
-    both = made(model, (*HALF, *INT8), known, Given())
+    both = changed_copy(model, (*HALF, *INT8), known, Given())
     assert structure(both).order == ["low_rank", "int8"]
     assert ranks_of(both) == ranks_of(low)
     assert not int8_of(low)
     for recipe in (HALF, (LowRank(keep=0.75), *INT8)):
         with pytest.raises(ValueError, match="none fits"):
-            made(low, recipe, {}, given)
+            changed_copy(low, recipe, {}, given)
     with pytest.raises(ValueError, match="linformer has no causal form"):
-        made(network("gpt2"), (Attention("linformer", options={"k": 4}),), {}, Given())
+        changed_copy(network("gpt2"), (Attention("linformer", options={"k": 4}),), {}, Given())
     assert structure(model).empty
     assert [name for name, tensor in model.state_dict().items() if not tensor.equal(before.pop(name))] == []
     assert before == {}
@@ -233,7 +233,7 @@ def test_an_encoder_and_pairs(home: Path) -> None:
     assert rows["as it is"].mib > rows["low rank 0.75"].mib > rows["low rank 0.5"].mib > rows["int8"].mib
     assert rows["low rank 0.5 + int8"].mib == min(row.mib for row in advice.rows)
     for row in advice.rows:
-        assert row.kept == pytest.approx(row.quality / rows["as it is"].quality)
+        assert row.quality_share == pytest.approx(row.quality / rows["as it is"].quality)
         assert (row.interval is None) == (row.recipe == DENSE)
     assert advice.setting.length == usual(texts, tokenizer("bert"), model)
     assert [r.setting for r in advice.records if r.metric == "latency"] == [
@@ -259,7 +259,7 @@ def test_a_language_model_of_long_texts() -> None:
     rows = check(advice, "perplexity", [name_of(recipe) for recipe in recipes(256, True)])
     assert advice.setting.length == 256
     for row in advice.rows:
-        assert row.kept == pytest.approx(rows["as it is"].quality / row.quality)  # less is better
+        assert row.quality_share == pytest.approx(rows["as it is"].quality / row.quality)  # less is better
         assert row.interval is None
 
 
@@ -374,7 +374,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
         (f"{MODEL} --texts labelled.tsv", "labelled.tsv: an encoder is judged by plain text or by pairs"),
         (f"--model ./nowhere {TEXTS}", "nowhere is not a folder with a model"),
         (f"--model bare {TEXTS}", "bare has no tokenizer"),
-        (f"--model eight {TEXTS}", "the model went through int8 already: give the one it was made from"),
+        (f"--model eight {TEXTS}", "int8 was applied to the model already: give the model from before"),
     ],
 )  # fmt: skip
 def test_refused_in_one_line(

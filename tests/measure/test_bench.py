@@ -131,16 +131,16 @@ def test_what_is_known_is_not_measured_again(found: list[Record], monkeypatch: p
         raise AssertionError("measured")
 
     monkeypatch.setattr(module, "_group", refuse)
-    assert measured(known=stored) == []
+    assert measured(records=stored) == []
     # Another machine, size or number of tokens is another grid.
     with pytest.raises(AssertionError, match="measured"):
-        measured(how=replace(HOW, tokens=64), known=stored)
+        measured(how=replace(HOW, tokens=64), records=stored)
 
 
 def test_only_what_is_missing_is_measured(found: list[Record]) -> None:
     lost = of(Cell("lrt", RANK, 16), found)
     missing = [lost[metric] for metric in ("train_step", "peak_memory_training", "flops_training")]
-    again = measured(known=[record for record in found if record not in missing])
+    again = measured(records=[record for record in found if record not in missing])
     assert keys(again) == keys(missing)
     # The dense network ran beside it: the ratio is within that run.
     assert all(record.to == BASELINE and record.ratio for record in again)
@@ -194,7 +194,7 @@ def test_a_cell_without_room_is_a_record_and_the_others_go_on(at: int, monkeypat
         assert cell == chosen[at] or "latency" in of(cell, found)
     # Without the dense network there is nothing to compare with.
     assert (of(chosen[at - 1], found)["latency"].ratio is None) == (at == 0)
-    assert measured(chosen, known=found) == []
+    assert measured(chosen, records=found) == []
 
 
 def test_no_cell_may_have_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ SETTING, LONG = Setting(16, 2), "--length 16 --lengths 16"
 
 def row(recipe: Recipe, speed: float, kept: float, **more: Any) -> Measured:
     times = {"milliseconds": 100 / speed, "mib": 50.0, "smaller": 2.0, "quality": 80 * kept, "co2": 0.3}
-    return Measured(recipe, speed=speed, kept=kept, **{**times, **more})
+    return Measured(recipe, speed=speed, quality_share=kept, **{**times, **more})
 
 
 def advice_of(*rows: Measured, metric: str = "spearman") -> Advice:

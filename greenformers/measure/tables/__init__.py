@@ -4,10 +4,10 @@ from importlib.resources import files
 
 
 def rows(name: str) -> list[list[str]]:
-    """The lines of a table, each as its columns, without those that say where it is from.
+    """Lines of a table, each split into its columns, without the lines that name its source.
 
     Args:
-        name: File of this folder, without its ending.
+        name: Name of a file of this folder, without its ending.
     """
     text = (files(__name__) / f"{name}.tsv").read_text(encoding="utf-8")
     return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
