@@ -1,4 +1,4 @@
-"""Tables of what training runs cost, and the thesis's own beside what we work out."""
+"""Tables of the costs of training runs, and those of the Greenformers thesis (Cahyawijaya 2021) computed again."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -27,7 +27,11 @@ _OURS = "again"
 
 
 def cost_table(answers: Mapping[str, Answer]) -> Table:
-    """Costs of a base run and its variants, as `greenformers.advise.cost_options.answer` gives them."""
+    """A table of the costs of a base run and of its faster variants.
+
+    Args:
+        answers: Costs by name of the run, as `greenformers.advise.cost_options.answer` gives them.
+    """
     shown = [
         field.name
         for field in fields(Cost)
@@ -46,7 +50,7 @@ def cost_table(answers: Mapping[str, Answer]) -> Table:
 
 
 def thesis_tables() -> list[Table]:
-    """Thesis tables 1.1 and 3.2, with what we work out beside each printed figure."""
+    """Tables 1.1 and 3.2 of the thesis, with our computation beside each printed figure."""
     return [_table_1_1(), _table_3_2()]
 
 
@@ -80,7 +84,7 @@ def _table_3_2() -> Table:
 
 
 def _pairs() -> list[str]:
-    """Two columns a measure: printed, and ours."""
+    """Headings of two columns for each measure: the printed figure, and ours."""
     return [f"{_HEADS[name]}\n{which}" for name in _COMPARED for which in (_PRINTED, _OURS)]
 
 
@@ -96,7 +100,7 @@ def _figure(name: str, figure: Range | float | None) -> str:
 
 
 def _rounded(name: str, value: float) -> str:
-    """Three digits of what is small; of the rest the thesis's: tenths of a kg, else whole units."""
+    """Small values have three digits; others have those of the thesis: tenths of a kg, else whole units."""
     if value < (1000 if name == "petaflops_days" else 10):
         text = number(value)
         return text.rstrip("0").rstrip(".") if "." in text else text
