@@ -363,9 +363,10 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
     ("line", "message"),
     [
         ("", "name a length with --length, or a trained model with --model and --texts"),
-        (MODEL, "--model needs --texts"), (TEXTS, "--texts goes with --model"),
-        ("--length 64 --loss 3", "--loss goes with --model"), (f"{BOTH} --hidden 768", "--hidden goes without --model"),
-        (f"{BOTH} --feed-forward 8", "--feed-forward goes without --model"),
+        (MODEL, "--model needs --texts"), (TEXTS, "--texts needs --model"),
+        ("--length 64 --loss 3", "--loss needs --model"),
+        (f"{BOTH} --hidden 768", "--hidden cannot be combined with --model"),
+        (f"{BOTH} --feed-forward 8", "--feed-forward cannot be combined with --model"),
         (f"{BOTH} --loss 100", "loss must be in 0..100, got 100"), (f"{BOTH} --loss -1", "0..100, got -1"),
         (f"{BOTH} --batch 0", "batch must be at least 1, got 0"), (f"{BOTH} --limit 0", "limit must be at least 1"),
         (f"{BOTH} --length 0", "length must be at least 1"), (f"{BOTH} --length 41", "cannot be run on 41 tokens"),
