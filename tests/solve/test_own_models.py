@@ -31,4 +31,4 @@ def test_a_causal_model_is_compressed_by_its_own_loss() -> None:
     batches = [{"input_ids": torch.randint(0, 40, (8, 12))}]
     report = factorise(model, 0.5, solver="sequential_loss", calibration=batches, multiple=1)
     assert {".".join(layer.path.split(".")[-2:]) for layer in report.layers} >= {"maps.q", "maps.k", "maps.v"}
-    assert report.kept <= 0.5
+    assert report.parameter_share <= 0.5
