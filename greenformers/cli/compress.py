@@ -37,7 +37,7 @@ FromDisk = Annotated[
     bool,
     typer.Option(
         "--from-disk",
-        help="Change one weight at a time, for models larger than the machine's memory; without texts and measurements.",
+        help="Change one weight at a time, for models larger than the machine's memory; no texts, no measurements.",
     ),
 ]
 Page = Annotated[Path | None, typer.Option(help="Folder of the report page; by default OUT/report.")]
