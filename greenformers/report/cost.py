@@ -38,14 +38,18 @@ def cost_table(answers: Mapping[str, Answer]) -> Table:
         if any(getattr(answer.cost, field.name) is not None for answer in answers.values())
     ]
     means = any(answer.mean is not None for answer in answers.values())
-    table = _table("", "Run", "Efficiency\nfactor", *["as thesis\neq. 3.10"] * means, *(_HEADS[name] for name in shown))
+    table = _table("", "Run", "Efficiency\nfactor", *["thesis,\neq. 3.10"] * means, *(_HEADS[name] for name in shown))
     for name, answer in answers.items():
         factors = [f"{answer.efficiency:.2f}"]
         if means:
             factors.append("–" if answer.mean is None else f"{answer.mean:.2f}")
         table.add_row(Text(name), *factors, *(_figure(name, getattr(answer.cost, name)) for name in shown))
     if means:
-        _caption(table, "Efficiency factor: 1 / sum(P/E); eq. 3.10 has sum(P E). P: share of the base's time.")
+        _caption(
+            table,
+            "Efficiency factor: 1 / sum(P/E); P: share of the base's time; E: speed-up. "
+            "Cahyawijaya 2021, eq. 3.10: sum(P E).",
+        )
     return table
 
 
@@ -55,7 +59,7 @@ def thesis_tables() -> list[Table]:
 
 
 def _table_1_1() -> Table:
-    table = _table("Table 1.1: published training runs", "Model", "Year", *_pairs())
+    table = _table("Cahyawijaya 2021, table 1.1: published training runs", "Model", "Year", *_pairs())
     for name, run in RUNS.items():
         table.add_row(name, str(run.year), *_compared(run.printed, run.again))
     return _caption(
@@ -67,7 +71,7 @@ def _table_1_1() -> Table:
 
 def _table_3_2() -> Table:
     factors = (f"Factor\n\n{_PRINTED}", f"\n\n{_HARMONIC}", "\n\nsum(P E)")
-    table = _table("Table 3.2: BERT-base as a Low-Rank Transformer", "Rank", *factors, *_pairs())
+    table = _table("Cahyawijaya 2021, table 3.2: BERT-base as a Low-Rank Transformer", "Rank", *factors, *_pairs())
     base = RUNS["BERT-base"].printed
     table.add_row("dense", "1.00", "1.00", "1.00", *_compared(base, base))
     for rank, (printed, costs) in sorted(LOW_RANK.items(), reverse=True):
