@@ -53,13 +53,13 @@ class CompressionReport:
         return list(self.steps[0].report.units)
 
     @property
-    def kept(self) -> float:
-        """Share of the network's bytes that is left."""
+    def size_share(self) -> float:
+        """Bytes of the whole network afterwards, as a share of those before."""
         return self.steps[-1].size / self.size
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON takes it."""
-        return asdict(self) | {"kept": self.kept}
+        return asdict(self) | {"kept": self.size_share}
 
     def summary(self) -> list[str]:
         """One line for each step."""
@@ -70,7 +70,7 @@ class CompressionReport:
         last = self.steps[-1]
         parts = [
             f"{self.parameters:,} -> {last.parameters:,} parameters, {self.size / 2**20:.1f} -> "
-            f"{last.size / 2**20:.1f} MiB ({100 * self.kept:.1f} %).",
+            f"{last.size / 2**20:.1f} MiB ({100 * self.size_share:.1f} %).",
             "\n".join(f"{number}. {line}" for number, line in enumerate(self.summary(), 1)),
         ]
         for step in self.steps:

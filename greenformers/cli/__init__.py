@@ -1,10 +1,10 @@
 """The command line: this folder is the registry of commands.
 
-A command is a file that holds a function of its name; a folder of such files is a command with commands of its own, and
-its docstring is their help. `ORDER` says where one stands in --help, files before folders; those without it come last,
-by name. `GROUP` is the heading above it, and `EXAMPLES` are command lines that its own --help ends with. What begins
-with an underscore is shared by commands. Heavy imports are inside the functions, and a command line imports the files
-alone that it names, so that --help answers at once.
+A command is a file that holds a function of the same name; a folder of such files is a command with subcommands, and
+its docstring is their help. `ORDER` is the place of a command in --help, files before folders; commands without it come
+last, by name. `GROUP` is the heading above a command, and `EXAMPLES` are command lines at the end of its own --help.
+Files that begin with an underscore are shared by commands. Heavy imports are inside the functions, and a command line
+imports only the files that it names, so that --help answers at once.
 """
 
 import sys
@@ -22,11 +22,11 @@ HELP = "A transformer goes in; a measured, greener transformer comes out."
 
 
 def application(words: Sequence[str] | None = None) -> typer.Typer:
-    """The commands that are in the folder now.
+    """The application with the commands of this folder.
 
     Args:
-        words: A command line, of which only what it needs is imported: the command that it names, and where it names
-            none the heads of folders; None for all of them.
+        words: Words of a command line, for which only the command that it names is imported, or where it names none,
+            only the `__init__` of folders; None for all commands.
     """
     app = _folder(sys.modules[__name__], HELP, words)
     app.callback()(_program)
@@ -70,30 +70,30 @@ def _empty(about: str | None) -> typer.Typer:
 
 
 def _group(module: ModuleType) -> str | None:
-    """The heading under which --help lists a command; of a command without one, typer's."""
+    """The heading above a command in --help; None for typer's default heading."""
     return getattr(module, "GROUP", None)
 
 
 def _examples(module: ModuleType) -> str | None:
-    """Examples, one a line, below the options of a command."""
+    """The examples below the options of a command, each on a line of its own; None without examples."""
     examples = getattr(module, "EXAMPLES", ())
-    # An empty line keeps two lines apart, and unescaped brackets would be markup.
+    # Rich joins lines that have no empty line between them, and reads unescaped brackets as markup.
     return "\n\n".join(["Examples:", *examples]).replace("[", r"\[") if examples else None
 
 
 def _names(package: ModuleType) -> list[str]:
-    """What is in a package, without what its commands share."""
+    """Names of the commands in a package, without the files that commands share."""
     return [module.name for module in iter_modules(package.__path__) if not module.name.startswith("_")]
 
 
 def _modules(package: ModuleType, names: Iterable[str]) -> list[tuple[str, ModuleType]]:
-    """Some of what is in a package, by name, in the order of --help."""
+    """The modules of these commands, by name, in the order of --help."""
     modules = [(name, import_module(f"{package.__name__}.{name}")) for name in names]
     return sorted(modules, key=lambda named: (getattr(named[1], "ORDER", sys.maxsize), named[0]))
 
 
 def main() -> None:
-    """Run the command line. What a user can mend is one line and exit code 2."""
+    """Run the command line; an error that a user can correct is printed on one line, with exit code 2."""
     try:
         application(sys.argv[1:])()
     except OSError as error:
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    # A name may hold what moves the cursor.
-    shown = "".join(one for one in " ".join(message.split()) if one.isprintable())
+    # A file name may hold control characters, which move the cursor.
+    shown = "".join(letter for letter in " ".join(message.split()) if letter.isprintable())
     print(f"greenformers: {shown}", file=sys.stderr)
     sys.exit(2)

@@ -1,17 +1,17 @@
 """Flags from the fields of dataclasses, and dataclasses from flags.
 
-A field with `help` in its metadata is a flag; other fields keep their defaults. The flag is called as the field, with
-dashes, or as `flag` in the metadata says: "--k", "--fast/--slow".
+A field with `help` in its metadata becomes a flag; other fields keep their defaults. The name of the flag is that of
+the field, with dashes, or `flag` in the metadata: "--k", "--fast/--slow".
 
-| type of the field | what is typed |
+| type of the field | value on the command line |
 |---|---|
 | bool | --name or --no-name |
 | int, float, str, Path, Enum, Literal | one value |
-| tuple[X, ...] or tuple[X, Y] | values with commas between |
+| tuple[X, ...] or tuple[X, Y] | values, separated by commas |
 | list[X] | one value; the flag may be repeated |
 | dict[str, Any] | name=value; the flag may be repeated |
 
-Each may be `| None`.
+Each type may be `| None`.
 """
 
 import inspect
@@ -33,25 +33,30 @@ _CALLED = {int: "whole numbers", float: "numbers"}
 def flags(
     kind: type, *, defaults: object = None, unset: bool = False, panel: str | None = None
 ) -> list[inspect.Parameter]:
-    """The parameters that a command has for the fields of a dataclass, keyword-only.
+    """The keyword-only parameters of a command for the fields of a dataclass.
 
     Args:
-        kind: the dataclass.
-        defaults: an instance, whose values are the defaults in place of those of the fields.
-        unset: a flag that is not typed gives None, so that `given` tells what was typed; the help shows the default.
-        panel: heading under which --help lists them.
+        kind: The dataclass.
+        defaults: Instance whose values are the defaults, in place of those of the fields.
+        unset: Whether a flag that is not typed gives None, so that `given` has only those that were typed; the help
+            still shows the default.
+        panel: Heading of the flags in --help.
 
     Raises:
-        TypeError: a field has a type that no flag has.
+        TypeError: A field has a type that flags cannot have.
     """
     return [_flag(kind, entry, hint, defaults, unset, panel) for entry, hint in _entries(kind)]
 
 
 def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass that are among the values of a command's parameters, with the types of the fields.
+    """The fields of a dataclass that were typed, converted to their types.
+
+    Args:
+        kind: The dataclass.
+        values: Values of the command's parameters, by name; None and empty lists were not typed.
 
     Raises:
-        ValueError: a text is not what its field takes.
+        ValueError: A text cannot be converted to the type of its field.
     """
     typed = [(entry, hint, values.get(_name(entry))) for entry, hint in _entries(kind)]
     return {entry.name: _value(_name(entry), hint, value) for entry, hint, value in typed if value not in (None, [])}
@@ -61,21 +66,21 @@ def filled(kind: type[T], values: Mapping[str, Any], defaults: T | None = None) 
     """An instance of a dataclass from the values of a command's parameters.
 
     Args:
-        kind: the dataclass.
-        values: of the parameters, by their names; others are left alone.
-        defaults: an instance, whose values the fields have that are not among these.
+        kind: The dataclass.
+        values: Values of the command's parameters, by name; those that are no fields are ignored.
+        defaults: Instance with the values of the fields that were not typed; None for the defaults of the dataclass.
 
     Raises:
-        ValueError: a text is not what its field takes, or the dataclass refuses a value.
+        ValueError: A text cannot be converted to the type of its field, or the dataclass refuses a value.
     """
     typed = given(kind, values)
     return kind(**typed) if defaults is None else replace(defaults, **typed)  # type: ignore[type-var]
 
 
 def from_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of dataclasses are flags for their fields, in their place.
+    """The command with flags for the fields of its dataclasses, in place of each parameter that is a dataclass.
 
-    The default of such a parameter, an instance, says the defaults of its flags.
+    The default of such a parameter is an instance, which has the defaults of its flags.
     """
     own = inspect.signature(command).parameters
     kinds: dict[str, Any] = {name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)}
@@ -99,14 +104,14 @@ def from_fields(command: Callable[..., None]) -> Callable[..., None]:
 def _entries(kind: type) -> Iterator[tuple["Field[Any]", Any]]:
     """The fields that are flags, with their types."""
     entries = [entry for entry in fields(kind) if "help" in entry.metadata]
-    # Where nothing is written as text, nothing is looked up: a name may be of an import for type checkers alone.
+    # Hints are resolved only where they are text: a name may be imported for type checkers alone.
     hints = get_type_hints(kind) if any(isinstance(entry.type, str) for entry in entries) else {}
     for entry in entries:
         yield entry, hints.get(entry.name, entry.type)
 
 
 def _name(entry: "Field[Any]") -> str:
-    """The name of the parameter: that of the flag."""
+    """The name of the parameter of a field, which is that of its flag."""
     flag = entry.metadata.get("flag")
     return entry.name if flag is None else flag.split("/")[0].lstrip("-").replace("-", "_")
 
@@ -119,7 +124,7 @@ def _flag(
     if unset:
         if default is not None and default is not ...:
             shown = ",".join(default) if isinstance(default, list) else default
-            # Unescaped, the help would take the brackets for markup and drop them.
+            # The help would read unescaped brackets as markup, and drop them.
             about += rf" \[default: {shown}]"
         option, default = typer.Option(*declared, help=about, show_default=False, rich_help_panel=panel), None
     else:
@@ -133,7 +138,7 @@ def _flag(
 
 
 def _default(entry: "Field[Any]", defaults: object) -> Any:
-    """The default of a field, `...` where it has none."""
+    """The default of a field; `...` where it has none."""
     if defaults is not None:
         return getattr(defaults, entry.name)
     if entry.default is not MISSING:
@@ -142,7 +147,7 @@ def _default(entry: "Field[Any]", defaults: object) -> Any:
 
 
 def _as_typed(default: Any) -> Any:
-    """A default as a user would type it: with commas, or repeated; None where there is nothing to type."""
+    """A default as a user would type it, with commas or repeated; None for an empty list or dictionary."""
     if isinstance(default, tuple):
         return ",".join(map(str, default))
     if isinstance(default, dict):
@@ -168,11 +173,11 @@ def _annotation(name: str, hint: Any) -> Any:
         return list[str]
     if origin in (list, Literal) or isinstance(bare, type):
         return bare
-    raise TypeError(f"{name} has the type {hint}, which no flag has")
+    raise TypeError(f"{name} has the type {hint}, which flags cannot have")
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
-    """What was typed, as the value of a field."""
+    """The value of a field from the text that was typed."""
     bare = _bare(hint)
     origin = get_origin(bare)
     if origin is tuple:
@@ -181,17 +186,17 @@ def _value(name: str, hint: Any, value: Any) -> Any:
 
 
 def _values(name: str, kinds: tuple[Any, ...], text: str) -> tuple[Any, ...]:
-    """Values with commas between.
+    """Values from a text in which they are separated by commas.
 
     Raises:
-        ValueError: they are of another type, or not as many as there must be.
+        ValueError: A value is of another type, or their number is not that of `kinds`.
     """
     words = [word.strip() for word in text.split(",")] if text.strip() else []
-    wanted = (kinds[0],) * len(words) if kinds[1:] == (...,) else kinds
-    if len(words) != len(wanted):
-        raise ValueError(f"{name} must be {len(wanted)} values with commas between; got {text!r}")
+    expected = (kinds[0],) * len(words) if kinds[1:] == (...,) else kinds
+    if len(words) != len(expected):
+        raise ValueError(f"{name} must be {len(expected)} values with commas between; got {text!r}")
     try:
-        return tuple(kind(word) for kind, word in zip(wanted, words, strict=True))
+        return tuple(kind(word) for kind, word in zip(expected, words, strict=True))
     except ValueError:
-        called = _CALLED.get(wanted[0], "values")
+        called = _CALLED.get(expected[0], "values")
         raise ValueError(f"{name} must be {called} with commas between; got {text!r}") from None

@@ -1,4 +1,4 @@
-"""What commands read from the terminal and show on it."""
+"""Input of commands from the terminal, and their output on it."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console as wide as the terminal; wide enough for five variants where the output goes elsewhere."""
+    """A console as wide as the terminal; where the output goes elsewhere, wide enough for five variants."""
     from rich.console import Console
 
     there = (sys.stderr if stderr else sys.stdout).isatty()
@@ -21,13 +21,13 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def show(console: "Console", parts: "Iterable[RenderableType]") -> None:
-    """Print tables, and what stands between them."""
+    """Print tables, and the texts between them, one after the other."""
     for part in parts:
         console.print(part)
 
 
 def quiet() -> None:
-    """Leave the terminal to our own progress bars."""
+    """Silence the log and the progress bars of transformers, which would break our own progress bars."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -35,16 +35,20 @@ def quiet() -> None:
 
 
 def command() -> str:
-    """The command as typed; of paths only the last part, for records travel."""
+    """The command as typed, with only the last part of absolute paths: records are published."""
     words = [Path(word).name if "/" in word and Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["greenformers", *words])
 
 
 def numbers(name: str, text: str) -> list[int]:
-    """Whole numbers from 1 on, with commas between; none in an empty text.
+    """Whole numbers of at least 1 from a text in which they are separated by commas; none from an empty text.
+
+    Args:
+        name: Name of the option, for the message.
+        text: Text that was typed.
 
     Raises:
-        ValueError: anything else.
+        ValueError: The text is anything else.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
@@ -53,28 +57,38 @@ def numbers(name: str, text: str) -> list[int]:
 
 
 def pairs(name: str, texts: list[str]) -> dict[str, Any]:
-    """Options as typed, name=value, with values as numbers, true or false, lists or text.
+    """Options by name from texts of the form name=value; values are numbers, booleans, lists or text.
+
+    Args:
+        name: Name of the option that takes these texts, for the message.
+        texts: Texts that were typed.
 
     Raises:
-        ValueError: one without a value.
+        ValueError: A text has no "=".
     """
     from greenformers.train.settings import value_of
 
-    found = [text.partition("=") for text in texts]
-    for given, equals, _ in found:
+    parts = [text.partition("=") for text in texts]
+    for given, equals, _ in parts:
         if not equals:
             raise ValueError(f"{name} must be name=value, got {given!r}")
-    return {given: value_of(value) for given, _, value in found}
+    return {given: value_of(value) for given, _, value in parts}
 
 
 def check_writable(results: Path) -> None:
-    """Find out before the work, not after it, that its results cannot be written."""
+    """Check, before the work, that its results can be written.
+
+    Raises:
+        ValueError: The folder of the file neither exists nor can be created.
+        OSError: The file cannot be written.
+    """
     existed, folder = results.exists(), results.parent
     if not folder.is_dir():
-        # It is made when there is something to write, and none around it: a mistyped path would leave folders anywhere.
+        # The folder is created when there is something to write, but not those around it: a mistyped path would leave
+        # folders anywhere.
         around = folder.resolve().parent
         if folder.exists() or not around.is_dir() or around == around.parent or not os.access(around, os.W_OK):
-            raise ValueError(f"{results} cannot be written: {folder} is no folder; make it, or name another place")
+            raise ValueError(f"{results} cannot be written: {folder} is no folder; create it, or choose another file")
         return
     with results.open("ab"):
         pass
@@ -84,9 +98,12 @@ def check_writable(results: Path) -> None:
 
 @contextmanager
 def resumable(how: str = "go on with --resume") -> "Iterator[None]":
-    """Of long work in a `with` block: a signal ends the command, and how to go on is said in one line.
+    """A context for long work: a signal ends the command, with one line on how the work goes on.
 
-    Training takes the signals itself, and ends after the step under way; all else ends where it is.
+    Training handles the signals itself, and ends after the current step; all other work ends at once.
+
+    Args:
+        how: Text of that line after "stopped; ".
     """
     import signal
 
@@ -107,29 +124,33 @@ def resumable(how: str = "go on with --resume") -> "Iterator[None]":
 
 
 class Steps:
-    """Progress of work that names its steps; nothing is shown before the first, so that training may show its own."""
+    """Progress bars of work with named steps; none is shown before the first step, as training shows its own bar.
+
+    Args:
+        console: Console that the bars are on.
+    """
 
     def __init__(self, console: "Console") -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = ("{task.description}", BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        # What is printed goes to stdout, not where the bars are.
+        # Where the bars are on stderr, printed text must still go to stdout.
         apart = console.stderr
         self._bars = Progress(
             *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, redirect_stdout=not apart
         )
-        self._known: dict[str, Any] = {}
+        self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> "Steps":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._known:
+        if self._tasks:
             self._bars.stop()
 
-    def __call__(self, what: str, share: float) -> None:
-        if not self._known:
+    def __call__(self, step: str, share: float) -> None:
+        if not self._tasks:
             self._bars.start()
-        if what not in self._known:
-            self._known[what] = self._bars.add_task(what, total=1.0)
-        self._bars.update(self._known[what], completed=share)
+        if step not in self._tasks:
+            self._tasks[step] = self._bars.add_task(step, total=1.0)
+        self._bars.update(self._tasks[step], completed=share)

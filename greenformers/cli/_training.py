@@ -1,4 +1,4 @@
-"""The command that trains, with a flag for each setting of a kind. Heavy imports are inside it."""
+"""Commands that train, with one flag for each setting. Heavy imports are inside, so that --help answers at once."""
 
 import inspect
 import sys
@@ -15,7 +15,10 @@ from greenformers.train.settings import Training, read
 
 _FIXED: dict[str, tuple[object, object]] = {
     "config": (Annotated[Path | None, typer.Argument(help="TOML or JSON file of settings.")], None),
-    "out": (Annotated[Path, typer.Option(help="Run folder; a new one, or with --resume the one to go on with.")], ...),
+    "out": (
+        Annotated[Path, typer.Option(help="Folder of the run: a new one, or with --resume the one to go on with.")],
+        ...,
+    ),
     "resume": (Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, or start it.")], False),
 }
 
@@ -23,14 +26,14 @@ _FIXED: dict[str, tuple[object, object]] = {
 def training(
     kind: type[Training], about: str, use: Callable[..., None] | None = None, **options: tuple[object, object]
 ) -> Callable[..., None]:
-    """The command for settings of one kind.
+    """The command that trains with settings of one kind.
 
     Args:
-        kind: the settings.
-        about: the command's help.
-        use: what is done with the settings that were given, the folder and whether to resume, and with the options by
-            name; by default one run.
-        **options: of the command, beside the settings: annotation and default.
+        kind: Class of the settings.
+        about: Help text of the command.
+        use: Function that is called with the settings that were given, the folder of the run, whether to resume, and
+            the options by name; by default it trains one run.
+        **options: Annotation and default of further options of the command, by name.
     """
 
     def train(config: Path | None, out: Path, resume: bool, **values: Any) -> None:
@@ -57,7 +60,7 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
         stored = run.settings_of(out, kind)
         for name, value in given.items():
             if getattr(stored, name) != value:
-                raise ValueError(f"{name} of this run is {getattr(stored, name)}, and stays so; got {value}")
+                raise ValueError(f"{name} of this run is {getattr(stored, name)} and cannot be changed; got {value}")
         outcome = run.resume(out, console, kind)
     else:
         outcome = run.start(out, kind(**given), console)
@@ -77,10 +80,10 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
 
 
 def _given(kind: type[Training], config: Path | None, values: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a file, and over them those given as flags."""
+    """The settings of a file, which those given as flags override."""
     return (read(config, kind) if config else {}) | given(kind, values)
 
 
 def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:
-    """A flag for each of the settings, first what the kind has beside all others; what is not given is None."""
+    """One flag for each setting, those of the kind before those of all training; flags that are not given are None."""
     return sorted(flags(kind, unset=True), key=lambda flag: flag.name in Training.__annotations__)

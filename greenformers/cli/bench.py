@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Country
 from greenformers.cli._options import from_fields
 from greenformers.measure.bench_options import How, Network
 
@@ -24,25 +25,29 @@ def bench(
     variants: Annotated[
         str | None,
         typer.Option(
-            help="Names, with commas: lrt, an attention, or lrt+ and an attention. By default all that can be."
+            help="Variants, with commas: lrt, an attention mechanism, or both, as lrt+linformer; by default all."
         ),
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Sequence lengths, with commas.")] = "16,64,256,1024,4096",
-    ranks: Annotated[str, typer.Option(help="Ranks, also projected lengths and the like, with commas.")] = "16,64,256",
+    lengths: Annotated[str, typer.Option(help="Sequence lengths in tokens, with commas.")] = "16,64,256,1024,4096",
+    ranks: Annotated[
+        str, typer.Option(help="Ranks, which are also the projected lengths and the like, with commas.")
+    ] = "16,64,256",
     network: Network,
     how: How,
-    memory: Annotated[float | None, typer.Option(help="GiB: find the largest batch that fits, too.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB of memory, for which the largest batch is measured too.")
+    ] = None,
     energy: Annotated[bool, typer.Option(help="Measure energy, or estimate it where there is no meter.")] = True,
-    country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
+    country: Country = "USA",
     results: Annotated[
-        Path, typer.Option(help="File the records are added to; cells in it are not measured again.")
+        Path, typer.Option(help="JSONL file that the records are appended to; cells in it are not measured again.")
     ] = Path("results/bench.jsonl"),
     out: Annotated[Path, typer.Option(help="Folder of the figures and their page.")] = Path("bench"),
     published: Annotated[
-        Path | None, typer.Option(help="Folder with the published figures, to be drawn beside these.")
+        Path | None, typer.Option(help="Folder with the published figures, which are drawn beside the measured ones.")
     ] = None,
 ) -> None:
-    """Measure variants over lengths and ranks, beside dense attention, and draw the figures of the thesis."""
+    """Measure variants over lengths and ranks beside dense attention, and draw the figures of Cahyawijaya 2021."""
     from greenformers.measure.bench import bench as run
     from greenformers.measure.bench import setting
     from greenformers.measure.grid import cells
@@ -54,14 +59,14 @@ def bench(
     console = terminal.console()
     how = replace(how, memory=None if memory is None else memory * 2**30, country=country if energy else None)
     chosen = every(network.causal) if variants is None else [name.strip() for name in variants.split(",")]
-    wanted = cells(chosen, terminal.numbers("lengths", lengths), terminal.numbers("ranks", ranks), network)
+    grid = cells(chosen, terminal.numbers("lengths", lengths), terminal.numbers("ranks", ranks), network)
     terminal.check_writable(results)
-    known = read(results) if results.exists() else []
+    records = read(results) if results.exists() else []
     with terminal.Steps(console) as steps:
-        for found in run(wanted, network, how, context(terminal.command(), how.seed), known, steps):
-            append(results, found)
-            known += found
-    # Of this grid: the file may hold others.
-    names = {(cell.variant, str(setting(cell, network, how))) for cell in wanted}
-    page = write([record for record in known if (record.variant, str(record.setting)) in names], out, published)
+        for measured in run(grid, network, how, context(terminal.command(), how.seed), records, steps):
+            append(results, measured)
+            records += measured
+    # The page is of this grid alone: the file may hold others.
+    names = {(cell.variant, str(setting(cell, network, how))) for cell in grid}
+    page = write([record for record in records if (record.variant, str(record.setting)) in names], out, published)
     console.print(f"records: {results}\nfigures: {page}", soft_wrap=True)

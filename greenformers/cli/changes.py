@@ -1,4 +1,4 @@
-"""`greenformers changes`: what can be done to a trained model, with all options."""
+"""`greenformers changes`: the changes that a trained model can have, with all their options."""
 
 from dataclasses import fields
 from types import NoneType
@@ -16,8 +16,8 @@ EXAMPLES = ("greenformers changes",)
 def changes() -> None:
     """List every change of a trained model and its options, for `compress --change` and recipes.
 
-    Options are read from the changes themselves; the last column is the
-    short form of `compress`, where there is one.
+    The last column is the short form of an option in `compress`, where
+    it has one.
     """
     from rich.markup import escape
     from rich.table import Column, Table
@@ -26,7 +26,7 @@ def changes() -> None:
     for kind in kinds():
         title = f"{kind.name()}: {(kind.__doc__ or '').splitlines()[0]}"
         table = Table(
-            Column("option", no_wrap=True), "type", "default", "what it is", "short form",
+            Column("option", no_wrap=True), "type", "default", "meaning", "short form",
             title=escape(title), title_justify="left", expand=False,
         )  # fmt: skip
         for entry in fields(kind):
@@ -40,6 +40,6 @@ def changes() -> None:
 
 
 def _typed(kind: type[Change], option: str) -> str:
-    """The types that an option may have, as a reader of Python writes them."""
+    """The types that an option may have, as they are written in Python."""
     hints = [hint for hint in types(kind)[option] if hint is not NoneType]
     return " or ".join(hint.__name__ if get_origin(hint) is None else str(hint) for hint in hints)

@@ -7,7 +7,7 @@ import typer
 
 from greenformers.advise.compare_options import Size
 from greenformers.cli import _terminal as terminal
-from greenformers.cli._flags import Batch, Folder
+from greenformers.cli._flags import Batch, Country, Folder
 from greenformers.cli._options import from_fields
 
 ORDER = 40
@@ -21,24 +21,31 @@ EXAMPLES = (
 @from_fields
 def compare(
     *,
-    data: Annotated[str, typer.Option(help="Data set: digits (embedded) or mnist.")] = "digits",
+    data: Annotated[str, typer.Option(help="Data set: digits (comes with greenformers) or mnist.")] = "digits",
     folder: Folder = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many training, and so many test examples.")] = None,
-    pool: Annotated[int, typer.Option(help="Side of the square of pixels averaged into one.")] = 1,
+    limit: Annotated[int | None, typer.Option(help="Largest number of training, and of test examples.")] = None,
+    pool: Annotated[int, typer.Option(help="Side of the squares of pixels that are averaged into one.")] = 1,
     variants: Annotated[
-        str, typer.Option(help="Names, with commas: transformer, lrt, an attention, or lrt+ and an attention.")
+        str,
+        typer.Option(
+            help="Variants, with commas: transformer, lrt, an attention mechanism, or both, as lrt+linformer."
+        ),
     ] = "transformer,lrt,linformer,lrt+linformer",
     size: Size,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 25,
     batch: Batch = 64,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
-    seed: Annotated[int, typer.Option(help="Of weights, order and dropout.")] = 0,
-    full_size: Annotated[bool, typer.Option(help="Also measure one layer of d 768.")] = True,
-    country: Annotated[str, typer.Option(help="Whose electricity: a 3-letter ISO code.")] = "USA",
-    results: Annotated[Path, typer.Option(help="File the records are added to.")] = Path("results/compare.jsonl"),
+    seed: Annotated[
+        int, typer.Option(help="Seed of the initial weights, of the order of the examples and of dropout.")
+    ] = 0,
+    full_size: Annotated[bool, typer.Option(help="Also measure one layer of width 768.")] = True,
+    country: Country = "USA",
+    results: Annotated[Path, typer.Option(help="JSONL file that the records are appended to.")] = Path(
+        "results/compare.jsonl"
+    ),
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
-    """Train variants alike on real images, measure them side by side, and write a report.
+    """Train variants on the same images in the same way, measure them side by side, and write a report.
 
     A run that was stopped goes on with the same command.
     """
@@ -60,7 +67,7 @@ def compare(
     terminal.check_writable(results)
     unfinished = Unfinished(out / "unfinished")
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
-        found = run(
+        records = run(
             splits,
             [name.strip() for name in variants.split(",")],
             network,
@@ -72,9 +79,9 @@ def compare(
             unfinished=unfinished,
             progress=steps,
         )
-    # Shown first: should the disk be full, the figures are at least on the screen.
-    terminal.show(console, tables(found, console.width))
-    append(results, found)
-    page = write(found, out)
+    # Results are shown before they are written: should the disk be full, they are at least on the screen.
+    terminal.show(console, tables(records, console.width))
+    append(results, records)
+    page = write(records, out)
     unfinished.remove()
     console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`greenformers compress`: a recipe of changes, made and judged. Flags are read from the changes and from the job."""
+"""`greenformers compress`: a recipe of changes of a trained model. Its flags are the fields of changes and of `Job`."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from greenformers.changes import Change, build, kinds
 from greenformers.changes._options import types, value_of
 from greenformers.changes._recipe import parse, read_recipe
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._options import filled, flags
 from greenformers.compress.job import Job
 
@@ -27,15 +28,19 @@ Model = Annotated[str, typer.Argument(help="Folder of a model of transformers, o
 Out = Annotated[Path, typer.Option(help="Folder for the changed model.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(help="A change and its options, such as 'heal steps=300'; repeat, in order. See `changes`."),
+    typer.Option(help="A change and its options, such as 'heal steps=300'; may be repeated, in order. See `changes`."),
 ]
-Recipe = Annotated[Path | None, typer.Option(help="TOML file of changes; every result holds one, recipe.toml.")]
+Recipe = Annotated[
+    Path | None, typer.Option(help="TOML file of changes, such as recipe.toml in the folder of every result.")
+]
 FromDisk = Annotated[
     bool,
-    typer.Option("--from-disk", help="A weight at a time, for models too large for memory: no texts, no measuring."),
+    typer.Option(
+        "--from-disk",
+        help="Change one weight at a time, for models larger than the machine's memory; no texts, no measurements.",
+    ),
 ]
-Results = Annotated[Path | None, typer.Option(help="File the records are added to.")]
-Page = Annotated[Path | None, typer.Option(help="Folder of a report page; by default OUT/report.")]
+Page = Annotated[Path | None, typer.Option(help="Folder of the report page; by default OUT/report.")]
 
 
 def compress(
@@ -44,8 +49,9 @@ def compress(
 ) -> None:  # fmt: skip
     """Change a trained model: low rank, another attention, fewer layers, int8, healing; judge every step.
 
-    Short forms are made in a sensible order; --change and --recipe in
-    the order given. Without any, low rank keeps half of the weights.
+    Short forms, such as --int8, are applied in a sensible order; --change
+    and --recipe in the order given. Without any of them, low rank keeps
+    half of the weights.
 
     A run that was stopped goes on with the same command.
     """
@@ -81,13 +87,20 @@ def compress(
 def recipe_of(change: Sequence[str] | None, recipe: Path | None, typed: Mapping[str, Any]) -> list[Change]:
     """The changes that were asked for: of a file, typed one by one, or in short forms.
 
+    Args:
+        change: Changes as they were typed, each with its options.
+        recipe: File of changes.
+        typed: Values of the short forms, by name of the parameter.
+
     Raises:
         ValueError: More than one of these, or a change that cannot be built.
     """
-    short = [made for of in kinds() if (made := _short(of, typed)) is not None]
+    short = [entry for of in kinds() if (entry := _short(of, typed)) is not None]
     ways = {"--recipe": recipe is not None, "--change": bool(change), "a short form such as --keep": bool(short)}
     if sum(ways.values()) > 1:
-        raise ValueError(f"{' and '.join(way for way, used in ways.items() if used)} exclude each other: name one way")
+        raise ValueError(
+            f"{' and '.join(way for way, used in ways.items() if used)} exclude each other: use only one of them"
+        )
     if recipe is not None:
         return read_recipe(recipe)
     if change:
@@ -96,7 +109,7 @@ def recipe_of(change: Sequence[str] | None, recipe: Path | None, typed: Mapping[
 
 
 def _short(of: type[Change], typed: Mapping[str, Any]) -> Change | None:
-    """A change of the short forms that were typed, None where none of its own was."""
+    """The change with the short forms that were typed; None where none of them was."""
     hints, options = types(of), {}
     for entry in fields(of):
         name = _parameter(entry.metadata.get("flag"))
@@ -105,8 +118,8 @@ def _short(of: type[Change], typed: Mapping[str, Any]) -> Change | None:
             if isinstance(value, str):
                 value = value_of(value, hints[entry.name])
             options[entry.name] = terminal.pairs(str(name), value) if dict in map(_plain, hints[entry.name]) else value
-    wanted = options or typed.get(_parameter(of.flag) or "")
-    return build(of.name(), **options) if wanted else None
+    asked = options or typed.get(_parameter(of.flag) or "")
+    return build(of.name(), **options) if asked else None
 
 
 def _plain(hint: Any) -> Any:
@@ -141,7 +154,9 @@ def _from_disk(
     ]
     beside += ["results"] * (results is not None) + ["report"] * (report is not None)
     if beside:
-        raise ValueError(f"--from-disk goes without {', '.join('--' + name.replace('_', '-') for name in beside)}")
+        raise ValueError(
+            f"--from-disk cannot be combined with {', '.join('--' + name.replace('_', '-') for name in beside)}"
+        )
     console = terminal.console()
     with terminal.Steps(console) as steps:
         done = compress_from_disk(model, out, changes, seed=job.seed, progress=steps)

@@ -1,12 +1,8 @@
 """`greenformers cost`. Heavy imports are inside the command, so that --help answers at once."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from greenformers.advise.cost_options import Options
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._options import from_fields
 
 ORDER = 100
@@ -22,11 +18,12 @@ EXAMPLES = (
 def cost(
     *,
     options: Options,
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    results: Results = None,
 ) -> None:
-    """Estimate what a training run costs, and a faster variant of it: compute, money, energy and CO2.
+    """Estimate the cost of a training run, and of a faster variant of it: compute, money, energy and CO2.
 
-    Without options: the thesis's tables of costs, worked out again.
+    Without options, the tables of costs of the Greenformers thesis
+    (Cahyawijaya 2021) are computed again.
     """
     from greenformers.advise.cost import records as as_records
     from greenformers.advise.cost_options import answer

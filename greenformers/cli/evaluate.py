@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli._flags import Batch, Folder
+from greenformers.cli._flags import Batch, Folder, Results
 
 ORDER = 60
 GROUP = "Train a model of your own"
@@ -16,12 +16,12 @@ EXAMPLES = ("greenformers evaluate runs/first --split test",)
 
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of the data set: train, valid or test.")] = "test",
     folder: Folder = None,
-    beams: Annotated[int, typer.Option(help="seq2seq: width of the beam.")] = 4,
+    beams: Annotated[int, typer.Option(help="seq2seq: width of the beam search; 1 is greedy.")] = 4,
     batch: Batch = 64,
-    samples: Annotated[int, typer.Option(help="seq2seq: how many translations to show.")] = 3,
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    samples: Annotated[int, typer.Option(help="seq2seq: number of translations that are shown.")] = 3,
+    results: Results = None,
 ) -> None:
     """Score a trained run on a split of its data set."""
     from greenformers.measure.record import append, context
@@ -36,6 +36,5 @@ def evaluate(
     for name, value in scores.items():
         console.print(f"{split} {name}: {value:.4g}")
     if results is not None:
-        found = records(run_folder, split, scores)
         about = context(terminal.command(), 0)
-        append(results, [replace(record, context=about) for record in found])
+        append(results, [replace(record, context=about) for record in records(run_folder, split, scores)])

@@ -6,28 +6,31 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 
 ORDER = 30
 GROUP = "Make a trained model smaller and faster"
 EXAMPLES = ("greenformers export small --formats torch,onnx --lengths 128 --out exported",)
 
 MARK = "tags: [greenformers, exported]"
-"""At the head of every card: what tells a folder that may be replaced."""
+"""Line at the head of every model card, by which an earlier export is recognised: it may be replaced."""
 
-SHORTEST = 16  # the files are tried on texts of that length at least
+SHORTEST = 16  # the files are checked on texts of at least this length, in tokens
 
 
 def export(
     model: Annotated[str, typer.Argument(help="Folder of a dense or compressed model, or a name on the hub.")],
     out: Annotated[Path, typer.Option(help="Folder for the exported model.")],
-    formats: Annotated[str, typer.Option(help="torch (torch.export) and onnx, with commas.")] = "torch,onnx",
-    lengths: Annotated[str, typer.Option(help="Lengths to measure latency at, with commas; '' for none.")] = "128",
-    batch: Annotated[int, typer.Option(help="Texts in a batch that is timed.")] = 8,
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    formats: Annotated[str, typer.Option(help="Formats, with commas: torch (torch.export) and onnx.")] = "torch,onnx",
+    lengths: Annotated[
+        str, typer.Option(help="Lengths in tokens at which latency is measured, with commas; '' for none.")
+    ] = "128",
+    batch: Annotated[int, typer.Option(help="Texts in a batch whose latency is measured.")] = 8,
+    results: Results = None,
 ) -> None:
-    """Write a model for torch.export and ONNX Runtime, check that it says the same there, and time it.
+    """Export a model for torch.export and ONNX Runtime, check that its outputs stay the same, and measure its latency.
 
-    The longest of --lengths is also the longest it is checked on.
+    Outputs are checked on texts of up to the longest of --lengths.
     """
     import tempfile
     from functools import partial
@@ -58,25 +61,25 @@ def export(
         tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside,
         terminal.Steps(console) as steps,
     ):
-        made = Path(beside) / out.name
-        checked = write(network, made, names, length=longest, progress=steps)
-        found = differences(checked.differences, about)
+        staged = Path(beside) / out.name
+        checked = write(network, staged, names, length=longest, progress=steps)
+        records = differences(checked.differences, about)
         steps("measuring", 0.0)
-        found += latencies(
-            network, made, names, measured, size=batch, about=about, progress=partial(steps, "measuring")
+        records += latencies(
+            network, staged, names, measured, size=batch, about=about, progress=partial(steps, "measuring")
         )
         steps("measuring", 1.0)
         if tokenizer is not None:
-            tokenizer.save_pretrained(made)
-        (made / "README.md").write_text(
+            tokenizer.save_pretrained(staged)
+        (staged / "README.md").write_text(
             _card(type(network).__name__, names, longest, tokenizer is not None, max(checked.differences.values()))
         )
-        replace(made, out)
-    terminal.show(console, tables(found, console.width))
-    if measured and COMPILED not in {record.variant for record in found}:
-        console.print("torch.compile cannot compile this model here")
+        replace(staged, out)
+    terminal.show(console, tables(records, console.width))
+    if measured and COMPILED not in {record.variant for record in records}:
+        console.print("torch.compile cannot compile this model on this machine: its latency was not measured")
     if results is not None:
-        append(results, found)
+        append(results, records)
     console.print(f"model:  {out}", soft_wrap=True)
 
 

@@ -14,15 +14,17 @@ EXAMPLES = ("greenformers pattern bigbird --length 1024 --out bigbird.png",)
 
 
 def pattern(
-    name: Annotated[str, typer.Argument(help="A mechanism that is a pattern, such as longformer.")],
+    name: Annotated[str, typer.Argument(help="Attention mechanism with a sparse pattern, such as longformer.")],
     length: Annotated[int, typer.Option(help="Sequence length N.")],
-    out: Annotated[Path, typer.Option(help="File of the picture, .png.")],
-    option: Annotated[list[str] | None, typer.Option(help="Option of it as name=value; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="PNG file of the picture.")],
+    option: Annotated[
+        list[str] | None, typer.Option(help="Option of the mechanism, as name=value; may be repeated.")
+    ] = None,
     heads: Annotated[int, typer.Option(help="Number of heads.")] = 4,
     layers: Annotated[int, typer.Option(help="Number of layers.")] = 1,
     causal: Causal = False,
 ) -> None:
-    """Draw who sees whom in a pattern, per head and layer, with its density and cost."""
+    """Draw which positions a sparse attention pattern lets attend to which, and print its density and cost."""
     from greenformers.measure.connectivity import connectivity
     from greenformers.report.curves import save
     from greenformers.report.fit import fitted
@@ -35,9 +37,9 @@ def pattern(
         raise ValueError(f"{out.parent} is not a folder")
     options = terminal.pairs("option", option or [])
     with terminal.Steps(console) as steps:
-        found = connectivity(
+        matrices = connectivity(
             name, length, options, heads=heads, layers=layers, causal=causal, progress=steps,
         )  # fmt: skip
-    terminal.show(console, fitted(table(found), console.width))
-    save(figure(found), out)
+    terminal.show(console, fitted(table(matrices), console.width))
+    save(figure(matrices), out)
     console.print(f"picture: {out}", soft_wrap=True)

@@ -19,40 +19,51 @@ EXAMPLES = (
 def recommend(
     given: typer.Context,
     model: Annotated[
-        str | None, typer.Option(help="A trained model: changes of it are made and measured; needs --texts.")
+        str | None, typer.Option(help="Trained model, of which changes are made and measured; needs --texts.")
     ] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(help="With --model: texts like its own, .txt, or .tsv with sentence, label or pairs and score."),
+        typer.Option(
+            help="With --model: inputs like those that the model is for: a .txt file, a .tsv file with columns "
+            "sentence, label, or sentence1, sentence2, score, or a folder of images or recordings."
+        ),
     ] = None,
-    loss: Annotated[float, typer.Option(help="With --model: per cent of the quality that may go.")] = 3.0,
-    limit: Annotated[int, typer.Option(help="With --model: at most so many texts judge.")] = 200,
-    country: Annotated[str, typer.Option(help="With --model: whose electricity, a 3-letter ISO code.")] = "USA",
-    results: Annotated[Path | None, typer.Option(help="With --model: file the records are added to.")] = None,
+    loss: Annotated[float, typer.Option(help="With --model: per cent of the quality that may be lost.")] = 3.0,
+    limit: Annotated[int, typer.Option(help="With --model: largest number of texts that quality is judged on.")] = 200,
+    country: Annotated[
+        str, typer.Option(help="With --model: country of the electricity, as a 3-letter ISO code.")
+    ] = "USA",
+    results: Annotated[
+        Path | None, typer.Option(help="With --model: JSONL file that the records are appended to.")
+    ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Sequence length N; with --model, that of 95 % of the texts if not given.")
+        int | None,
+        typer.Option(help="Sequence length N in tokens; with --model by default one that 95 % of the texts fit in."),
     ] = None,
     hidden: Annotated[int, typer.Option(help="Width d of the network.")] = 768,
     layers: Annotated[int, typer.Option(help="Number of layers.")] = 12,
     heads: Annotated[int, typer.Option(help="Number of heads, a divisor of the width.")] = 12,
     feed_forward: Annotated[
-        int | None, typer.Option(help="Width f of the feed-forward blocks; 4 d if not given.")
+        int | None, typer.Option(help="Width f of the feed-forward blocks; by default 4 d.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 8,
+    batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 8,
     causal: Causal = False,
-    task: Annotated[str, typer.Option(help="inference or training.")] = "inference",
-    ranks: Annotated[str, typer.Option(help="Ranks to consider, with commas.")] = "64,128",
-    memory: Annotated[float | None, typer.Option(help="At most so many GiB of weights and tensors.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    top: Annotated[int, typer.Option(help="How many candidates are shown.")] = 12,
+    task: Annotated[str, typer.Option(help="Work that is to be fast: inference or training.")] = "inference",
+    ranks: Annotated[str, typer.Option(help="Ranks that are considered, with commas.")] = "64,128",
+    memory: Annotated[
+        float | None, typer.Option(help="Largest memory for weights and all other tensors, in GiB.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
+    top: Annotated[int, typer.Option(help="Number of candidates that are shown.")] = 12,
     records: Annotated[
-        Path | None, typer.Option(help="Records of bench made on this machine, as further evidence.")
+        Path | None,
+        typer.Option(help="JSONL file of records of `greenformers bench` on this machine, as further evidence."),
     ] = None,
 ) -> None:
-    """Say which variant to use on this machine, and why: of a network to be, or for a trained model.
+    """Advise which variant to use on this machine, and why: for a new network, or for a trained model.
 
-    For a length and a size of network all variants are ranked by
-    predicted time. With --model and --texts changes of that model are
+    For a length and a size of network, all variants are ranked by
+    predicted time. With --model and --texts, changes of that model are
     made, judged on the texts and timed.
     """
     from greenformers.advise.calibration import calibrate
@@ -77,14 +88,14 @@ def recommend(
     need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    known = [] if records is None else read(records)
-    wanted = terminal.numbers("ranks", ranks)
-    if not wanted:
+    benched = [] if records is None else read(records)
+    rank_values = terminal.numbers("ranks", ranks)
+    if not rank_values:
         raise ValueError("ranks must be at least one number")
     with terminal.Steps(console) as steps:
         prices = calibrate(device=device, progress=steps)
-        rows = run(need, prices, wanted, records=known, progress=steps)
-        words = finding(need, prices, wanted[0])
+        rows = run(need, prices, rank_values, records=benched, progress=steps)
+        words = finding(need, prices, rank_values[0])
     terminal.show(console, fitted(table(rows, need, prices[task], top), console.width, repeated=2))
     console.print(words)
 
@@ -94,13 +105,17 @@ OF_BOTH = ("model", "length", "batch")
 
 
 def _check_options(given: typer.Context, of_a_model: bool) -> None:
-    """Options that would be ignored are refused."""
+    """Refuse options that would be ignored.
+
+    Raises:
+        ValueError: An option was typed that belongs to the other use of the command.
+    """
     for name in given.params:
         source = given.get_parameter_source(name)
         typed = source is not None and source.name == "COMMANDLINE"
         if typed and name not in OF_BOTH and (name in OF_A_MODEL) != of_a_model:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} goes {'without' if of_a_model else 'with'} --model")
+            raise ValueError(f"{option} {'cannot be combined with' if of_a_model else 'needs'} --model")
 
 
 def _for_model(

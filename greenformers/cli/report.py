@@ -17,17 +17,17 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     markdown: Annotated[bool, typer.Option("--markdown", help="Only print the table, as Markdown.")] = False,
 ) -> None:
-    """Draw the newest run of each benchmark in a file of records."""
+    """Write a report page of the newest run of each benchmark in a file of records."""
     from greenformers.measure.record import newest, read
     from greenformers.report.page import write
     from greenformers.report.table import markdown as table_in_markdown
     from greenformers.report.table import tables
 
-    found = newest(read(records))
+    latest = newest(read(records))
     if markdown:
-        print(table_in_markdown(found), end="")
+        print(table_in_markdown(latest), end="")
         return
     console = terminal.console()
-    page = write(found, out)
-    terminal.show(console, tables(found, console.width))
+    page = write(latest, out)
+    terminal.show(console, tables(latest, console.width))
     console.print(f"report:  {page}", soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,16 +20,20 @@ EXAMPLES = ("greenformers spectrum MODEL --texts texts.txt",)
 
 def spectrum(
     model: Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")],
-    texts: Annotated[Path, typer.Option(help="Texts, a line each; also .gz and .xz.")],
+    texts: Annotated[Path, typer.Option(help="File with one text on each line; may be .gz or .xz.")],
     length: Annotated[int, typer.Option(help="Tokens in a block of running text.")] = 512,
-    index: Annotated[int, typer.Option(help="How many singular values the table and the heat map add up.")] = 128,
-    limit: Annotated[int, typer.Option(help="At most so many blocks.")] = 100,
-    share: Annotated[float, typer.Option(help="What the suggested k keeps of the singular values' sum.")] = 0.9,
+    index: Annotated[
+        int, typer.Option(help="Number of largest singular values that the table and the heat map add up.")
+    ] = 128,
+    limit: Annotated[int, typer.Option(help="Largest number of blocks.")] = 100,
+    share: Annotated[
+        float, typer.Option(help="Share of the sum of the singular values that the suggested k holds.")
+    ] = 0.9,
     name: Annotated[
-        str | None, typer.Option(help="What the model is called in figure and records; by default as its folder.")
+        str | None, typer.Option(help="Name of the model in figure and records; by default that of its folder.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the figure and its page.")] = Path("spectrum"),
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    results: Results = None,
 ) -> None:
     """Measure the singular values of a trained model's attention over real text, and suggest a k for each layer."""
     from itertools import islice
@@ -56,16 +61,16 @@ def spectrum(
         terminal.check_writable(results)
     blocks = islice(measure.blocks(seen.lines, cast(Any, tokenizer), length), limit)
     with terminal.Steps(console) as steps:
-        found = measure.attention_spectrum(network, _counted(blocks, limit, steps))
-    # Shown first: should the disk be full, the figures are at least on the screen.
-    terminal.show(console, fitted(table(found, index, share), console.width))
+        measured = measure.attention_spectrum(network, _counted(blocks, limit, steps))
+    # Results are shown before they are written: should the disk be full, they are at least on the screen.
+    terminal.show(console, fitted(table(measured, index, share), console.width))
     about = context(terminal.command(), 0)
-    made = measure.records(found, name or model_name(model), seen.name, index=index, share=share, about=about)
+    records = measure.records(measured, name or model_name(model), seen.name, index=index, share=share, about=about)
     if results is not None:
-        append(results, made)
-    page = write(found, made, index, share, out)
+        append(results, records)
+    page = write(measured, records, index, share, out)
     console.print(
-        f"{found.blocks} blocks of {length} tokens\nfigure: {out / 'spectrum.png'}\nreport: {page}", soft_wrap=True
+        f"{measured.blocks} blocks of {length} tokens\nfigure: {out / 'spectrum.png'}\nreport: {page}", soft_wrap=True
     )
 
 

@@ -12,15 +12,16 @@ EXAMPLES = (
 
 train = training(
     Settings,
-    """Train a network: settings from a file, from flags, or flags over a file.
+    """Train a network, with settings from a file, from flags, or from a file that flags override.
 
     The run folder OUT holds run.json (all settings), metrics.jsonl,
-    curves.png, scores.json and model/, for `from_pretrained`;
-    checkpoints/ while it lasts.
+    curves.png, scores.json and model/, for `from_pretrained`; during
+    training also checkpoints/.
 
     A run that was stopped goes on with --resume.
 
-    Several processes: start it with `accelerate launch` (data-parallel
-    or FSDP), or with torchrun and --micro-batches (pipeline).
+    For several processes, start it with `accelerate launch`
+    (data-parallel or FSDP), or with torchrun and --micro-batches
+    (pipeline).
     """,
 )

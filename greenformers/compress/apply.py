@@ -136,12 +136,12 @@ def _masked(model: PreTrainedModel, row: Mapping[str, Tensor]) -> dict[str, Tens
     """An example with the masks by which what pads it in a batch is told, as far as the model takes them."""
     masks = {"input_ids": "attention_mask", "labels": "decoder_attention_mask"}
     taken = inspect.signature(model.forward).parameters
-    made = {
+    added = {
         mask: torch.ones_like(row[name])
         for name, mask in masks.items()
         if name in row and row[name].dim() == 1 and mask in taken and mask not in row
     }
-    return {**row, **made}
+    return {**row, **added}
 
 
 def _length(model: nn.Module) -> int:

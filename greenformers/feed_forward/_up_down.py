@@ -32,10 +32,10 @@ class UpDown(FeedForward):
     @property
     def low_rank(self) -> bool:
         """Whether both linear layers are LEDs, which may change after construction."""
-        return isinstance(self.up, LED) and isinstance(self.down, LED) and self.known
+        return isinstance(self.up, LED) and isinstance(self.down, LED) and self.plain
 
     @property
-    def known(self) -> bool:
+    def plain(self) -> bool:
         """Whether both linear layers are dense or low-rank, and neither is replaced by a module of another kind."""
         return is_plain(self.up) and is_plain(self.down)
 

@@ -36,7 +36,7 @@ class Chunked(UpDown):
     def forward(  # noqa: D102
         self, x: Float[Tensor, "*B N d"], mask: Bool[Tensor, "*B N"] | None = None
     ) -> Float[Tensor, "*B N d"]:
-        if self.known and can_slice(x):
+        if self.plain and can_slice(x):
             # The activation's forward, not the module: hooks on it would run again in the backward pass.
             return sliced_feed_forward(x, self.up, self.down, self.activation.forward, self.chunk)
         if torch.compiler.is_compiling():

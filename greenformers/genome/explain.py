@@ -190,7 +190,7 @@ def picture(explanation: Explained, count: int) -> Figure:
     }
     title = f"What the network looks at, {explanation.region}"
     return track(
-        title, explanation.region.start + 1, explanation.values.tolist(), marks, what="Importance (logit)",
+        title, explanation.region.start + 1, explanation.values.tolist(), marks, quantity="Importance (logit)",
         each="one position: standard deviation of its attributions",
         marked="a variant: what follows it within 16 positions, as in the table",
     )  # fmt: skip

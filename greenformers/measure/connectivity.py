@@ -1,6 +1,6 @@
 """The connectivity matrix of an attention pattern, its density, and the FLOPs of attention over it.
 
-Lin 2021 (survey), section II: cell (i, j) is filled where position i attends to position j.
+Fournier 2021, arXiv:2103.14636, figure 6: cell (i, j) is filled where position i attends to position j.
 """
 
 from collections.abc import Callable, Mapping

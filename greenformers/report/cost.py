@@ -1,4 +1,4 @@
-"""Tables of what training runs cost, and the thesis's own beside what we work out."""
+"""Tables of the costs of training runs, and those of the Greenformers thesis (Cahyawijaya 2021) computed again."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -27,31 +27,39 @@ _OURS = "again"
 
 
 def cost_table(answers: Mapping[str, Answer]) -> Table:
-    """Costs of a base run and its variants, as `greenformers.advise.cost_options.answer` gives them."""
+    """A table of the costs of a base run and of its faster variants.
+
+    Args:
+        answers: Costs by name of the run, as `greenformers.advise.cost_options.answer` gives them.
+    """
     shown = [
         field.name
         for field in fields(Cost)
         if any(getattr(answer.cost, field.name) is not None for answer in answers.values())
     ]
     means = any(answer.mean is not None for answer in answers.values())
-    table = _table("", "Run", "Efficiency\nfactor", *["as thesis\neq. 3.10"] * means, *(_HEADS[name] for name in shown))
+    table = _table("", "Run", "Efficiency\nfactor", *["thesis,\neq. 3.10"] * means, *(_HEADS[name] for name in shown))
     for name, answer in answers.items():
         factors = [f"{answer.efficiency:.2f}"]
         if means:
             factors.append("–" if answer.mean is None else f"{answer.mean:.2f}")
         table.add_row(Text(name), *factors, *(_figure(name, getattr(answer.cost, name)) for name in shown))
     if means:
-        _caption(table, "Efficiency factor: 1 / sum(P/E); eq. 3.10 has sum(P E). P: share of the base's time.")
+        _caption(
+            table,
+            "Efficiency factor: 1 / sum(P/E); P: share of the base's time; E: speed-up. "
+            "Cahyawijaya 2021, eq. 3.10: sum(P E).",
+        )
     return table
 
 
 def thesis_tables() -> list[Table]:
-    """Thesis tables 1.1 and 3.2, with what we work out beside each printed figure."""
+    """Tables 1.1 and 3.2 of the thesis, with our computation beside each printed figure."""
     return [_table_1_1(), _table_3_2()]
 
 
 def _table_1_1() -> Table:
-    table = _table("Table 1.1: published training runs", "Model", "Year", *_pairs())
+    table = _table("Cahyawijaya 2021, table 1.1: published training runs", "Model", "Year", *_pairs())
     for name, run in RUNS.items():
         table.add_row(name, str(run.year), *_compared(run.printed, run.again))
     return _caption(
@@ -63,7 +71,7 @@ def _table_1_1() -> Table:
 
 def _table_3_2() -> Table:
     factors = (f"Factor\n\n{_PRINTED}", f"\n\n{_HARMONIC}", "\n\nsum(P E)")
-    table = _table("Table 3.2: BERT-base as a Low-Rank Transformer", "Rank", *factors, *_pairs())
+    table = _table("Cahyawijaya 2021, table 3.2: BERT-base as a Low-Rank Transformer", "Rank", *factors, *_pairs())
     base = RUNS["BERT-base"].printed
     table.add_row("dense", "1.00", "1.00", "1.00", *_compared(base, base))
     for rank, (printed, costs) in sorted(LOW_RANK.items(), reverse=True):
@@ -80,7 +88,7 @@ def _table_3_2() -> Table:
 
 
 def _pairs() -> list[str]:
-    """Two columns a measure: printed, and ours."""
+    """Headings of two columns for each measure: the printed figure, and ours."""
     return [f"{_HEADS[name]}\n{which}" for name in _COMPARED for which in (_PRINTED, _OURS)]
 
 
@@ -96,7 +104,7 @@ def _figure(name: str, figure: Range | float | None) -> str:
 
 
 def _rounded(name: str, value: float) -> str:
-    """Three digits of what is small; of the rest the thesis's: tenths of a kg, else whole units."""
+    """Small values have three digits; others have those of the thesis: tenths of a kg, else whole units."""
     if value < (1000 if name == "petaflops_days" else 10):
         text = number(value)
         return text.rstrip("0").rstrip(".") if "." in text else text

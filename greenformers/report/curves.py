@@ -1,4 +1,4 @@
-"""Curves: panels of lines, for a training run and for studies of one quantity against another."""
+"""Panels of lines: the curves of a training run, and studies of one quantity against another."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -15,14 +15,14 @@ Points = Sequence[tuple[float, float]]
 
 
 class Panel(NamedTuple):
-    """One panel: what its axes are, and its lines by name.
+    """One panel of a figure: the labels of its axes, and its lines.
 
     Attributes:
-        x: label of the horizontal axis.
-        y: label of the vertical axis.
-        lines: name to points (x, y).
-        doubling: the horizontal axis is logarithmic, with ticks at the points.
-        title: above it.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        lines: Points (x, y) of each line, by its name.
+        doubling: Whether the horizontal axis is logarithmic, with ticks at the points.
+        title: Title above the panel.
     """
 
     x: str
@@ -34,13 +34,14 @@ class Panel(NamedTuple):
 
 @house
 def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = False, across: int | None = None) -> Figure:
-    """Panels of lines with their names at the ends; a line with few points has markers.
+    """A figure of panels of lines, each named at its end; a line with few points has markers.
 
     Args:
-        title: of the whole.
-        panels: from left to right.
-        logarithmic: the vertical axes are.
-        across: panels in a row, which share their vertical axis; by default all are in one row, each with its own.
+        title: Title of the figure.
+        panels: Panels from left to right.
+        logarithmic: Whether the vertical axes are logarithmic.
+        across: Number of panels in a row, which share their vertical axis; None for one row of panels, each with an
+            axis of its own.
     """
     down, columns = (1, len(panels)) if across is None else (ceil(len(panels) / across), across)
     figure = new_figure(4.6 * columns + 0.6, 3.7 * down + 0.4, title)
@@ -58,7 +59,7 @@ def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = Fals
         axes.set_title(panel.title, loc="left", fontsize=9.5, fontweight="bold")
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
-    # When all are drawn: those that share an axis move each other's ends.
+    # Names come last: a later panel can still move the limits of an axis that it shares, and with them the ends.
     for axes, panel in zip(figure.axes, panels, strict=True):
         if len(panel.lines) > 1:
             name_lines(axes)
@@ -67,7 +68,12 @@ def line_panels(title: str, panels: Sequence[Panel], *, logarithmic: bool = Fals
 
 
 def run_curves(name: str, log: Sequence[Mapping[str, float]]) -> Figure | None:
-    """The loss and the validation scores of a run, by step; None where nothing was logged."""
+    """A figure of the loss and the validation scores of a training run, by step; None where nothing was logged.
+
+    Args:
+        name: Name of the run, in the title.
+        log: Logged values by name, one entry for each step that was logged, with its number under "step".
+    """
     series: dict[str, list[tuple[float, float]]] = {}
     for entry in log:
         for key, value in entry.items():
@@ -82,5 +88,9 @@ def run_curves(name: str, log: Sequence[Mapping[str, float]]) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG; the same figure gives the same bytes."""
+    """Write a figure as PNG; the same figure gives the same bytes.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     figure.savefig(path, metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""Means over draws of people against a quantity, with their standard deviations."""
+"""Scores against a quantity: means over random splits of the people, with their standard deviations."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -11,19 +11,19 @@ from greenformers.report.plot import grid, house, looks, new_figure, settle
 
 @house
 def draws(title: str, across: str, records: Sequence[Record], key: str, *, metrics: Sequence[str]) -> Figure:
-    """A panel a metric, a line a model; of a model with one point alone a level line.
+    """A figure with one panel for each metric and one line for each model; a model with one point has a level line.
 
     Args:
-        title: of the picture.
-        across: what the quantity is.
-        records: means with standard deviations as spreads.
-        key: of the quantity, among the settings; where its values are names, there are points and no lines.
-        metrics: of the panels.
+        title: Title of the figure.
+        across: Label of the horizontal axis: the quantity.
+        records: Records of the means, whose spreads are standard deviations.
+        key: Name of the quantity in the records' settings; where its values are names, there are points and no lines.
+        metrics: Metric of each panel.
     """
     figure = new_figure(4.6 * len(metrics) + 2.6, 3.9, title)
     names = list(dict.fromkeys(record.variant for record in records))
     panels = grid(figure, 1, len(metrics), sharey=False)
-    # Points are as far from each other as they can be read, not as the quantity says.
+    # Points stand at equal distances: at those of the quantity, small values could not be told apart.
     values = list(dict.fromkeys(record.setting[key] for record in records))
     measured = all(isinstance(value, int) for value in values)
     values = sorted(values) if measured else values
@@ -34,7 +34,7 @@ def draws(title: str, across: str, records: Sequence[Record], key: str, *, metri
             if len(own) == 1 < len(values) and measured:
                 axes.axhline(means[0], color=look.colour, linestyle="--", label=name)
                 continue
-            # Beside each other where they would hide each other.
+            # Models stand a little beside each other: equal scores would hide each other.
             places = [values.index(value) + 0.08 * (number - (len(names) - 1) / 2) for value in own]
             spreads = [record.spread or 0.0 for record in own.values()]
             bars = spreads if any(spreads) else None
@@ -52,10 +52,16 @@ def draws(title: str, across: str, records: Sequence[Record], key: str, *, metri
 
 
 def listed(records: Sequence[Record], key: str, metric: str) -> Mapping[str, Mapping[int, str]]:
-    """Of each model the means and standard deviations by the quantity, as texts."""
-    found: dict[str, dict[int, str]] = {}
+    """Means and standard deviations as text, by model and value of the quantity.
+
+    Args:
+        records: Records of the means, whose spreads are standard deviations.
+        key: Name of the quantity in the records' settings.
+        metric: Metric that is listed.
+    """
+    texts: dict[str, dict[int, str]] = {}
     for record in records:
         if record.metric == metric:
             deviation = "" if record.spread is None else f" ({record.spread:.1f})"
-            found.setdefault(record.variant, {})[record.setting[key]] = f"{record.value:.1f}{deviation}"
-    return found
+            texts.setdefault(record.variant, {})[record.setting[key]] = f"{record.value:.1f}{deviation}"
+    return texts

@@ -1,4 +1,4 @@
-"""Tables for a narrow terminal: one that is too wide becomes several, so that no figure is broken or cut."""
+"""Tables for a narrow terminal: a table that is too wide becomes several, so that no figure is broken or cut."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 SENTENCE = 24
-"""Cells longer than this are sentences: they are broken between words, and have so many columns of the terminal."""
+"""Width in characters of cells that hold sentences: longer text is broken between words to this width."""
 
 
 def fitted(table: Table, width: int, repeated: int = 1) -> list[Table | Text]:
-    """The table, or where it is too wide for a terminal its parts, one below the other.
+    """The table, or, where it is too wide for a terminal, its parts from top to bottom.
 
     Columns whose headings begin with the same line stay together. The title stands above the first part, the caption
     below the last, as wide as the terminal.
 
     Args:
-        table: what is to be shown.
-        width: of the terminal, in characters.
-        repeated: columns that every part begins with: what names its rows.
+        table: Table that is printed.
+        width: Width of the terminal, in characters.
+        repeated: Number of first columns, which name the rows, that every part begins with.
     """
     groups = _groups(table.columns[repeated:])
     first = table.columns[:repeated]
@@ -31,14 +31,14 @@ def fitted(table: Table, width: int, repeated: int = 1) -> list[Table | Text]:
         parts[-1] += group
     if len(parts) == 1:
         return [_part(table, table.columns, table.title, table.caption)]
-    made: list[Table | Text] = []
+    pieces: list[Table | Text] = []
     for number, columns in enumerate(parts):
-        made += [_part(table, [*first, *columns], None if number else table.title), Text("")]
-    return [*made[:-1], Text(_text(table.caption), "dim")] if table.caption else made[:-1]
+        pieces += [_part(table, [*first, *columns], None if number else table.title), Text("")]
+    return [*pieces[:-1], Text(_text(table.caption), "dim")] if table.caption else pieces[:-1]
 
 
 def _groups(columns: Sequence[Column]) -> list[list[Column]]:
-    """Columns that are read together: those of one heading, whose first line is the same, or not said again."""
+    """Groups of columns that are read together: the first line of their headings is the same, or empty after it."""
     groups: list[list[Column]] = []
     for column in columns:
         head, *more = _text(column.header).split("\n")
@@ -51,13 +51,13 @@ def _groups(columns: Sequence[Column]) -> list[list[Column]]:
 
 
 def _width(table: Table, columns: Sequence[Column]) -> int:
-    """Characters that a table of these columns needs, at most."""
+    """Number of characters that a table of these columns needs, at most."""
     _, right, _, left = table.padding
     return 1 + sum(min(_longest(column), SENTENCE) + right + left + 1 for column in columns)
 
 
 def _longest(column: Column) -> int:
-    """The longest line of a column; of a heading the longest word, for there it may be broken."""
+    """Characters of the longest line of a column; of its heading the longest word, as a heading may be broken."""
     words = [word for line in _text(column.header).split("\n") for word in line.split()]
     lines = [line for cell in column.cells for line in _text(cell).split("\n")]
     return max(map(cell_len, [*words, *lines]), default=0)

@@ -1,4 +1,4 @@
-"""Heat maps: panels of figures over two axes, each number in its field; one scale and one colour bar for all."""
+"""Heat maps over length and rank, with each number in its field; one scale and one colour bar for all panels."""
 
 from collections.abc import Mapping, Sequence
 from math import log2
@@ -14,15 +14,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from greenformers.report.plot import house, new_figure, settle
 
 Field = tuple[int, int]
-"""(row, column): length and rank."""
+"""Length and rank: the row and the column of a field."""
 
 
 class Heat(NamedTuple):
-    """One panel.
+    """One panel of a figure.
 
     Attributes:
-        title: above it.
-        values: by (length, rank); fields that are missing stay empty.
+        title: Title above the panel.
+        values: Values by length and rank; fields without a value stay empty.
     """
 
     title: str
@@ -30,12 +30,12 @@ class Heat(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """What all numbers of a picture are; blue is better.
+    """The scale of all numbers of a figure; blue is better.
 
     Attributes:
-        words: beside the colour bar.
-        ratios: they are times as good, on a logarithmic scale around 1; else differences around 0, where less is
-            better.
+        words: Label of the colour bar.
+        ratios: Whether numbers are ratios, on a logarithmic scale around 1, where more is better; otherwise they are
+            differences, on a linear scale around 0, where less is better.
     """
 
     words: str
@@ -46,7 +46,15 @@ class Scale(NamedTuple):
 def heat_maps(
     title: str, rows: Sequence[Sequence[Heat]], scale: Scale, across: str = "Rank", down: str = "Length N"
 ) -> Figure:
-    """Rows of panels, all over the same lengths and ranks, in the same colours."""
+    """A figure of rows of panels, all over the same lengths and ranks, and in the same colours.
+
+    Args:
+        title: Title of the figure.
+        rows: Panels of each row.
+        scale: Scale of all numbers.
+        across: Label of the horizontal axes.
+        down: Label of the vertical axes.
+    """
     fields = {field for row in rows for heat in row for field in heat.values}
     lengths, ranks = sorted({n for n, _ in fields}), sorted({r for _, r in fields})
     wide = max(map(len, rows))
@@ -84,7 +92,7 @@ def heat_maps(
 
 
 def _colours(heats: Sequence[Heat], scale: Scale) -> tuple[Normalize, Colormap]:
-    """Colours as far on one side of what is equal as on the other, so that equal shades are equal factors."""
+    """Colours that reach equally far on both sides of the neutral value, so that equal shades are equal factors."""
     values = [value for heat in heats for value in heat.values.values() if np.isfinite(value)]
     if not scale.ratios:
         reach = max(map(abs, values), default=0.0) or 1.0
@@ -94,7 +102,7 @@ def _colours(heats: Sequence[Heat], scale: Scale) -> tuple[Normalize, Colormap]:
 
 
 def _ink(colour: tuple[float, float, float, float]) -> str:
-    """Black where the colour is light enough for it, by its relative luminance."""
+    """The colour of text on a field: black on light fields, by relative luminance, and white on dark ones."""
     red, green, blue, _ = colour
     return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5 else "white"
 

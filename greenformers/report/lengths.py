@@ -1,4 +1,4 @@
-"""The longest sequence within a memory budget, as bars and a table, beside the thesis' table 5.3."""
+"""The longest sequence that fits a budget of bytes, as bars and a table, beside table 5.3 of Cahyawijaya 2021."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from greenformers.measure.record import Record
 from greenformers.report.plot import grid, house, new_figure, settle
 
 BARS, THESIS = ("#0072B2", "#595959"), "#D55E00"
-"""Colours dark enough for white figures, and that of the mark of the published figure."""
+"""Colours of the bars, dark enough for white figures, and the colour of the mark of the published figure."""
 
 PUBLISHED = {
     ("transformer (eager)", "one a nucleotide"): "Transformer, one token a nucleotide",
@@ -17,17 +17,17 @@ PUBLISHED = {
     ("transformer (eager)", "subwords"): "Transformer + subword tokens",
     ("linformer", "subwords"): "Linformer + subword tokens",
 }
-"""What the thesis calls a row, by variant and tokens."""
+"""Name of a row in the thesis, by variant and tokens."""
 
 
 @house
 def lengths(title: str, records: Sequence[Record], published: Mapping[str, float]) -> Figure:
-    """Draw them, on a logarithmic scale.
+    """A figure of the longest sequences as bars, on a logarithmic scale where none is 0.
 
     Args:
-        title: of the picture.
-        records: of one mode, with the settings recompute and tokens.
-        published: the thesis' lengths by row; may be empty.
+        title: Title of the figure.
+        records: Records of one mode, in nucleotides, with "recompute" and "tokens" in their settings.
+        published: Lengths of the thesis in nucleotides, by its name of the row; may be empty.
     """
     names = list(dict.fromkeys(row_of(record) for record in records))
     figure = new_figure(8.6, 1.6 + 0.55 * len(names), title)
@@ -57,12 +57,18 @@ def lengths(title: str, records: Sequence[Record], published: Mapping[str, float
 
 
 def row_of(record: Record) -> str:
-    """Variant, and whether activations are computed again."""
+    """The name of a record's row: its variant, and whether activations are recomputed in the backward pass."""
     return f"{record.variant}, recomputed" if record.setting["recompute"] else record.variant
 
 
 def table(title: str, records: Sequence[Record], published: Mapping[str, float]) -> Table:
-    """The same as text."""
+    """The same lengths as a table.
+
+    Args:
+        title: Title of the table.
+        records: Records as in `lengths`, with "token_count" in their settings.
+        published: Lengths of the thesis in nucleotides, by its name of the row; may be empty.
+    """
     shown = Table("network", "tokens", "tokens are", "nucleotides", "times", *["thesis"] * bool(published), title=title)
     for record in records:
         theirs = _theirs(record, published)

@@ -1,4 +1,4 @@
-"""Loss against steps: a panel a task, a line a variant, its range over seeds shaded."""
+"""Loss against steps: one panel for each task, one line for each variant, with its range over seeds shaded."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
@@ -12,22 +12,22 @@ from greenformers.report.names import name_lines
 from greenformers.report.plot import Look, grid, house, looks, new_figure, settle
 
 ACROSS = 3
-"""Panels of families in a row, at most."""
+"""Greatest number of panels of families in a row."""
 
 Losses = dict[int, list[float]]
-"""Step to the losses of all seeds, in order of the steps."""
+"""Losses of all seeds by step, in order of the steps."""
 
 
 def losses(records: Iterable[Record], task: str) -> dict[str, Losses]:
-    """Of each variant, its losses in one task by step; of runs repeated with a seed, the last."""
-    found: dict[str, dict[int, dict[int, float]]] = {}
+    """Losses in one task, by variant and step; where a seed was run again, the last record counts."""
+    by_variant: dict[str, dict[int, dict[int, float]]] = {}
     for record in records:
         if record.metric == "loss" and record.setting["task"] == task:
-            steps = found.setdefault(record.variant, {})
+            steps = by_variant.setdefault(record.variant, {})
             steps.setdefault(record.setting["step"], {})[record.setting["seed"]] = record.value
     return {
         variant: {step: list(seeds.values()) for step, seeds in sorted(steps.items())}
-        for variant, steps in found.items()
+        for variant, steps in by_variant.items()
     }
 
 
@@ -40,15 +40,17 @@ def loss_curves(
     *,
     unit: str = "nats a byte",
 ) -> Figure:
-    """Means over the seeds of a step as lines, lowest to highest shaded; a variant looks alike in every panel.
+    """A figure of mean losses over the seeds, with the range from lowest to highest shaded.
+
+    A variant looks alike in every panel, unless there are families.
 
     Args:
-        title: of the whole.
-        records: with metric "loss", and "task", "step" and "seed" in their settings; others are left out.
-        tasks: a panel each, from left to right, or a row of panels each: task to the words above it.
-        families: panels of a task, on one scale, with names at the ends of the lines: words above it to its variants;
-            beside them every panel has the variants that are in no family. None: one panel.
-        unit: of the losses.
+        title: Title of the figure.
+        records: Records with "task", "step" and "seed" in their settings; metrics other than "loss" are left out.
+        tasks: Titles of the tasks, each of which has a panel, from left to right, or with families a row of panels.
+        families: Variants of each panel of a task, by its title; variants in no family are in every panel. The panels
+            of a task share their scale, and lines are named at their ends. None for one panel for each task.
+        unit: Unit of the losses.
     """
     if families:
         return _by_family(title, records, tasks, families, unit)
@@ -66,7 +68,7 @@ def loss_curves(
 
 
 def _draw(axes: Axes, lines: Mapping[str, Losses], dress: Mapping[str, Look], title: str, unit: str) -> None:
-    """One panel."""
+    """Draw one panel."""
     for variant, values in lines.items():
         look, means = dress[variant], [mean(seeds) for seeds in values.values()]
         low, high = (list(map(end, values.values())) for end in (min, max))
@@ -81,7 +83,7 @@ def _draw(axes: Axes, lines: Mapping[str, Losses], dress: Mapping[str, Look], ti
 def _by_family(
     title: str, records: Sequence[Record], tasks: Mapping[str, str], families: Mapping[str, Sequence[str]], unit: str
 ) -> Figure:
-    """Rows of panels a task, all on one scale; a family without a record of a task has no panel there."""
+    """A figure with rows of panels for each task, on one scale; a family without records of a task has no panel."""
     panels = {task: _families(losses(records, task), families) for task in tasks}
     columns = max(1, *(ceil(len(own) / ceil(len(own) / ACROSS)) for own in panels.values() if own), 0)
     rows = [
@@ -104,9 +106,9 @@ def _by_family(
 
 
 def _families(every: Mapping[str, Losses], families: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Losses]]:
-    """The lines of each panel of a task: those of a family beside those of none."""
-    known = {variant for family in families.values() for variant in family}
-    beside = {variant: values for variant, values in every.items() if variant not in known}
+    """The lines of each panel of a task: those of a family, beside the variants that are in no family."""
+    members = {variant for family in families.values() for variant in family}
+    beside = {variant: values for variant, values in every.items() if variant not in members}
     own = {name: {each: every[each] for each in family if each in every} for name, family in families.items()}
     return {name: beside | lines for name, lines in own.items() if lines}
 

@@ -1,4 +1,4 @@
-"""Names beside the points and lines of a plot, where they hide nothing."""
+"""Placement of names beside the points and lines of a plot, where they hide nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 GREY = "#595959"
-# Offsets in points from a marker, with alignment: where its name may stand, nearest first.
+# Places for the name of a marker, nearest first: offsets in points, and alignment.
 _AROUND = tuple(
     (radius * x, radius * y, horizontal, vertical)
     for radius in (9, 16, 26, 40, 60)
@@ -33,7 +33,7 @@ _AROUND = tuple(
 
 
 def broken(name: str, letters: int = 16) -> str:
-    """A name on as many lines as it needs, broken after + and _."""
+    """The name on lines of at most `letters` characters where it can be broken, which is after + and _."""
     lines = [""]
     for part in re.findall(r"[^+_]+[+_]?", name):
         if lines[-1] and len(lines[-1]) + len(part) > letters:
@@ -43,7 +43,15 @@ def broken(name: str, letters: int = 16) -> str:
 
 
 class Spot(NamedTuple):
-    """A point, half the interquartile range of its x, and both ends of a line through its y."""
+    """A point of a plot with its error bars, in data coordinates.
+
+    Attributes:
+        x: Horizontal position.
+        y: Vertical position.
+        dx: Half the length of the horizontal bar.
+        low: Lower end of the vertical bar.
+        high: Upper end of the vertical bar.
+    """
 
     x: float
     y: float
@@ -53,7 +61,13 @@ class Spot(NamedTuple):
 
 
 def name_points(axes: Axes, spots: Mapping[str, Spot], renderer: RendererBase) -> None:
-    """Write each variant's name where it hides no marker, bar or name: the nearest of the places around it."""
+    """Write each variant's name at the nearest place around its point where it hides no marker, bar or name.
+
+    Args:
+        axes: Panel whose points and scales are all drawn.
+        spots: Points by variant.
+        renderer: Renderer that measures the texts.
+    """
     taken = [box for spot in spots.values() for box in _boxes(axes, spot)]
     for name, spot in sorted(spots.items(), key=lambda item: -len(item[0])):  # the longest has the fewest places
         text = axes.annotate(
@@ -72,30 +86,37 @@ def name_points(axes: Axes, spots: Mapping[str, Spot], renderer: RendererBase) -
 
 
 def _boxes(axes: Axes, spot: Spot) -> list[Bbox]:
-    """What a spot covers, in pixels: its marker and its bars."""
+    """The boxes that a point covers, in pixels: of its marker and of its bars."""
     x, y, dx, low, high = spot
     ends = axes.transData.transform([(x, y), (x - dx, y), (x + dx, y), (x, low), (x, high)])
     return [Bbox([ends[0], ends[0]]).padded(10), Bbox(ends[1:3]).padded(2), Bbox(ends[3:]).padded(2)]
 
 
 def _extent(text: Annotation, renderer: RendererBase, place: tuple[float, float, str, str]) -> Bbox:
-    """What the text covers, in pixels, once moved to this place."""
+    """The box that the text covers, in pixels, after it is moved to this place."""
     text.set(position=place[:2], horizontalalignment=place[2], verticalalignment=place[3])
     text.update_positions(renderer)
     return Text.get_window_extent(text, renderer)
 
 
 def _crowding(box: Bbox, room: Bbox, taken: Sequence[Bbox]) -> int:
-    """How many things this box hides; leaving the room counts more than all of them."""
+    """Number of taken boxes that this box overlaps; a box that leaves the panel counts more than all of them."""
     box = box.padded(3)
     outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
     return box.count_overlaps(taken) + outside * (len(taken) + 1)
 
 
 def spread(places: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Places at least `gap` apart, in the same order and each as near to its own as that allows, within low..high."""
+    """Places moved apart as little as possible, so that they are at least `gap` apart, in the same order.
+
+    Args:
+        places: Places in any order.
+        gap: Least distance of two places.
+        low: Least place that may be given.
+        high: Greatest place that may be given.
+    """
     order = sorted(range(len(places)), key=places.__getitem__)
-    blocks: list[tuple[float, int]] = []  # what stands close together moves as one, around its mean
+    blocks: list[tuple[float, int]] = []  # close places move together, around their mean: its sum and count
     for rank, index in enumerate(order):
         total, count = places[index] - rank * gap, 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
@@ -104,18 +125,18 @@ def spread(places: Sequence[float], gap: float, low: float = 0.0, high: float = 
         blocks.append((total, count))
     most = high - gap * (len(places) - 1)
     levels = [min(max(total / count, low), most) for total, count in blocks for _ in range(count)]
-    found = [0.0] * len(places)
+    spaced = [0.0] * len(places)
     for rank, index in enumerate(order):
-        found[index] = levels[rank] + rank * gap
-    return found
+        spaced[index] = levels[rank] + rank * gap
+    return spaced
 
 
 def name_lines(axes: Axes, gap: float = 0.05) -> None:
-    """Write the name of each line at the right of the panel, at the height where it ends; its colour leads there.
+    """Write the name of each line at the right of the panel, at the height where it ends, joined by its colour.
 
     Args:
-        axes: a panel whose lines and scales are all there.
-        gap: least distance of two names, as a share of the panel's height.
+        axes: Panel whose lines and scales are all drawn.
+        gap: Least distance of two names, as a share of the panel's height.
     """
     axes.autoscale_view()
     ends = {}
@@ -134,5 +155,5 @@ def name_lines(axes: Axes, gap: float = 0.05) -> None:
 
 
 def plain(text: str) -> str:
-    """The text with nothing in it that matplotlib would read as mathematics."""
+    """The text with its dollar signs escaped, which matplotlib would read as mathematics."""
     return text.replace("$", r"\$")

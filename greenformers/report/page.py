@@ -1,4 +1,4 @@
-"""Records as one page: what was found, the table, the pictures, and how it was measured. Needs no other file."""
+"""A report page of records: headline, table, pictures and how they were measured. The page needs no other file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from greenformers.report.table import (
     variants,
 )
 
-# What a headline says of a gain. The first metric that was improved makes the headline.
+# The words of a headline, by metric. The headline is of the first metric that was improved.
 _SPEEDS = {
     "latency": "runs {} as fast",
     "train_step": "runs forward and backward {} as fast",
@@ -42,7 +42,7 @@ _AMOUNTS = {
 }
 _GAINS = (*_SPEEDS, "flops", "parameters")
 _MEMORY = ("peak_memory_inference", "peak_memory_training")
-# What is said of how good a variant is, each where it was measured.
+# Names of the quality metrics, each of which the headline adds where it was measured.
 _QUALITY = {
     "test_accuracy": "test accuracy",
     "accuracy": "accuracy",
@@ -117,20 +117,20 @@ def write(
     leaves an earlier page as it was.
 
     Args:
-        records: what was measured.
-        folder: for the files.
-        title: of the page.
-        drawn: pictures of these records; by default those of `greenformers.report.plot`, and a table of all records.
-        lead: what the page begins with; by default what was found.
-        tabulated: records of the table, where pictures are given; by default there is none then.
+        records: Records of the measurements.
+        folder: Folder of the files.
+        title: Title of the page.
+        drawn: Pictures of the page; None for those of `greenformers.report.plot` and a table of all records.
+        lead: Text that the page begins with; None for the headline of the records.
+        tabulated: Records of the table where `drawn` is given; None for no table.
 
     Raises:
-        ValueError: there are no records, or a record's metric is not in `METRICS`.
-        OSError: the folder cannot be written.
+        ValueError: There are no records, or a record's metric is not in `METRICS`.
+        OSError: The folder cannot be written.
     """
     records = list(records)
     if not records:
-        raise ValueError("no records to write a page of")
+        raise ValueError("a page needs at least one record, got none")
     images = [(picture, png(picture.figure)) for picture in (pictures(records) if drawn is None else drawn)]
     shown = records if drawn is None else tabulated or []
     rows_of = sections_with_figures(shown)
@@ -141,20 +141,20 @@ def write(
 
 
 def headline(records: Iterable[Record]) -> str:
-    """What was found, in a few sentences: the largest gain in speed, and what the same variant did besides.
+    """The result in a few sentences: the largest gain in speed, and the other gains and losses of the same variant.
 
     Raises:
-        ValueError: a record's metric is not in `METRICS`.
+        ValueError: A record's metric is not in `METRICS`.
     """
-    found = sections(records)
+    grouped = sections(records)
     compared = [
         (section, record)
-        for section in found
+        for section in grouped
         for record in section.cells.values()
         if record.to == section.baseline and change(section, record).change
     ]
     if not compared:
-        return f"Measured: {_count(len(variants(found)), 'variant')} in {_count(len(found), 'setting')}."
+        return f"Measured: {_count(len(variants(grouped)), 'variant')} in {_count(len(grouped), 'setting')}."
     for metric in _GAINS:
         gains = [pair for pair in compared if pair[1].metric == metric and change(*pair).verdict == "better"]
         if gains:
@@ -176,7 +176,7 @@ def _gain(section: Section, record: Record) -> str:
 
 
 def _phrase(metric: str, records: Sequence[Record]) -> str:
-    """What a variant does, by its ratios: "runs 1.3x to 2.1x as fast", "needs 4 % more memory at inference"."""
+    """The gain or loss of a variant in words: "runs 1.3x to 2.1x as fast", "needs 4 % more memory at inference"."""
     ratios = [record.ratio or 1 for record in records]
     if metric in _SPEEDS:
         return _SPEEDS[metric].format(" to ".join(dict.fromkeys(map(times, ratios))))
@@ -185,7 +185,7 @@ def _phrase(metric: str, records: Sequence[Record]) -> str:
 
 
 def _share(ratio: float, less: str) -> str:
-    """How much less or more of the baseline's is needed. Twice as much and above is said in times."""
+    """The change of an amount against the baseline's in words: per cent, or from twice as much on, times."""
     needed = 1 / ratio
     if needed >= 2:
         return f"{times(needed)} the"
@@ -194,7 +194,7 @@ def _share(ratio: float, less: str) -> str:
 
 
 def _elsewhere(section: Section, record: Record, same: Sequence[tuple[Section, Record]]) -> list[str]:
-    """The range of the same ratio in the other settings, so that the best does not stand for all."""
+    """A sentence with the range of the same ratio in the other settings, so that the best does not stand for all."""
     others = [other for place, other in same if other.metric == record.metric and place is not section]
     if not others:
         return []
@@ -208,7 +208,7 @@ def _qualities(same: Sequence[tuple[Section, Record]]) -> list[str]:
 
 
 def _quality(section: Section, record: Record) -> str:
-    """How good a variant is beside the baseline, and whether that is more than noise."""
+    """A sentence on the quality of a variant beside the baseline's, and whether the difference is within noise."""
     metric = METRICS[record.metric]
     base = reference(record)
     if metric.unit == "%":
@@ -259,11 +259,11 @@ def _page(
 """
 
 
-def _table(found: Sequence[Section]) -> str:
-    names = variants(found)
+def _table(tabulated: Sequence[Section]) -> str:
+    names = variants(tabulated)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    body = "".join(_body(section, names) for section in found)
-    notes = "".join(f"<li>{escape(note)}</li>\n" for note in legend(found))
+    body = "".join(_body(section, names) for section in tabulated)
+    notes = "".join(f"<li>{escape(note)}</li>\n" for note in legend(tabulated))
     hint = '<p class="hint">More columns to the right: the table scrolls sideways.</p>\n' if len(names) > 2 else ""
     return f"""<h2>Table</h2>
 {hint}<div class="scroll" role="region" aria-label="Table" tabindex="0">
@@ -303,7 +303,7 @@ def _figure(picture: Picture, image: bytes) -> str:
 
 
 def _sources(records: Sequence[Record]) -> str:
-    """Which figures were measured, which counted and which estimated."""
+    """A list of the metrics that were measured, those that were counted, and those that were estimated."""
     kinds = {record.source: "" for record in records}
     for kind in kinds:
         metrics = {record.metric for record in records if record.source == kind}
@@ -312,7 +312,7 @@ def _sources(records: Sequence[Record]) -> str:
 
 
 def _contexts(records: Sequence[Record]) -> str:
-    """Command, seed, versions and machine of each run; runs that differ in time alone are one."""
+    """Command, seed, versions and machine of each run; runs that differ only in their time are listed as one."""
     runs: dict[str, dict[str, Any]] = {}
     hours: dict[str, set[str]] = {}
     for record in records:
@@ -344,7 +344,7 @@ def _words(value: Any) -> str:
 
 
 def _put(folder: Path, files: dict[str, bytes]) -> None:
-    """Replace files of a folder, none before all are written; the last, the page, when its pictures are there."""
+    """Replace files of a folder, in their order, after all are written; the page comes last, after its pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix=".page-") as staging:
         for name, data in files.items():

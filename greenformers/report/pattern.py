@@ -1,4 +1,4 @@
-"""Connectivity matrices as a picture, and their density and cost as a table."""
+"""Connectivity matrices of sparse attention as a picture, and their density and cost as a table."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,37 +16,40 @@ _GRID_UP_TO = 64
 
 
 @house
-def figure(found: Matrices) -> Figure:
-    """Layers from above, heads from the left; equal ones are drawn once. Row i, column j: i attends to j."""
-    panels = _different(found)
+def figure(matrices: Matrices) -> Figure:
+    """A figure of the matrices, layers from top to bottom and heads from left to right; equal ones are drawn once.
+
+    Row i, column j of a matrix is marked where query i attends to key j.
+    """
+    panels = _different(matrices)
     rows, columns = len(panels), max(map(len, panels))
-    drawn = new_figure(max(3.6, 2.7 * columns + 0.5), 2.9 * rows + 0.9, f"{found.name}, N {found.length:,}")
+    drawn = new_figure(max(3.6, 2.7 * columns + 0.5), 2.9 * rows + 0.9, f"{matrices.name}, N {matrices.length:,}")
     places = drawn.subplots(rows, columns, squeeze=False)
     used = np.zeros(len(KINDS), dtype=bool)
     for row, line in zip(panels, places, strict=True):
         for axes in line[len(row) :]:
             axes.set_axis_off()
-        for (title, one), axes in zip(row, line, strict=False):
-            _matrix(axes, one, found.length)
-            axes.set_title(f"{title}: {one.pairs / found.length**2:.1%} of all pairs", fontsize=8)
-            used |= one.share.numpy().any((1, 2))
+        for (title, head), axes in zip(row, line, strict=False):
+            _matrix(axes, head, matrices.length)
+            axes.set_title(f"{title}: {head.pairs / matrices.length**2:.1%} of all pairs", fontsize=8)
+            used |= head.share.numpy().any((1, 2))
     names = [Patch(color=_COLOURS[at], label=KINDS[at]) for at in range(len(KINDS)) if used[at]]
     drawn.legend(handles=names, loc="outside lower center", ncols=len(names), fontsize=8)
     settle(drawn)
     return drawn
 
 
-def _different(found: Matrices) -> list[list[tuple[str, Connectivity]]]:
-    """Rows of panels: by layer the heads that differ, with their titles; one layer where all are alike."""
+def _different(matrices: Matrices) -> list[list[tuple[str, Connectivity]]]:
+    """Rows of panels, one for each layer: its heads that differ, by title; one row where all layers are alike."""
     layers: dict[int, list[Connectivity]] = {}
-    for one in found.heads:
-        layers.setdefault(one.layer, []).append(one)
+    for head in matrices.heads:
+        layers.setdefault(head.layer, []).append(head)
     first = layers[0]
     if all(_alike(a, b) for heads in layers.values() for a, b in zip(heads, first, strict=True)):
         prefix = "" if len(layers) == 1 else "every layer, "
         return [_heads(first, prefix)]
     panels = [_heads(heads, f"layer {layer + 1}, ") for layer, heads in layers.items()]
-    # Layers of one panel each stand side by side.
+    # Layers of head panel each stand side by side.
     return [[row[0] for row in panels]] if all(len(row) == 1 for row in panels) else panels
 
 
@@ -56,14 +59,14 @@ def _heads(heads: list[Connectivity], prefix: str) -> list[tuple[str, Connectivi
     return [(f"{prefix}head {head.head + 1}", head) for head in heads]
 
 
-def _alike(one: Connectivity, other: Connectivity) -> bool:
-    return bool((one.share == other.share).all())
+def _alike(head: Connectivity, other: Connectivity) -> bool:
+    return bool((head.share == other.share).all())
 
 
-def _matrix(axes: Axes, one: Connectivity, length: int) -> None:
-    share = one.share.numpy()
+def _matrix(axes: Axes, head: Connectivity, length: int) -> None:
+    share = head.share.numpy()
     cells = share.shape[1]
-    # What is seen at all shows; a cell of many pairs is the darker the more of them are.
+    # A cell with any visible pair can be seen; a cell of several pairs is darker the more of them are visible.
     strength = np.where(share.sum(0) > 0, 0.25 + 0.75 * np.clip(share.sum(0), 0, 1), 0.0)[..., None]
     mixed = np.einsum("kij,kc->ijc", share, np.array([to_rgb(colour) for colour in _COLOURS]))
     colour = mixed / np.maximum(share.sum(0), 1e-9)[..., None]
@@ -81,19 +84,19 @@ def _matrix(axes: Axes, one: Connectivity, length: int) -> None:
     axes.plot((0, length), (0, length), color="#00000055", linewidth=0.7)
 
 
-def table(found: Matrices) -> Table:
-    """Of each layer: visible pairs, density, and cost beside dense attention's."""
+def table(matrices: Matrices) -> Table:
+    """A table of each layer's visible pairs, density, and cost beside that of dense attention."""
     drawn = Table("layer", "pairs a query", "density", "cost", "of dense attention", box=box.SIMPLE)
-    drawn.title = f"{found.name}, N {found.length:,}"
-    for layer, count in enumerate(found.flops):
-        pairs = [one.pairs for one in found.heads if one.layer == layer]
-        mean = sum(pairs) / len(pairs) / found.length
+    drawn.title = f"{matrices.name}, N {matrices.length:,}"
+    for layer, count in enumerate(matrices.flops):
+        pairs = [head.pairs for head in matrices.heads if head.layer == layer]
+        mean = sum(pairs) / len(pairs) / matrices.length
         drawn.add_row(
             str(layer + 1),
             f"{mean:,.1f}",
-            f"{mean / found.length:.2%}",
+            f"{mean / matrices.length:.2%}",
             _flop(count),
-            f"{_flop(found.dense)} ({found.dense / count:.2g}x)",
+            f"{_flop(matrices.dense)} ({matrices.dense / count:.2g}x)",
         )
     return drawn
 

@@ -1,7 +1,7 @@
 """Records as pictures: accuracy against cost, each measure against the baseline, and training curves.
 
 Colours are those of Okabe and Ito (Color Universal Design, 2008), told apart under any colour blindness; markers,
-hatches and line styles repeat what they say. Figures are drawn without pyplot, so none stays open, and under
+hatches and line styles distinguish the same variants. Figures are drawn without pyplot, so none stays open, and under
 matplotlib's default style, so that the same records give the same bytes whatever the user's settings.
 """
 
@@ -34,14 +34,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "|||", "+++")
 LINES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 
-# Costs to draw accuracy against, where they were measured.
+# Costs that accuracy is drawn against, where they were measured.
 COSTS = ("latency", "energy")
 PLACES = {"step": "Step (optimiser updates)", "epoch": "Epoch (passes over the data)"}
 
 LEAST_SPAN = 5.0
-"""Points that an axis of percentages spans at least: differences of tenths must not look like gulfs."""
+"""Least span of an axis of percentages, in points: differences of tenths must not look large."""
 
-_LETTERS = 9  # of a title, in an inch
+_LETTERS = 9  # letters of a title in an inch
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -59,11 +59,11 @@ _STYLE = {
     "legend.frameon": False,
 }
 house = style.context(["default", _STYLE])
-"""Draws what it decorates in the style of the house."""
+"""Decorator of functions that draw: they draw in the style of all our figures, whatever the user's settings."""
 
 
 class Look(NamedTuple):
-    """How one variant is drawn, in every picture."""
+    """Colour, marker, hatch and line style of one variant, the same in every picture."""
 
     colour: str
     marker: str
@@ -72,7 +72,14 @@ class Look(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure with its file name (without ending), a caption, and what it shows in words, for who cannot see it."""
+    """A figure with its texts.
+
+    Attributes:
+        name: File name, without its ending.
+        figure: The figure.
+        caption: Caption below the figure.
+        alt: Description of the figure, for readers who cannot see it.
+    """
 
     name: str
     figure: Figure
@@ -94,11 +101,11 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def pictures(records: Iterable[Record]) -> list[Picture]:
-    """Every picture that these records allow, section by section, each with a name of its own."""
-    found = sections(records)
-    dress = looks(variants(found))
+    """All pictures that these records allow, section by section, each with a different name."""
+    grouped = sections(records)
+    dress = looks(variants(grouped))
     drawn: dict[str, Picture] = {}
-    for section in found:
+    for section in grouped:
         for kind, draw in (("accuracy", accuracy), ("ratios", ratios), ("curves", curves)):
             if figure := draw(section, dress):
                 name = _free(f"{kind}-{section.title}", drawn)
@@ -108,7 +115,7 @@ def pictures(records: Iterable[Record]) -> list[Picture]:
 
 @house
 def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
-    """Test accuracy against each of `COSTS`, a marker a variant; None where fewer than two variants have both."""
+    """A figure of test accuracy against each of `COSTS`; None where fewer than two variants have both."""
     panels = {cost: points for cost in COSTS if len(points := _points(section, cost)) > 1}
     if not panels:
         return None
@@ -142,10 +149,11 @@ def accuracy(section: Section, dress: Mapping[str, Look]) -> Figure | None:
 
 @house
 def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
-    """How many times better than the baseline: a panel a metric, a bar a variant; None where nothing is compared.
+    """A figure of how many times better than the baseline variants are; None where no record has a ratio to it.
 
-    The scale is logarithmic and bars start at the baseline, so that twice as good and half as good look alike.
-    Percentages are compared in points, on a scale of their own.
+    There is one panel for each metric, and in it one bar for each variant. The scale is logarithmic and bars start at
+    the baseline, so that twice as good and half as good look alike. Percentages are compared in points, on a linear
+    scale.
     """
     rated = {key: record for key, record in section.cells.items() if _rated(section, record)}
     metrics = [metric for metric in section.metrics if any(metric == key[0] for key in rated)]
@@ -180,7 +188,7 @@ def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
 
 @house
 def curves(section: Section, dress: Mapping[str, Look]) -> Figure | None:
-    """Each metric that was recorded by step or epoch, a line a variant; None where none was."""
+    """A figure of the metrics that were recorded by step or epoch; None where none was."""
     panels = list(dict.fromkeys((metric, place) for metric, place, _ in section.points))
     if not panels:
         return None
@@ -203,7 +211,7 @@ def curves(section: Section, dress: Mapping[str, Look]) -> Figure | None:
 
 @house
 def png(figure: Figure) -> bytes:
-    """The figure as PNG, the same bytes each time: no date, no version of the software."""
+    """The bytes of the figure as PNG, without a date or a version of the software: the same each time."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
@@ -213,13 +221,13 @@ def save(figure: Figure, path: str | Path) -> None:
     """Write the figure as PNG.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     Path(path).write_bytes(png(figure))
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure, in inches, with its title at the upper left."""
+    """An empty figure of this width and height in inches, with its title at the upper left."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
     figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
     wrapped = textwrap.fill(plain(title), int(_LETTERS * width))
@@ -228,13 +236,20 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def settle(figure: Figure) -> None:
-    """Lay the figure out, once: laid out again at each saving, it would move by a pixel."""
+    """Lay the figure out once: if it were laid out again at each saving, it could move by a pixel."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def grid(figure: Figure, down: int, across: int, sharey: bool | Literal["row"]) -> list[Axes]:
-    """Panels in rows and columns, which share the vertical axis: all, those of a row, or none."""
+    """Panels in rows and columns, row after row.
+
+    Args:
+        figure: Figure that they are added to.
+        down: Number of rows.
+        across: Number of columns.
+        sharey: Whether all panels share the vertical axis; "row" for the panels of a row.
+    """
     return list(figure.subplots(down, across, sharey=sharey, squeeze=False).flat)
 
 
@@ -248,7 +263,7 @@ def _points(section: Section, cost: str) -> dict[str, tuple[Record, Record]]:
 
 
 def _ends(record: Record) -> tuple[float, float]:
-    """Both ends of what a score may be: of the interval of its difference, or else of its spread."""
+    """Both ends of the error bar of a score: of the interval of its difference, or else of its spread."""
     if record.interval:
         base = reference(record)
         return base + record.interval[0], base + record.interval[1]
@@ -257,7 +272,7 @@ def _ends(record: Record) -> tuple[float, float]:
 
 
 def _span(spots: Iterable[Spot]) -> tuple[float, float]:
-    """Ends of an axis of percentages: room for every line, `LEAST_SPAN` at least, and little above 100."""
+    """Ends of an axis of percentages that spans every bar, at least `LEAST_SPAN` points, and little above 100."""
     ends = [end for spot in spots for end in (spot.low, spot.y, spot.high)]
     low, high = min(ends), max(ends)
     short = max(0.0, LEAST_SPAN - (high - low)) / 2
@@ -271,13 +286,13 @@ def _estimated(records: Iterable[Record]) -> str:
 
 
 def _rated(section: Section, record: Record) -> bool:
-    """Whether the record can be drawn as a bar: compared with the baseline of its section, in finite figures."""
+    """Whether the record can be drawn as a bar: it is finite and compared with the baseline of its section."""
     finite = math.isfinite(record.value) and (record.ratio or 0) > 0
     return finite and record.to == section.baseline and change(section, record).change != ""
 
 
 def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: Look, percent: bool) -> None:
-    """A bar from the baseline, with its figure to the right of both."""
+    """Draw a bar from the baseline, with its figure to the right of both."""
     start = 0.0 if percent else 1.0
     if record is None or record.ratio is None:
         end, text, colour = start, "not measured", GREY
@@ -293,7 +308,12 @@ def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: 
 
 
 def scale_times(axes: Axes, values: Sequence[float]) -> None:
-    """The same logarithmic scale for every panel of a figure, with room for the figures beside the bars."""
+    """Set the logarithmic scale that all panels of a figure share, with room for the figures beside the bars.
+
+    Args:
+        axes: Panel whose scale is set.
+        values: Ratios of all panels.
+    """
     low, high = math.log2(min(1, *values)), math.log2(max(2, *values))
     span = (high - low) / 0.62
     axes.set_xscale("log", base=2)
@@ -317,7 +337,7 @@ def _scale_points(axes: Axes, records: Iterable[Record]) -> None:
 
 
 def _head(axes: Axes, section: Section, metric: str) -> None:
-    """The metric, and below it what the baseline scored."""
+    """Write the metric as title, and below it the baseline's value."""
     base = section.cells.get((metric, section.baseline or ""))
     cells = [record for (name, _), record in section.cells.items() if name == metric]
     axes.set_title(METRICS[metric].label, loc="left", pad=16, fontsize=9.5, fontweight="bold")
@@ -337,13 +357,13 @@ def _line(points: Mapping[float, float], name: str, look: Look) -> Line2D:
         linestyle=look.line,
         marker=look.marker,
         markersize=5,
-        # Apart from the markers of other variants where there are steps enough.
+        # Variants have their markers at different steps, where there are enough steps.
         markevery=(MARKERS.index(look.marker) % every, every),
     )
 
 
 def _words(kind: str, section: Section) -> tuple[str, str]:
-    """Caption of a picture, and what it shows."""
+    """Caption of a picture, and its description."""
     values: dict[str, list[str]] = {}
     if kind == "accuracy":
         for cost in COSTS:
@@ -382,7 +402,7 @@ def _listed(values: Mapping[str, Sequence[str]]) -> str:
 
 
 def _free(text: str, taken: Iterable[str]) -> str:
-    """The text as a file name that is not yet taken."""
+    """The text as a file name, with a number where the name is taken."""
     stem = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80]
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
     return next(name for name in names if name not in taken)

@@ -1,4 +1,7 @@
-"""The survey's table II (Long Range Arena): steps a second and peak memory of training at 1K and 4K."""
+"""Training speed and peak memory at 1K and 4K tokens, beside table II of the survey of Fournier 2021.
+
+A Practical Survey on Faster and Lighter Transformers, arXiv:2103.14636. The table is of the Long Range Arena.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +18,20 @@ from greenformers.report.table import times
 
 LENGTHS = {1024: "1k", 4096: "4k"}
 OURS, THEIRS = "#0072B2", "#E69F00"
-# The survey's name of a variant.
+# Names of the variants in the survey.
 SURVEY = {"transformer": "Transformer", "linformer": "Linformer", "performer": "Performer", "reformer": "Reformer",
           "linear_transformer": "Linear Transformer", "bigbird": "BigBird", "longformer": "Longformer",
           "sinkhorn": "Sinkhorn Transformer"}  # fmt: skip
 
 
 class Bar(NamedTuple):
-    """Times better than the dense network: here, at which rank, and in the survey."""
+    """The bar of one variant.
+
+    Attributes:
+        ours: Measured ratio to the dense network, above 1 where the variant is better.
+        rank: Rank of the measured variant, None where it has none.
+        survey: The survey's ratio, None where it has none.
+    """
 
     ours: float
     rank: int | None
@@ -30,21 +39,26 @@ class Bar(NamedTuple):
 
 
 Bars = dict[tuple[str, int], dict[str, Bar]]
-"""(metric, length) to a bar a variant."""
+"""Bars by metric and length, and by variant."""
 
 
 def rates(
     cells: Mapping[tuple[str, str], Mapping[tuple[int, int | None], Record]], references: Path | None
 ) -> Picture | None:
-    """Bars: as times better than the dense network, so that machines can be compared; of a variant, its best rank."""
+    """A picture of bars as ratios to the dense network, so that machines can be compared; None without records.
+
+    Args:
+        cells: Records by length and rank, by variant and metric. Each variant is drawn at its best rank.
+        references: Folder with the published figures; None for none.
+    """
     theirs = {row["model"]: row for row in published.rows(references, "survey_table2_long_range_arena.csv")}
     bars: Bars = {}
     for metric, column in (("train_step", "steps_per_s"), ("peak_memory_training", "peak_gb")):
         for length, short in LENGTHS.items():
-            for (variant, name), found in cells.items():
-                ratios = [(record.ratio, rank) for (n, rank), record in found.items() if n == length and record.ratio]
-                if name == metric and ratios and variant != BASELINE:
-                    ratio, rank = max(ratios, key=lambda pair: pair[0])
+            for (variant, name), by_field in cells.items():
+                own = {rank: record.ratio for (n, rank), record in by_field.items() if n == length and record.ratio}
+                if name == metric and own and variant != BASELINE:
+                    rank, ratio = max(own.items(), key=lambda item: item[1])
                     survey = _survey(theirs, SURVEY.get(variant, ""), f"{column}_{short}")
                     if survey and metric == "peak_memory_training":
                         survey = 1 / survey
@@ -71,8 +85,8 @@ def _drawn(bars: Bars, title: str) -> Figure:
         axes.set_yticks(range(len(values)), list(values))
         axes.set_ylim(len(values) - 0.5, -0.5)  # from top to bottom
         axes.grid(visible=False, axis="y")
-        what = "Steps a second" if metric == "train_step" else "Peak memory"
-        axes.set_title(f"{what}, N {length}", loc="left", fontsize=9.5, fontweight="bold")
+        quantity = "Steps a second" if metric == "train_step" else "Peak memory"
+        axes.set_title(f"{quantity}, N {length}", loc="left", fontsize=9.5, fontweight="bold")
     named = {name: bar for axes in panels for bar, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(list(named.values()), list(named), loc="outside right center")
     settle(figure)
@@ -80,7 +94,7 @@ def _drawn(bars: Bars, title: str) -> Figure:
 
 
 def _bar(axes: Axes, place: float, value: float, rank: int | None, colour: str, label: str) -> None:
-    """One bar from the dense network's, with its figure, and the rank that it is of."""
+    """Draw a bar from the dense network's, with its ratio and its rank."""
     axes.barh(place, value - 1, 0.36, left=1, color=colour, label=label)
     words = times(value) if rank is None else f"{times(value)}, rank {rank}"
     axes.annotate(words, (max(value, 1), place), (4, 0), textcoords="offset points", va="center", fontsize=8)

@@ -1,4 +1,8 @@
-"""The figures of the efficiency study from records of a grid: thesis 3.4 to 3.7, Linformer table 3, survey table II."""
+"""The figures of the efficiency study, from records of a grid of lengths and ranks.
+
+They are figures 3.4 to 3.7 of the Greenformers thesis (Cahyawijaya 2021), figure 2 and table 3 of Linformer (Wang 2020,
+arXiv:2006.04768), and table II of the survey (Fournier 2021, arXiv:2103.14636).
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import log
@@ -17,36 +21,44 @@ from greenformers.report.rates import rates
 BETTER = Scale("times better than dense (2x: twice as fast, or half the memory)")
 
 MOST = 4
-"""Variants in a panel of lines, beside the dense network's two."""
+"""Greatest number of variants in a panel of lines, beside the two dense ones."""
 
 PEAK = 1.15
-"""How far above its neighbours a time is a peak."""
+"""Least ratio of a time to those of its neighbours where it counts as a peak."""
 
 Cells = Mapping[tuple[str, str], Mapping[tuple[int, int | None], Record]]
-"""(variant, metric) to (length, rank) to a record."""
+"""Records by length and rank, by variant and metric."""
 
 
 def write(records: Iterable[Record], folder: Path, references: Path | None = None) -> Path:
     """Write the page and its pictures; the same records give the same bytes.
 
     Args:
-        records: of `bench`; others are left out. Where a cell was measured several times, the last counts.
-        folder: for them.
-        references: folder with the published figures.
+        records: Records of `bench`; others are left out. Where a cell was measured several times, the last counts.
+        folder: Folder of the files.
+        references: Folder with the published figures; None for none.
+
+    Returns:
+        The path of the page.
 
     Raises:
-        ValueError: no records of a grid.
-        OSError: the folder cannot be written.
+        ValueError: There are no records of `bench`.
+        OSError: The folder cannot be written.
     """
-    found = [record for record in records if record.benchmark == "bench"]
-    if not found:
-        raise ValueError("no records of a grid to draw")
+    grid_records = [record for record in records if record.benchmark == "bench"]
+    if not grid_records:
+        raise ValueError("there are no records of `greenformers bench` to draw")
     lead = "Each variant beside the dense network with SDPA, measured in the same interleaved run."
-    return page.write(found, folder, "The efficiency study", drawn=pictures(found, references), lead=lead)
+    return page.write(grid_records, folder, "The efficiency study", drawn=pictures(grid_records, references), lead=lead)
 
 
 def pictures(records: Sequence[Record], references: Path | None = None) -> list[Picture]:
-    """Every figure that these records allow."""
+    """All figures that these records allow.
+
+    Args:
+        records: Records of `bench`.
+        references: Folder with the published figures; None for none.
+    """
     cells: dict[tuple[str, str], dict[tuple[int, int | None], Record]] = {}
     for record in records:
         at = (record.setting["length"], record.setting["rank"])
@@ -61,13 +73,13 @@ def pictures(records: Sequence[Record], references: Path | None = None) -> list[
 
 
 def _ratios(cells: Cells, variant: str, metric: str) -> dict[Field, float]:
-    """How many times less than the dense network with SDPA, of cells with a rank."""
-    found = cells.get((variant, metric), {})
-    return {(n, r): record.ratio for (n, r), record in found.items() if r is not None and record.ratio}
+    """Ratios to the dense network with SDPA, of the records that have a rank."""
+    by_field = cells.get((variant, metric), {})
+    return {(n, r): record.ratio for (n, r), record in by_field.items() if r is not None and record.ratio}
 
 
 def _against_dense(cells: Cells, ranked: Sequence[str], mode: str, references: Path | None) -> Picture | None:
-    """Figures 3.4 (inference) and 3.7 (training): times better in speed and in memory, over length and rank."""
+    """Figures 3.4 (inference) and 3.7 (training) of the thesis: ratios of speed and memory over length and rank."""
     time, memory, *_ = NAMES[mode]
     speeds, memories = [], []
     for variant in ranked:
@@ -98,18 +110,19 @@ def _thinned(theirs: Mapping[Field, float], ours: Mapping[Field, float]) -> dict
 
 
 def _one_against_another(cells: Cells, references: Path | None) -> Picture | None:
-    """Figure 3.5: the natural logarithm of what LRT needs over what Linformer needs; below 0 LRT is ahead."""
+    """Figure 3.5 of the thesis: ln(LRT / Linformer) of time and memory, which is below 0 where LRT needs less."""
     rows = []
     for mode in MODES:
         row = []
-        for metric, what in zip(NAMES[mode][:2], ("speed", "memory"), strict=True):
+        for metric, quantity in zip(NAMES[mode][:2], ("speed", "memory"), strict=True):
             lrt, linformer = cells.get(("lrt", metric), {}), cells.get(("linformer", metric), {})
             ours = {(n, r): log(lrt[n, r].value / linformer[n, r].value)
                     for n, r in lrt.keys() & linformer.keys() if r is not None}  # fmt: skip
-            word = {"speed": "time", "memory": "memory"}[what]
+            word = {"speed": "time", "memory": "memory"}[quantity]
             if ours:
                 row.append(Heat(f"{mode}\n{word}", ours))
-                theirs = published.fields(references, "thesis_fig3_5_lrt_vs_linformer.csv", f"ln_{what}_ratio_{mode}")
+                column = f"ln_{quantity}_ratio_{mode}"
+                theirs = published.fields(references, "thesis_fig3_5_lrt_vs_linformer.csv", column)
                 if theirs:
                     row.append(Heat(f"thesis, {mode}\n{word}", _thinned(theirs, ours)))
         if row:
@@ -122,15 +135,15 @@ def _one_against_another(cells: Cells, references: Path | None) -> Picture | Non
 
 
 def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
-    """Figure 3.6: parameters against rank, at the greatest length."""
+    """Figure 3.6 of the thesis: parameters against rank, at the greatest length."""
     dense = cells.get((BASELINE, "parameters"), {})
     if not dense:
         return None
     length = max(n for n, _ in dense)
     lines = {}
     for variant in ranked:
-        found = cells.get((variant, "parameters"), {})
-        points = sorted((r, record.value / 1e6) for (n, r), record in found.items() if n == length and r is not None)
+        by_field = cells.get((variant, "parameters"), {})
+        points = sorted((r, record.value / 1e6) for (n, r), record in by_field.items() if n == length and r is not None)
         if points:
             lines[variant] = points
     every = sorted({r for points in lines.values() for r, _ in points})
@@ -143,7 +156,7 @@ def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
 
 
 def _time(cells: Cells, variants: Sequence[str]) -> Picture | None:
-    """Linformer, figure 2: time of a token against length; a row a mode, a panel a rank."""
+    """Figure 2 of Linformer: time of a token against length, with a row for each mode and a panel for each rank."""
     groups = _groups(cells, variants)
     panels = []
     for mode in MODES:
@@ -162,12 +175,12 @@ def _time(cells: Cells, variants: Sequence[str]) -> Picture | None:
 
 
 def _groups(cells: Cells, variants: Sequence[str]) -> list[tuple[int | None, list[str]]]:
-    """What is drawn in one panel: a rank, the least or the greatest, and both dense forms beside `MOST` variants."""
+    """Rank and variants of each panel: the least or the greatest rank, both dense forms, and up to `MOST` variants."""
     of_rank: dict[int | None, list[str]] = {}
     for name in variants:
         if name not in (BASELINE, EAGER):
-            found = {key: record for mode in MODES for key, record in cells.get((name, NAMES[mode][0]), {}).items()}
-            for rank in _ends(found):
+            by_field = {key: record for mode in MODES for key, record in cells.get((name, NAMES[mode][0]), {}).items()}
+            for rank in _ends(by_field):
                 of_rank.setdefault(rank, []).append(name)
     dense = [name for name in (BASELINE, EAGER) if name in variants]
     return [
@@ -177,15 +190,14 @@ def _groups(cells: Cells, variants: Sequence[str]) -> list[tuple[int | None, lis
     ] or [(None, dense)]
 
 
-def _line(found: Mapping[tuple[int, int | None], Record], rank: int | None) -> list[tuple[float, float]]:
-    """Milliseconds of 1,000 tokens by length, at a rank, or of what has none."""
-    return sorted(
-        (n, record.value / (n * record.setting["batch"]) * 1e3) for (n, k), record in found.items() if k in (rank, None)
-    )
+def _line(by_field: Mapping[tuple[int, int | None], Record], rank: int | None) -> list[tuple[float, float]]:
+    """Milliseconds of 1,000 tokens by length, at this rank, or of a variant without ranks."""
+    own = [(n, record) for (n, k), record in by_field.items() if k in (rank, None)]
+    return sorted((n, record.value / (n * record.setting["batch"]) * 1e3) for n, record in own)
 
 
 def _loaded(lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Lengths at which every line stands out above both its neighbours: no network does that, other load does."""
+    """A note of the lengths at which every line has a peak: no network causes that, other load on the machine does."""
     stands: dict[float, list[bool]] = {}
     for points in lines.values():
         for (_, before), (n, own), (_, after) in zip(points, points[1:], points[2:], strict=False):
@@ -194,14 +206,14 @@ def _loaded(lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     return f"\nN {', '.join(shared)}: all lines rise, as under other load" if shared else ""
 
 
-def _ends(found: Mapping[tuple[int, int | None], Record]) -> list[int | None]:
-    """The least and the greatest rank: with those between, lines are too many."""
-    ranks = sorted({r for _, r in found if r is not None})
-    return [None] if found and not ranks else list(dict.fromkeys([*ranks[:1], *ranks[-1:]]))
+def _ends(by_field: Mapping[tuple[int, int | None], Record]) -> list[int | None]:
+    """The least and the greatest rank: with those between, there would be too many lines. None without ranks."""
+    ranks = sorted({r for _, r in by_field if r is not None})
+    return [None] if by_field and not ranks else list(dict.fromkeys([*ranks[:1], *ranks[-1:]]))
 
 
 def _saved(cells: Cells, variant: str, references: Path | None) -> Picture | None:
-    """Linformer, table 3: time saved at equal tokens, over eager and SDPA; memory saved, by the largest batch."""
+    """Table 3 of Linformer: time saved at equal tokens, over eager and SDPA; memory saved, by the largest batch."""
     eager = cells.get((EAGER, "latency"), {})
     own = cells.get((variant, "latency"), {})
     over = {(n, r): eager[n, None].value / record.value

@@ -1,4 +1,4 @@
-"""Records as one table, for the terminal (rich) and for a README (Markdown): a row a measure, a column a variant."""
+"""Records as one table, with metrics as rows and variants as columns, for the terminal (rich) and as Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from greenformers.measure.record import METRICS, Record
 # Settings that number the points of a curve. A record that has one is drawn, not tabulated.
 POINTS = ("step", "epoch")
 
-# The units a figure may be shown in, smallest first, as multiples of the unit it is recorded in.
+# Units that a value may be shown in, smallest first, as multiples of the unit that it is recorded in.
 SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "": (("", 1), ("k", 1e3), ("M", 1e6), ("G", 1e9)),
     "ms": (("µs", 1e-3), ("ms", 1), ("s", 1e3)),
@@ -39,14 +39,14 @@ _COLOUR = {"better": "green", "worse": "red", "same": "dim"}
 
 @dataclass(frozen=True)
 class Section:
-    """The records of one benchmark in one setting: one part of the table, one picture.
+    """The records of one benchmark in one setting: one part of the table, and one picture.
 
     Attributes:
-        name: what it shares with its siblings ("Layer").
-        title: what tells it from them ("Layer, length 4096, batch 1").
-        detail: the rest of the setting ("hidden 768, layers 1").
-        cells: the figures, by metric and variant; of repeated records the last.
-        points: the curves, by metric, `POINTS` setting and variant: the value at each step or epoch, in order.
+        name: Name that the sections of a family share ("Layer").
+        title: Name with the part of the setting that differs in the family ("Layer, length 4096, batch 1").
+        detail: The rest of the setting ("hidden 768, layers 1").
+        cells: Records that are no points of curves, by metric and variant; of repeated ones the last.
+        points: Curves by metric, setting of `POINTS` and variant: the value at each step or epoch, in order.
     """
 
     name: str
@@ -57,29 +57,29 @@ class Section:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that stand in the table, in the order of `METRICS`."""
-        found = {metric for metric, _ in self.cells}
-        return [metric for metric in METRICS if metric in found]
+        """The metrics of the table, in the order of `METRICS`."""
+        tabulated = {metric for metric, _ in self.cells}
+        return [metric for metric in METRICS if metric in tabulated]
 
     @property
     def baseline(self) -> str | None:
-        """The variant that the ratios compare with: the first one named."""
+        """The variant that the ratios compare with, by the first record that has one."""
         return next((record.to for record in self.cells.values() if record.to), None)
 
     def has(self, names: Iterable[str]) -> bool:
-        """Whether any of these variants has a figure here."""
+        """Whether any of these variants has a record in `cells`."""
         return not {variant for _, variant in self.cells}.isdisjoint(names)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure, as text.
+    """The text of one cell of the table.
 
     Attributes:
-        value: the figure in the unit of its row, with its spread.
-        change: against the baseline: "4.2x" (times better) or "+0.3" (points), "~" before it where that is within
-            noise; empty where nothing is compared.
-        verdict: "better", "worse" or "same" (equal as shown, or within noise).
+        value: Value in the unit of its row, with its spread.
+        change: Change against the baseline: "4.2x" (times better) or "+0.3" (points), with "~" before it where it is
+            within noise; empty where nothing is compared.
+        verdict: Judgement of the change: "better", "worse" or "same" (equal as shown, or within noise).
     """
 
     value: str
@@ -92,17 +92,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of one section: its label with unit, and a cell a variant."""
+    """One metric of one section.
+
+    Attributes:
+        label: Label of the metric, with its unit.
+        cells: Cells of the variants, in the order of the columns.
+    """
 
     label: str
     cells: list[Cell]
 
 
 def sections(records: Iterable[Record]) -> list[Section]:
-    """The records by benchmark and setting, in the order in which those first appear.
+    """The sections of the records: by benchmark and setting, in the order in which these first appear.
 
     Raises:
-        ValueError: a record's metric is not in `METRICS`.
+        ValueError: A record's metric is not in `METRICS`.
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
@@ -110,8 +115,8 @@ def sections(records: Iterable[Record]) -> list[Section]:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {record.metric!r}")
         groups.setdefault(_key(record), []).append(record)
     firsts = [group[0] for group in groups.values()]
-    found = [Section(*_titles(first, firsts)) for first in firsts]
-    for section, group in zip(found, groups.values(), strict=True):
+    parts = [Section(*_titles(first, firsts)) for first in firsts]
+    for section, group in zip(parts, groups.values(), strict=True):
         for record in group:
             axis = _axis(record)
             if axis is None:
@@ -120,14 +125,14 @@ def sections(records: Iterable[Record]) -> list[Section]:
                 curve = section.points.setdefault((record.metric, axis, record.variant), {})
                 curve[record.setting[axis]] = record.value
         section.points.update({key: dict(sorted(curve.items())) for key, curve in section.points.items()})
-    return found
+    return parts
 
 
 def sections_with_figures(records: Iterable[Record]) -> list[Section]:
-    """The sections that have figures. Where a section has nothing but curves, their last points are its figures.
+    """The sections that have cells. Where a section has only curves, their last points become its cells.
 
     Raises:
-        ValueError: a record's metric is not in `METRICS`.
+        ValueError: A record's metric is not in `METRICS`.
     """
     records = list(records)
     with_figures = {_key(record) for record in records if _axis(record) is None}
@@ -142,17 +147,17 @@ def sections_with_figures(records: Iterable[Record]) -> list[Section]:
     return [section for section in sections([*records, *figures]) if section.cells]
 
 
-def variants(found: Iterable[Section]) -> list[str]:
-    """The variants of all sections: baselines first, then as they appear."""
-    found = list(found)
-    baselines = [section.baseline for section in found if section.baseline]
-    cells = [variant for section in found for _, variant in section.cells]
-    curves = [variant for section in found for *_, variant in section.points]
+def variants(sections: Iterable[Section]) -> list[str]:
+    """The variants of all sections: the baselines, and then the others in the order in which they appear."""
+    sections = list(sections)
+    baselines = [section.baseline for section in sections if section.baseline]
+    cells = [variant for section in sections for _, variant in section.cells]
+    curves = [variant for section in sections for *_, variant in section.points]
     return list(dict.fromkeys([*baselines, *cells, *curves]))
 
 
 def rows(section: Section, columns: Sequence[str]) -> list[Row]:
-    """The rows of one section, with a cell for each variant of `columns`."""
+    """The rows of one section, each with one cell for each variant of `columns`."""
     result = []
     for metric in section.metrics:
         records = {variant: section.cells.get((metric, variant)) for variant in columns}
@@ -167,12 +172,12 @@ def rows(section: Section, columns: Sequence[str]) -> list[Row]:
     return result
 
 
-def legend(found: Sequence[Section]) -> list[str]:
-    """What the signs of the table mean, a sentence an item."""
-    records = [record for section in found for record in section.cells.values()]
-    changes = [cell.change for section in found for row in rows(section, variants(found)) for cell in row.cells]
+def legend(sections: Sequence[Section]) -> list[str]:
+    """The meaning of the signs in the table, as sentences."""
+    records = [record for section in sections for record in section.cells.values()]
+    changes = [cell.change for section in sections for row in rows(section, variants(sections)) for cell in row.cells]
     notes = []
-    if baselines := list(dict.fromkeys(section.baseline for section in found if section.baseline)):
+    if baselines := list(dict.fromkeys(section.baseline for section in sections if section.baseline)):
         if any(record.ratio is not None for record in records):
             notes.append(f"(4.2x): 4.2 times better than {' or '.join(baselines)}; below 1x: worse.")
         if any(METRICS[record.metric].unit == "%" for record in records):
@@ -184,57 +189,61 @@ def legend(found: Sequence[Section]) -> list[str]:
         notes.append("±: interquartile range of the repeats.")
     if any(change.startswith("~") for change in changes):
         notes.append("~: within noise, by the range of the repeats or the 95 % interval of the difference.")
-    if any(set(section.cells) == {(metric, name) for metric, _, name in section.points} for section in found):
+    if any(set(section.cells) == {(metric, name) for metric, _, name in section.points} for section in sections):
         notes.append("Of curves alone: their last points.")
     if any(record.source == "estimated" for record in records):
         notes.append("est.: estimated, not measured.")
     return notes
 
 
-def settings(found: Iterable[Section]) -> list[str]:
-    """What the titles of the sections leave out, a sentence a family of sections."""
-    return list(dict.fromkeys(f"{section.name}: {section.detail}." for section in found if section.detail))
+def settings(sections: Iterable[Section]) -> list[str]:
+    """The settings that the titles of the sections leave out, one sentence for each family of sections."""
+    return list(dict.fromkeys(f"{section.name}: {section.detail}." for section in sections if section.detail))
 
 
 def tables(records: Iterable[Record], width: int = 100) -> list[Table]:
-    """The table for a terminal of `width` columns: one, or where the variants do not fit side by side, several.
+    """The table for a terminal, as several tables where the variants do not fit side by side.
 
-    Four variants fit in 100 columns, five in 120. Further parts repeat the baseline, so that each reads alone; the
-    legend is the caption of the last. Names are taken literally, never as markup.
+    Four variants fit in 100 characters, five in 120. Every table begins with the baseline, so that it can be read
+    alone; the legend is the caption of the last one. Names are taken literally, never as markup.
+
+    Args:
+        records: Records of the table.
+        width: Width of the terminal, in characters.
 
     Raises:
-        ValueError: there are no records, or a record's metric is not in `METRICS`.
+        ValueError: There are no records, or a record's metric is not in `METRICS`.
     """
-    found = _tabulated(records)
-    first, *others = _parts(found, width)
-    parts = [_table(found, first)]
+    sections = _tabulated(records)
+    first, *others = _parts(sections, width)
+    parts = [_table(sections, first)]
     for names in others:
         parts[-1].caption = Text("\n")
-        parts.append(_table([section for section in found if section.has(names[1:])], names))
-    parts[-1].caption = Text("\n" + "\n".join([*legend(found), *settings(found)]), style="dim", justify="left")
+        parts.append(_table([section for section in sections if section.has(names[1:])], names))
+    parts[-1].caption = Text("\n" + "\n".join([*legend(sections), *settings(sections)]), style="dim", justify="left")
     return parts
 
 
 def markdown(records: Iterable[Record]) -> str:
-    """The table as Markdown (GitHub's), ending in a newline.
+    """The table as GitHub's Markdown, with a newline at its end.
 
     Raises:
-        ValueError: there are no records, or a record's metric is not in `METRICS`.
+        ValueError: There are no records, or a record's metric is not in `METRICS`.
     """
-    found = _tabulated(records)
-    names = variants(found)
+    sections = _tabulated(records)
+    names = variants(sections)
     lines = [["", *map(_literal, names)], ["---", *["---:"] * len(names)]]
-    for section in found:
+    for section in sections:
         lines.append([f"**{_literal(section.title)}**", *[""] * len(names)])
         lines += [[_literal(text) for text in (row.label, *map(str, row.cells))] for row in rows(section, names)]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"{table}\n{_literal(' '.join([*legend(found), *settings(found)]))}\n"
+    return f"{table}\n{_literal(' '.join([*legend(sections), *settings(sections)]))}\n"
 
 
 def scale(values: Iterable[float], unit: str) -> tuple[str, float]:
-    """The unit in which all of these values read well, and the factor to divide them by.
+    """The unit in which all of these values are shown, and the factor that they are divided by.
 
-    One unit serves a whole row: the largest in which the smallest value is still at least 1.
+    A row has one unit: the largest in which its smallest value is still at least 1.
     """
     positive = [abs(value) for value in values if value and math.isfinite(value)]
     scales = SCALES.get(unit, ((unit, 1),))
@@ -245,12 +254,12 @@ def scale(values: Iterable[float], unit: str) -> tuple[str, float]:
 
 
 def label(metric: str, unit: str) -> str:
-    """The metric for people, with its unit in brackets."""
+    """The label of the metric, with the unit in brackets."""
     return f"{METRICS[metric].label} ({unit})" if unit else METRICS[metric].label
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent: 0.0123, 12.3, 1,230. Not finite: n/a."""
+    """The value with three significant digits, without an exponent: 0.0123, 12.3, 1,230; n/a where it is not finite."""
     if not math.isfinite(value):
         return "n/a"
     rounded = float(f"{value:.2e}")
@@ -258,7 +267,7 @@ def number(value: float) -> str:
 
 
 def change(section: Section, record: Record) -> Cell:
-    """A record against its baseline, as a cell without a value: times better, or points where it is a percentage."""
+    """The change of a record against its baseline, as a cell without a value: times better, or points of per cent."""
     if record.ratio is None or record.to == record.variant or not math.isfinite(record.ratio):
         return Cell("")
     difference = record.value - reference(record)
@@ -271,18 +280,18 @@ def change(section: Section, record: Record) -> Cell:
 
 
 def interval(record: Record) -> str:
-    """The confidence interval of the difference, as text, in the unit of the record; a dash where there is none."""
+    """The confidence interval of the difference as text, in the unit of the record; a dash where there is none."""
     return f"{record.interval[0]:+.1f} to {record.interval[1]:+.1f}" if record.interval else "–"
 
 
 def reference(record: Record) -> float:
-    """What the baseline scored, by the record's ratio to it; the record's own value where it has none."""
+    """The baseline's value, computed from the record's ratio to it; the record's own value where it has no ratio."""
     ratio = record.ratio or 1
     return record.value * ratio if METRICS[record.metric].less_is_better else record.value / ratio
 
 
 def times(ratio: float) -> str:
-    """A ratio for people, to two digits, or three near 1: 0.048x, 0.95x, 1.04x, 4.2x, 81x."""
+    """The ratio with two significant digits, or three near 1: 0.048x, 0.95x, 1.04x, 4.2x, 81x."""
     if ratio < 0.1:
         return f"{ratio:.2g}x"
     return f"{ratio:,.{2 if ratio < 1.095 else 1 if ratio < 9.95 else 0}f}x"
@@ -298,16 +307,16 @@ def _noise(section: Section, record: Record, difference: float) -> bool:
 
 
 def _tabulated(records: Iterable[Record]) -> list[Section]:
-    found = sections_with_figures(records)
-    if not found:
-        raise ValueError("no records to tabulate")
-    return found
+    sections = sections_with_figures(records)
+    if not sections:
+        raise ValueError("a table needs at least one record with a figure, got none")
+    return sections
 
 
-def _parts(found: Sequence[Section], width: int) -> list[list[str]]:
-    """The variants in as few parts as fit in `width`, each begun by the baseline."""
-    first, *others = variants(found)
-    lines = {name: [row for section in found for row in rows(section, [name])] for name in (first, *others)}
+def _parts(sections: Sequence[Section], width: int) -> list[list[str]]:
+    """The variants in as few parts as fit in `width` characters, each with the baseline first."""
+    first, *others = variants(sections)
+    lines = {name: [row for section in sections for row in rows(section, [name])] for name in (first, *others)}
     taken = {name: _GAP + max(len(name), *(len(str(row.cells[0])) for row in lines[name])) for name in lines}
     room = width - _INDENT - max(len(row.label) for row in lines[first]) - taken[first]
     parts = [[first]]
@@ -318,13 +327,13 @@ def _parts(found: Sequence[Section], width: int) -> list[list[str]]:
     return parts
 
 
-def _table(found: Sequence[Section], names: Sequence[str]) -> Table:
+def _table(sections: Sequence[Section], names: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
     table.caption_justify = "left"
     table.add_column("")
     for name in names:
         table.add_column(Text(name), justify="right")
-    for section in found:
+    for section in sections:
         table.add_section()
         table.add_row(Text(section.title, style="bold"))
         for row in rows(section, names):
@@ -342,12 +351,12 @@ def _literal(text: str) -> str:
 
 
 def _axis(record: Record) -> str | None:
-    """What the record is a point of a curve over; None of a figure."""
+    """The setting of `POINTS` that the record is a point of a curve over; None where it belongs to no curve."""
     return next((point for point in POINTS if point in record.setting), None)
 
 
 def _key(record: Record) -> str:
-    """What tells the section of a record from others."""
+    """The key of the section of a record: its benchmark and its setting."""
     return json.dumps([record.benchmark, _place(record)], sort_keys=True, default=str)
 
 

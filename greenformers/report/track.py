@@ -1,4 +1,4 @@
-"""A value for each position of a region, with names of what is known there."""
+"""Values along a genomic region, with the names of known variants."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from greenformers.report.names import spread
 from greenformers.report.plot import COLOURS, grid, house, new_figure, settle
 
-_ROOM = 0.026  # of the width, for a name on end
+_ROOM = 0.026  # share of the width for an upright name
 
 
 @house
@@ -19,18 +19,18 @@ def track(
     *,
     each: str = "Each position",
     marked: str = "Named variants",
-    what: str = "Importance",
+    quantity: str = "Importance",
 ) -> Figure:
-    """Draw the values of all positions, and over them those of the positions that have names.
+    """A figure of the values of all positions, and over them the values of the positions that have names.
 
     Args:
-        title: of the picture.
-        start: first position, from 1.
-        values: of the positions.
-        marks: name and value of known variants, by position; those outside are left out.
-        each: what `values` are, for the legend.
-        marked: what the values of `marks` are.
-        what: of both, the vertical axis.
+        title: Title of the figure.
+        start: First position, counted from 1.
+        values: Value of each position.
+        marks: Name and value of each named variant, by position; those outside the region are left out.
+        each: Legend of `values`.
+        marked: Legend of the values of `marks`.
+        quantity: Label of the vertical axis.
     """
     figure = new_figure(9.0, 3.9, title)
     axes = grid(figure, 1, 1, sharey=False)[0]
@@ -52,7 +52,7 @@ def track(
             fontsize="x-small", arrowprops=leader,
         )  # fmt: skip
     axes.set_xlabel("Position")
-    axes.set_ylabel(what)
+    axes.set_ylabel(quantity)
     axes.ticklabel_format(axis="x", useOffset=False, style="plain")
     figure.legend(loc="outside lower right", ncols=2)
     settle(figure)

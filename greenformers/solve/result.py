@@ -76,19 +76,20 @@ class Factorisation:
         return sum(layer.parameters_after for layer in self.layers)
 
     @property
-    def kept(self) -> float:
-        """Share of the parameters of the selected weights that is left."""
+    def parameter_share(self) -> float:
+        """Parameters of the selected weights as they are now, as a share of those before."""
         return self.after / self.before
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON takes it."""
-        return asdict(self) | {"kept": self.kept}
+        return asdict(self) | {"kept": self.parameter_share}
 
     def markdown(self) -> str:
         """A table with one row for each weight."""
         lines = [
-            f"{self.before:,} weights in {len(self.layers)} layers, {self.after:,} kept ({100 * self.kept:.1f} %); "
-            f"whole network {self.model_before:,} -> {self.model_after:,}. Solver `{self.solver}`.",
+            f"{self.before:,} weights in {len(self.layers)} layers, {self.after:,} kept "
+            f"({100 * self.parameter_share:.1f} %); whole network {self.model_before:,} -> {self.model_after:,}. "
+            f"Solver `{self.solver}`.",
             "",
             "| layer | m x n | rank | weights | kept | predicted error | achieved |",
             "|---|---|---:|---:|---:|---:|---:|",

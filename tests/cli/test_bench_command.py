@@ -96,7 +96,7 @@ def test_other_slots_causal_and_the_largest_batch(monkeypatch: pytest.MonkeyPatc
         ("--lengths 4,x", "lengths must be whole numbers from 1 on, with commas between; got '4,x'"),
         ("--lengths 0", "lengths must be whole numbers from 1 on"),
         ("--lengths -4", "lengths must be whole numbers from 1 on"),
-        ("--lengths ,", "no records of a grid to draw"),
+        ("--lengths ,", "there are no records of `greenformers bench` to draw"),
         ("--ranks 2.5", "ranks must be whole numbers from 1 on"),
         ("--modes inference,sleep", "mode must be of inference, training; got 'sleep'"),
         ("--tokens 0", "tokens and repeats must be at least 1, got 0 and 1"),

@@ -162,7 +162,7 @@ def test_a_resumed_run_keeps_its_settings(
     monkeypatch.setattr(runs, "_train", train)
     assert [path.name for path in out.iterdir()] == ["run.json"]
     line = refused(monkeypatch, capsys, *words, "--batch", "5")
-    assert line == "greenformers: batch of this run is 4, and stays so; got 5"
+    assert line == "greenformers: batch of this run is 4 and cannot be changed; got 5"
     assert "new or empty folder" in refused(monkeypatch, capsys, *words[:-1])
     assert run(monkeypatch, *words, "--batch", "4") == 0
     assert (out / "scores.json").exists()

@@ -177,7 +177,7 @@ def test_a_type_that_no_flag_has_is_refused() -> None:
     class Odd:
         either: int | str = option(1, "One of two.")
 
-    with pytest.raises(TypeError, match=r"Odd\.either has the type int \| str, which no flag has"):
+    with pytest.raises(TypeError, match=r"Odd\.either has the type int \| str, which flags cannot have"):
         flags(Odd)
 
 

@@ -211,7 +211,7 @@ CASES = {
         written("effects.tsv", "x\ty\n"), PHENOTYPES + "",
         "effects.tsv: must have columns position, allele, odds_ratio; .*",
     ),
-    "neither": (None, SIMULATE + "--reference ref.fa", "name --variants, for phenotypes, or --sites, .*; one of them"),
+    "neither": (None, SIMULATE + "--reference ref.fa", "give either --variants, for phenotypes, or --sites, for .*"),
     "sites alone, encode": (None, ENCODE + "sites.vcf", "sites.vcf: has no .*"),
     "settings that lack the mode": (
         written("x.tsv", '#{"a": 1}\n'), TOKENIZE + "--sequences x.tsv", "x.tsv: no file that .* wrote"),

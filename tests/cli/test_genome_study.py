@@ -220,7 +220,7 @@ def test_without_snapshots_there_are_beginning_and_end(there):
     (there / "tables" / "thesis_table5_2_alzheimer.csv").write_text("model,auc,f1\nTransformer,0.5,0.25\n")
     out = shown(there, f"{STEPS} --init plain --out bare --references tables")
     assert sorted(one.name for one in (there / "bare").iterdir()) == ["after0", "after4", "study.png"]
-    assert out.endswith("thesis: Transformer: AUC 50.0 %, F1 25.0 %\n")
+    assert out.endswith("Cahyawijaya 2021: Transformer: AUC 50.0 %, F1 25.0 %\n")
 
 
 # Length.

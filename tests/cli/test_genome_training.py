@@ -138,7 +138,7 @@ def test_pretraining_that_was_stopped_ends_the_same(there, before):
     assert "stopped after step 2 of 4; go on with --resume" in out
     assert not (there / "stopped" / "scores.json").exists()
     assert refusal(there, f"{GENOME} --out stopped").startswith("out must be a new or empty folder, got 'stopped'")
-    assert refusal(there, f"{GENOME} --out stopped --resume --k 5") == "k of this run is 4, and stays so; got 5"
+    assert refusal(there, f"{GENOME} --out stopped --resume --k 5") == "k of this run is 4 and cannot be changed; got 5"
     shown(there, "pretrain --out stopped --resume")
     assert weights(there / "stopped") == weights(before)
     shown(there, f"{GENOME} --out other --seed 1")

@@ -94,7 +94,7 @@ def test_train_from_a_file_with_flags_over_it(monkeypatch, capsys, runs, config)
     assert "new or empty folder" in refused(monkeypatch, capsys, *words)
     assert refused(monkeypatch, capsys, *words, "--resume").endswith("small has nothing to resume: it ran to its end")
     line = refused(monkeypatch, capsys, *words, "--resume", "--channels", "3")
-    assert line == "greenformers: channels of this run is 2, and stays so; got 3"
+    assert line == "greenformers: channels of this run is 2 and cannot be changed; got 3"
 
 
 def test_a_run_that_was_killed_goes_on(monkeypatch, config, runs, tmp_path):

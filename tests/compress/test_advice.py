@@ -343,7 +343,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
     shown = capsys.readouterr().out
     for text in ("BertModel: 2 x 11 tokens", "Spearman's", "CO2, kg", "Measured on this machine", *SHORT):
         assert text in shown, text
-    assert re.search(r"^(Advice: (int8|low rank)|None that keeps 97 % of the quality)", shown, re.MULTILINE)
+    assert re.search(r"^(Advice: (int8|low rank)|No change that keeps 97 % of the quality)", shown, re.MULTILINE)
     assert listing(home) == before
     assert list(listing(tmp_path)) == ["results.jsonl"]
     found = read("results.jsonl")
@@ -354,7 +354,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
     monkeypatch.setattr(Advice, "chosen", lambda self, loss: losses.append(loss) or self.rows[0])
     assert run(monkeypatch, *given, "--length", "9", "--loss", "7.5", "--results", "results.jsonl") == 0
     assert losses == [0.075]
-    assert re.search(r"^(Advice: |None that keeps 92.5 % )", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^(Advice: |No change that keeps 92.5 % )", capsys.readouterr().out, re.MULTILINE)
     assert {record.setting["length"] for record in read("results.jsonl") if record.metric == "flops"} == {9, 11}
     assert len(read("results.jsonl")) == 2 * len(found)  # added
 
@@ -363,9 +363,10 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
     ("line", "message"),
     [
         ("", "name a length with --length, or a trained model with --model and --texts"),
-        (MODEL, "--model needs --texts"), (TEXTS, "--texts goes with --model"),
-        ("--length 64 --loss 3", "--loss goes with --model"), (f"{BOTH} --hidden 768", "--hidden goes without --model"),
-        (f"{BOTH} --feed-forward 8", "--feed-forward goes without --model"),
+        (MODEL, "--model needs --texts"), (TEXTS, "--texts needs --model"),
+        ("--length 64 --loss 3", "--loss needs --model"),
+        (f"{BOTH} --hidden 768", "--hidden cannot be combined with --model"),
+        (f"{BOTH} --feed-forward 8", "--feed-forward cannot be combined with --model"),
         (f"{BOTH} --loss 100", "loss must be in 0..100, got 100"), (f"{BOTH} --loss -1", "0..100, got -1"),
         (f"{BOTH} --batch 0", "batch must be at least 1, got 0"), (f"{BOTH} --limit 0", "limit must be at least 1"),
         (f"{BOTH} --length 0", "length must be at least 1"), (f"{BOTH} --length 41", "cannot be run on 41 tokens"),

@@ -50,7 +50,7 @@ def test_it_is_what_compress_makes(models, tmp_path, name, change):
     for done in (report, expected):
         assert (done.parameters, done.size) == (expected.parameters, expected.size)
         assert (done.steps[0].parameters, done.steps[0].size) == (parameters(read), bytes_of(read))
-    assert json.loads((tmp_path / "out" / REPORT).read_text())["kept"] == report.kept
+    assert json.loads((tmp_path / "out" / REPORT).read_text())["kept"] == report.size_share
     # To rounding: some processors sum a narrow product otherwise than the first columns of a wide one.
     batch = inputs("bert", batch=2, length=9)
     torch.testing.assert_close(outputs(read, batch)[0], outputs(model, batch)[0], rtol=1e-5, atol=1e-5)
@@ -117,7 +117,7 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
     compress_from_disk(models["bert"], tmp_path / "other", [HALF])
     one, other = (greenformers.load(folder) for folder in (out, tmp_path / "other"))
     assert difference(outputs(one, inputs("bert")), outputs(other, inputs("bert"))) == 0.0
-    assert "--from-disk goes without --texts, --length" in refused(
+    assert "--from-disk cannot be combined with --texts, --length" in refused(
         monkeypatch, capsys, *words, str(tmp_path / "new"), "--texts", "t.txt", "--length", "9"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]

@@ -144,7 +144,7 @@ def test_what_is_reported() -> None:
     report = greenformers.compress(model, [LowRank(keep=0.6, select=("*",), multiple=1), Int8()])
     assert (report.parameters, report.size) == (parameters(dense), bytes_of(dense))
     assert (report.steps[-1].parameters, report.steps[-1].size) == (parameters(model), bytes_of(model))
-    assert report.kept == bytes_of(model) / bytes_of(dense)
+    assert report.size_share == bytes_of(model) / bytes_of(dense)
     assert [unit.path for unit in report.units] == [unit.path for unit in report.steps[0].report.units]
     assert len(report.units) == 10
     for unit in report.units:
@@ -157,7 +157,14 @@ def test_what_is_reported() -> None:
     assert " weights in 10 layers, " in low
     assert int8.startswith("int8: ")
     shown = str(report)
-    for text in (f"{100 * report.kept:.1f} %", f"1. {low}", f"2. {int8}", "### low_rank", "### int8", "| `head` | "):
+    for text in (
+        f"{100 * report.size_share:.1f} %",
+        f"1. {low}",
+        f"2. {int8}",
+        "### low_rank",
+        "### int8",
+        "| `head` | ",
+    ):
         assert text in shown, text
     stored = json.loads(json.dumps(report.as_dict()))
     assert json.loads(json.dumps(CompressionReport.of(stored).as_dict())) == stored

@@ -83,7 +83,7 @@ def test_only_the_folder_of_results_is_made(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     words = ["compress", str(home / "BertModel"), "--out", "small", "--int8", "--lengths", ""]
-    assert "is no folder; make it, or name another place" in refused(monkeypatch, capsys, *words, "--results", place)
+    assert "is no folder; create it, or choose another file" in refused(monkeypatch, capsys, *words, "--results", place)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     if place.startswith("no"):
         assert run(monkeypatch, *words, "--results", "new/x.jsonl") == 0

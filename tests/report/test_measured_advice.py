@@ -45,10 +45,10 @@ def test_advice_in_words() -> None:
     said += [f"  greenformers compress 'a model' --int8 {LONG} --out small"]
     told = "low rank 0.5, 3x as fast, 2x smaller, keeps 91.2% (Spearman's correlation)"
     line = command(healed(HALF, SETTING), "a model", "t.txt", SETTING)
-    further = [f"Faster still, to be healed first: {told}.", f"  {line}"]
+    further = [f"Faster still, but it needs healing (further training): {told}.", f"  {line}"]
     assert words(advice, 0.03, "a model", "t.txt").splitlines() == [*said, *further]
     assert words(advice_of(*advice.rows[1:]), 0.03, "a model", "t.txt").splitlines() == said
-    none = "None that keeps 97 % of the quality is faster than the model as it is."
+    none = "No change that keeps 97 % of the quality is faster than the model as it is."
     assert words(advice_of(KEPT, row(INT8, 0.5, 1), LOST), 0.03, "a model", "t.txt") == none
     assert words(advice_of(advice.rows[0], KEPT), 0.03, "a model", "t.txt").splitlines() == [none, *further]
     near = row(HALF, 1.04, 0.998)

@@ -227,7 +227,7 @@ def test_records_without_table_or_pictures_still_make_a_page(tmp_path):
 
 
 def test_no_records_are_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no records"):
+    with pytest.raises(ValueError, match="a page needs at least one record"):
         page.write([], tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -122,7 +122,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("some", [[], [Record("compare", "lrt", {"length": 9}, "latency", 1.0, "ms")]])
 def test_no_records_of_a_grid(tmp_path: Path, some: list[Record]) -> None:
-    with pytest.raises(ValueError, match="no records of a grid to draw"):
+    with pytest.raises(ValueError, match="there are no records of `greenformers bench` to draw"):
         study.write(some, tmp_path / "out")
 
 

@@ -261,7 +261,7 @@ def test_a_failed_figure_is_not_available():
 
 @pytest.mark.parametrize("build", [table.tables, table.markdown])
 def test_nothing_to_tabulate_is_an_error(build):
-    with pytest.raises(ValueError, match="no records"):
+    with pytest.raises(ValueError, match="a table needs at least one record"):
         build([])
     with pytest.raises(ValueError, match=r"metric must be one of .*, got 'beauty'"):
         build([replace(four()[0], metric="beauty")])

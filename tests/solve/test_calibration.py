@@ -267,7 +267,7 @@ def test_the_loss_of_a_network_where_none_is_given(name: str) -> None:
     expected = outputs(network(name, base), batch)
     # Poolers have no part in it, and may be a portion by themselves.
     report = factorise(model, 0.7, solver="loss", calibration=[batch] * 2, multiple=4, memory=0)
-    assert report.kept <= 0.7
+    assert report.parameter_share <= 0.7
     found = outputs(model, batch)
     assert all(part.isfinite().all() for part in found)
     assert (found[0] - expected[0]).norm() < expected[0].norm()

@@ -40,13 +40,13 @@ def test_a_share_of_the_parameters_is_met_and_never_exceeded(share: float, solve
     assert report.model_after == sum(parameter.numel() for parameter in model.parameters())
     assert report.model_before - report.model_after == report.before - report.after
     assert {layer.rank for layer in report.layers} <= {None, 4, 8, 12, 16}
-    assert f"{100 * report.kept:.1f} %" in str(report)
+    assert f"{100 * report.parameter_share:.1f} %" in str(report)
 
 
 def test_all_that_there_is_leaves_all_dense_and_too_little_is_refused() -> None:
     model = chain(24, 30, 20)
     report = factorise(model, 1.0)
-    assert report.kept == 1
+    assert report.parameter_share == 1
     assert not ranks_of(model)
     with pytest.raises(ValueError, match=r"the budget must be at least 0\.\d+ of the dense layers'"):
         factorise(model, 0.01)

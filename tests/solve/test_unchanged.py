@@ -93,7 +93,7 @@ def test_stopped_in_any_step(solver: str) -> None:
         before.check()
     assert all(part.training for part in model.modules())
     # And after all that it can be compressed.
-    assert all_of(model, UNIFORM, **options).kept < 0.7
+    assert all_of(model, UNIFORM, **options).parameter_share < 0.7
 
 
 @pytest.mark.parametrize("solver", CALIBRATED)

@@ -8,24 +8,26 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 
 ORDER = 60
 EXAMPLES = ("greenformers genome demo --data data --out genome_demo",)
 
 
 def demo(
-    data: Annotated[Path, typer.Option(help="Folder with genomics_apoe_1000g and genomics_chr20_1mb.")],
-    out: Annotated[Path, typer.Option(help="Folder of everything, and of the page.")] = Path("genome_demo"),
-    splits: Annotated[int, typer.Option(help="Draws of train, valid and test people.")] = 5,
-    people: Annotated[int, typer.Option(help="Synthetic people.")] = 2000,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    data: Annotated[Path, typer.Option(help="Folder with the data genomics_apoe_1000g and genomics_chr20_1mb.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs, and of the page.")] = Path("genome_demo"),
+    splits: Annotated[int, typer.Option(help="Number of random splits into train, valid and test people.")] = 5,
+    people: Annotated[int, typer.Option(help="Number of synthetic people.")] = 2000,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run was stopped.")] = False,
+    results: Results = None,
 ) -> None:
-    """Go through it all at small size: a made-up disease of real people, and of synthetic ones. Below 20 minutes.
+    """Run the whole pipeline at small size, on a made-up disease of real and of synthetic people. Below 20 minutes.
 
-    Genotypes of 2,504 people of 1000 Genomes at APOE, with a disease
-    that two variants make likelier; synthetic people of chr20, of whom
-    two variants matter together, or none does, or some around a gene.
+    2,504 people of 1000 Genomes have genotypes at APOE, and a disease
+    that two variants make likelier. Synthetic people of chr20 have one
+    that depends on two variants together, on none, or on some around a
+    gene.
     """
     from greenformers.genome import judge
     from greenformers.genome.demo import Demo, Files
@@ -42,17 +44,20 @@ def demo(
     if results is not None:
         terminal.check_writable(results)
     console = terminal.console()
-    made = Demo(files, out, console, splits, people)
+    demonstration = Demo(files, out, console, splits, people)
     parts = []
     with terminal.resumable():
-        for part in (made.apoe, partial(made.pair, effect=True), partial(made.pair, effect=False), made.surroundings):
-            parts.append(part())
+        for study in (
+            demonstration.apoe, partial(demonstration.pair, effect=True), partial(demonstration.pair, effect=False),
+            demonstration.surroundings,
+        ):  # fmt: skip
+            parts.append(study())
             console.print(f"[bold]{parts[-1].title}[/bold]")
             for setting in dict.fromkeys(str(record.setting) for record in parts[-1].records):
                 own = [record for record in parts[-1].records if str(record.setting) == setting]
                 terminal.show(console, fitted(judge.table(own), console.width))
     about = context(terminal.command(), 0)
-    parts = [one._replace(records=[replace(record, context=about) for record in one.records]) for one in parts]
+    parts = [part._replace(records=[replace(record, context=about) for record in part.records]) for part in parts]
     page = write(parts, out)
     console.print(f"{said(parts)}\npage: {page}", soft_wrap=True)
     if results is not None:

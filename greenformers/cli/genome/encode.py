@@ -26,22 +26,28 @@ EXAMPLES = (
 def encode(
     *,
     reference: FASTA,
-    out: Annotated[Path, typer.Option(help="File to write: a line a person.")],
+    out: Annotated[Path, typer.Option(help="File that is written, with one line for each person.")],
     files: Annotated[
-        list[Path] | None, typer.Argument(help="BAM or CRAM of a person each, or VCF or BCF of any number.")
+        list[Path] | None,
+        typer.Argument(help="BAM or CRAM files of one person each, or VCF or BCF files of any number."),
     ] = None,
     region: Where = None,
     cohort: Annotated[
-        Path | None, typer.Option(help="Table (.tsv, .csv) with person, phenotype, and path if there are no FILES.")
+        Path | None,
+        typer.Option(help="Table (.tsv, .csv) with columns person and phenotype, and path if there are no FILES."),
     ] = None,
-    mode: Annotated[str, typer.Option(help="diplotype (66 characters) or haplotype (5).")] = "diplotype",
-    alphabet: Annotated[str, typer.Option(help="Characters of the pairs: iupac, or thesis (table 5.1).")] = "iupac",
+    mode: Annotated[str, typer.Option(help="Sequences: diplotype (66 characters) or haplotype (5).")] = "diplotype",
+    alphabet: Annotated[
+        str, typer.Option(help="Characters of the pairs: iupac, or thesis (Cahyawijaya 2021, table 5.1).")
+    ] = "iupac",
     thresholds: Thresholds,
-    workers: Annotated[int, typer.Option(help="Files read at a time, by a process each.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the work was stopped.")] = False,
-    index: Annotated[bool, typer.Option("--index", help="Make indexes that are missing, beside their files.")] = False,
+    workers: Annotated[int, typer.Option(help="Number of files that are read at a time, each in a process.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run was stopped.")] = False,
+    index: Annotated[
+        bool, typer.Option("--index", help="Create the indexes that are missing, beside their files.")
+    ] = False,
 ) -> None:
-    """Write everybody's diplotype, or both haplotypes, of a region."""
+    """Write the diplotype, or both haplotypes, of every person in a region."""
     from greenformers.genome.encode import Encoding
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import make_indexes
@@ -50,8 +56,8 @@ def encode(
 
     console = terminal.console(stderr=True)
     selection = Selection.of(files or (), cohort)
-    for made in make_indexes([*selection.paths, reference]) if index else ():
-        print(f"index:  {made}", file=sys.stderr)
+    for created in make_indexes([*selection.paths, reference]) if index else ():
+        print(f"index:  {created}", file=sys.stderr)
     encoding = Encoding(reference, Reference(reference).region(region), mode, alphabet, thresholds)
     sources, others = selection.sources()
     total = sum(len(source.people) for source in sources)
@@ -62,7 +68,7 @@ def encode(
 
 
 def _encoded(out: Path, encoding: "Encoding", people: int, others: int, cohort: "Cohort | None") -> None:
-    """What has been done, without anything of anybody."""
+    """Print a summary, in which no data of a person appear."""
     region = encoding.region
     print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)")
     if cohort is not None:

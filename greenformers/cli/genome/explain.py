@@ -15,12 +15,12 @@ EXAMPLES = ("greenformers genome explain runs/risk/split0 --names dbsnp.vcf.gz -
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of one finished run of `genome finetune`.")],
     out: Annotated[Path, typer.Option(help="Folder of the picture and the table.")] = Path("explain"),
-    names: Annotated[Path | None, typer.Option(help="VCF or BCF: names (ID) of known variants.")] = None,
-    people: Annotated[int, typer.Option(help="Test people that are looked at, at most.")] = 200,
-    steps: Annotated[int, typer.Option(help="Of the sum that stands for the integral.")] = 32,
-    shown: Annotated[int, typer.Option(help="Variants that are named.")] = 10,
+    names: Annotated[Path | None, typer.Option(help="VCF or BCF file with the names (ID) of known variants.")] = None,
+    people: Annotated[int, typer.Option(help="Largest number of test people.")] = 200,
+    steps: Annotated[int, typer.Option(help="Number of terms of the sum that approximates the integral.")] = 32,
+    shown: Annotated[int, typer.Option(help="Number of variants that are named.")] = 10,
 ) -> None:
-    """Show which positions a fine-tuned network used: integrated gradients, along the region."""
+    """Show which positions a fine-tuned network uses, by integrated gradients along the region."""
     from rich.table import Table
 
     from greenformers.genome import explain as module
@@ -31,15 +31,17 @@ def explain(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     with terminal.Steps(terminal.console(stderr=True)) as bars:
-        found = module.explained(run, people=people, steps=steps, names=names, progress=partial(bars, "people"))
+        explanation = module.explained(run, people=people, steps=steps, names=names, progress=partial(bars, "people"))
     out.mkdir(parents=True, exist_ok=True)
-    table = Table("position", "variant", "importance", title=f"{found.people} test people, {found.region}")
-    for position, score in found.ranked[:shown]:
-        table.add_row(f"{position:,}", found.names.get(position, ""), f"{score:.4f}")
+    table = Table("position", "variant", "importance", title=f"{explanation.people} test people, {explanation.region}")
+    for position, score in explanation.ranked[:shown]:
+        table.add_row(f"{position:,}", explanation.names.get(position, ""), f"{score:.4f}")
     console = terminal.console()
     console.print(table)
     picture = out / "track.png"
-    save(module.picture(found, shown), picture)
-    lines = [f"{position}\t{found.names.get(position, '')}\t{score:.6g}\n" for position, score in found.ranked]
+    save(module.picture(explanation, shown), picture)
+    lines = [
+        f"{position}\t{explanation.names.get(position, '')}\t{score:.6g}\n" for position, score in explanation.ranked
+    ]
     (out / "variants.tsv").write_text("position\tname\timportance\n" + "".join(lines))
     print(f"picture: {picture}\ntable:   {out / 'variants.tsv'}")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._training import training
 from greenformers.genome.settings import Finetuning, sequences_of
 
@@ -16,7 +17,9 @@ EXAMPLES = (
 )
 
 
-def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None) -> None:
+def _finetune(
+    given: dict[str, Any], out: Path, resume: bool, splits: int, known_positions: str, results: Path | None
+) -> None:
     from greenformers.genome import judge
     from greenformers.genome.finetune import finetune
     from greenformers.genome.people import People
@@ -26,8 +29,8 @@ def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is there already; --resume goes on with it")
     settings = Finetuning(**given)
-    positions = terminal.numbers("known", known)
-    # What is wrong with these is found before the training, not after it.
+    positions = terminal.numbers("known", known_positions)
+    # Wrong settings must be refused before the training, not after it.
     people = People.load(sequences_of(settings), settings.region)
     features = judge.features(people, positions)
     settings.task()
@@ -35,8 +38,8 @@ def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known
         terminal.check_writable(results)
     console = terminal.console()
     with terminal.resumable():
-        found = finetune(settings, out, splits, console)
-    records = judge.records(settings, found, features, people)
+        probabilities = finetune(settings, out, splits, console)
+    records = judge.records(settings, probabilities, features, people)
     terminal.show(console, fitted(judge.table(records), console.width))
     if results is not None:
         about = context(terminal.command(), 0)
@@ -45,14 +48,19 @@ def _finetune(given: dict[str, Any], out: Path, resume: bool, splits: int, known
 
 finetune = training(
     Finetuning,
-    """Learn who has a disease from diplotypes, on several draws of people, beside logistic regression.
+    """Fine-tune a network to predict a disease from diplotypes, beside logistic regression, on several random splits.
 
-    OUT holds a run folder a draw, split0 and so on. With --init a
-    pre-trained run is where they start. Work that was stopped goes on
-    with --resume.
+    OUT holds one run folder for each split: split0 and so on. With
+    --init they start from a pre-trained run. Work that was stopped goes
+    on with --resume.
     """,
     _finetune,
-    splits=(Annotated[int, typer.Option(help="Draws of train, valid and test people.")], 5),
-    known=(Annotated[str, typer.Option(help="Positions of known variants, for a baseline of their own.")], ""),
-    results=(Annotated[Path | None, typer.Option(help="File the records are added to.")], None),
+    splits=(Annotated[int, typer.Option(help="Number of random splits into train, valid and test people.")], 5),
+    known_positions=(
+        Annotated[
+            str, typer.Option("--known", help="Positions of known variants, with commas, for a baseline of their own.")
+        ],
+        "",
+    ),
+    results=(Results, None),
 )

@@ -8,9 +8,9 @@ EXAMPLES = ("greenformers genome pretrain --reference chr19.fa --sites dbsnp.vcf
 
 pretrain = training(
     Pretraining,
-    """Learn a genome by heart: masked tokens of sentences of it, or of encoded people.
+    """Pre-train a network to predict masked tokens of a genome, or of encoded people.
 
-    The run folder OUT is as that of `greenformers train`; a run that
+    The run folder OUT is like that of `greenformers train`. A run that
     was stopped goes on with --resume.
     """,
 )

@@ -19,30 +19,38 @@ EXAMPLES = (
 
 def simulate(
     reference: FASTA,
-    out: Annotated[Path, typer.Option(help="File to write: a table of phenotypes, or .vcf.gz of genotypes.")],
+    out: Annotated[
+        Path, typer.Option(help="File that is written: a table of phenotypes, or a .vcf.gz file of genotypes.")
+    ],
     region: Where = None,
-    variants: Annotated[Path | None, typer.Option(help="Phenotypes for the people of a VCF or BCF.")] = None,
-    preset: Annotated[str | None, typer.Option(help="apoe37 or apoe38: published odds ratios, GRCh37 or 38.")] = None,
+    variants: Annotated[
+        Path | None, typer.Option(help="VCF or BCF file of people, for whom phenotypes are drawn.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Published odds ratios at APOE: apoe37 (GRCh37) or apoe38 (GRCh38).")
+    ] = None,
     effects: Annotated[
-        Path | None, typer.Option(help="Table (.tsv) with position, allele and odds_ratio, of each copy.")
+        Path | None, typer.Option(help="Table (.tsv) with columns position, allele, and odds_ratio of one copy.")
     ] = None,
     prevalence: Annotated[float, typer.Option(help="Share of people with the disease.")] = 0.5,
-    sites: Annotated[Path | None, typer.Option(help="Genotypes drawn from the frequencies (AF) of a VCF.")] = None,
-    people: Annotated[int | None, typer.Option(help="How many to draw; 1000 if not given.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    sites: Annotated[
+        Path | None, typer.Option(help="VCF file of frequencies (AF), from which genotypes are drawn.")
+    ] = None,
+    people: Annotated[int | None, typer.Option(help="Number of people with --sites; by default 1000.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
 ) -> None:
-    """Make up phenotypes for real genotypes, or genotypes from frequencies (without linkage), to try a pipeline."""
-    from greenformers.genome import simulate as made
+    """Draw phenotypes for real genotypes, or genotypes from frequencies (without linkage), to try the pipeline."""
+    from greenformers.genome import simulate as simulation
     from greenformers.genome.reference import Reference
 
     if (variants is None) == (sites is None):
-        raise ValueError("name --variants, for phenotypes, or --sites, for genotypes; one of them")
+        raise ValueError("give either --variants, for phenotypes, or --sites, for genotypes")
     if variants is not None and (preset is None) == (effects is None):
-        raise ValueError("name --preset or --effects, one of them")
+        raise ValueError("--variants needs either --preset or --effects")
     if sites is not None and (preset is not None or effects is not None):
-        raise ValueError("preset and effects are for --variants")
+        raise ValueError("--preset and --effects cannot be combined with --sites: they need --variants")
     if variants is not None and people is not None:
-        raise ValueError("people are for --sites")
+        raise ValueError("--people cannot be combined with --variants: it needs --sites")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     if out.exists():
@@ -52,13 +60,13 @@ def simulate(
         where = genome.region(region)
         with terminal.Steps(terminal.console(stderr=True)) as steps:
             written, count = 0, 1000 if people is None else people
-            for place, written in made.synthetic(sites, genome, where, count, out, seed):  # noqa: B007
+            for place, written in simulation.synthetic(sites, genome, where, count, out, seed):  # noqa: B007
                 steps("sites", (place - where.start) / len(where))
         print(f"{out}: {count:,} synthetic people, {written:,} sites, no linkage")
         return
     assert variants is not None
-    odds, source = made.odds_of(variants, genome, region, preset, effects)
-    counts = made.write_phenotypes(out, odds, prevalence, seed, source)
+    odds, source = simulation.odds_of(variants, genome, region, preset, effects)
+    counts = simulation.write_phenotypes(out, odds, prevalence, seed, source)
     print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without")
     if counts["left out"]:
         print(f"left out: {counts['left out']:,} without a published odds ratio")

@@ -15,7 +15,7 @@ EXAMPLES = ("greenformers genome tokenize --reference chr19.fa --sites dbsnp.vcf
 
 @from_fields
 def tokenize(*, out: Annotated[Path, typer.Option(help="Folder of the tokenizer.")], options: TokenOptions) -> None:
-    """Learn tokens: subwords of SentencePiece (BPE), or k-mers. The folder is for `from_pretrained`."""
+    """Train a tokenizer of subwords (SentencePiece, BPE) or k-mers, which `from_pretrained` loads."""
     from greenformers.genome.learn import learn
 
     terminal.quiet()
@@ -25,5 +25,5 @@ def tokenize(*, out: Annotated[Path, typer.Option(help="Folder of the tokenizer.
     if learnt.mean is not None:
         print(
             f"in the sequences a token has {learnt.mean:.2f} characters on average, in the vocabulary "
-            f"{learnt.vocabulary_mean:.2f} (thesis: 8.7, chr19)"
+            f"{learnt.vocabulary_mean:.2f} (Cahyawijaya 2021: 8.7, chr19)"
         )

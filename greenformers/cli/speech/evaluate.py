@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._options import from_fields
 from greenformers.cli.speech._flags import Batch
 from greenformers.speech.search_options import Search
@@ -21,15 +22,20 @@ def evaluate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs; the first is the baseline.")
     ],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    corpus: Annotated[str | None, typer.Option(help="Folder of the corpus, if not where it was.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the corpus: train, valid or test.")] = "test",
+    corpus: Annotated[
+        str | None, typer.Option(help="Folder of the corpus; by default the one of the training.")
+    ] = None,
     search: Search,
-    limit: Annotated[int | None, typer.Option(help="At most so many recordings.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Largest number of recordings.")] = None,
     batch: Batch = 16,
-    samples: Annotated[int, typer.Option(help="How many transcripts of the first run to show.")] = 3,
-    results: Annotated[Path | None, typer.Option(help="File the records are added to.")] = None,
+    samples: Annotated[int, typer.Option(help="Number of transcripts of the first run that are shown.")] = 3,
+    results: Results = None,
 ) -> None:
-    """Score runs on a split of the first one's corpus: errors, size, speed of generation (tables 4.2 and 4.3)."""
+    """Score runs on a split of the corpus of the first one: error rates, size and speed of generation.
+
+    The table is like tables 4.2 and 4.3 of Cahyawijaya 2021.
+    """
     from greenformers.measure.record import append, context
     from greenformers.report.fit import fitted
     from greenformers.speech.evaluate import evaluate as scored

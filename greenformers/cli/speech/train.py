@@ -10,10 +10,10 @@ EXAMPLES = (
 
 train = training(
     SpeechSettings,
-    """Train a recogniser on a corpus of recordings and their texts.
+    """Train a speech recogniser on a corpus of recordings and their texts.
 
     The run folder OUT holds run.json (all settings), metrics.jsonl,
-    curves.png, scores.json and model/; checkpoints/ while it lasts.
+    curves.png, scores.json and model/; during training checkpoints/.
     A run that was stopped goes on with --resume.
     """,
 )

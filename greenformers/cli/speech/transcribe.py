@@ -21,14 +21,15 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished r
 def transcribe(
     *,
     run: Run,
-    files: Annotated[list[Path], typer.Argument(help="Sound files: WAV, FLAC, Ogg, MP3; any rate.")],
+    files: Annotated[list[Path], typer.Argument(help="Sound files (WAV, FLAC, Ogg, MP3) of any sampling rate.")],
     search: Search,
     piece: Annotated[
-        float | None, typer.Option(help="Seconds of sound at once at most; by default what the network learnt with.")
+        float | None,
+        typer.Option(help="Longest piece of sound that is read at once, in seconds; by default as in training."),
     ] = None,
     batch: Batch = 8,
 ) -> None:
-    """Write down what is said in sound files. A file that cannot be used is named, and the next one follows."""
+    """Transcribe speech in sound files. A file that cannot be read is reported, and the others are transcribed."""
     from greenformers.speech.recognise import Recogniser
     from greenformers.speech.recognise import transcribe as run_on
 
@@ -42,21 +43,21 @@ def transcribe(
         def told(_: Path, done: float) -> None:
             steps("sound", min(1.0, (before + done) / total) if total else 0.0)
 
-        for found in run_on(recogniser, files, longest=piece, batch=batch, progress=told):
-            before += seconds[found.path]
-            if found.fault is not None:
+        for transcript in run_on(recogniser, files, longest=piece, batch=batch, progress=told):
+            before += seconds[transcript.path]
+            if transcript.fault is not None:
                 faults += 1
-                print(f"greenformers: {found.fault}", file=sys.stderr)
-            if found.seconds:
-                pace = found.time / found.seconds
-                about = f"{found.seconds:.1f} s of sound in {found.time:.2f} s, real-time factor {pace:.3f}"
-                print(f"{found.path}: {about}\n{found.text}", flush=True)
+                print(f"greenformers: {transcript.fault}", file=sys.stderr)
+            if transcript.seconds:
+                pace = transcript.time / transcript.seconds
+                about = f"{transcript.seconds:.1f} s of sound in {transcript.time:.2f} s, real-time factor {pace:.3f}"
+                print(f"{transcript.path}: {about}\n{transcript.text}", flush=True)
     if faults:
         sys.exit(2)
 
 
 def _length(path: Path) -> float:
-    """Seconds of a file by its header; 0 where it has a fault, which is told when its turn comes."""
+    """Seconds of a file by its header; 0 where the file is damaged, which is reported when it is transcribed."""
     from greenformers.data._audio import AudioError, seconds
 
     try:

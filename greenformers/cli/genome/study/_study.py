@@ -1,4 +1,4 @@
-"""What the studies of fine-tuning share: flags, and one run of a study."""
+"""Flags of the studies of fine-tuning, and the run of one study."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 
     from greenformers.measure.record import Record
 
-Splits = (Annotated[int, typer.Option(help="Draws of train, valid and test people, of each point.")], 5)
-Known = (Annotated[str, typer.Option(help="Positions of known variants, for a baseline of their own.")], "")
-Results = Annotated[Path | None, typer.Option(help="File the records are added to.")]
-References = Annotated[Path | None, typer.Option(help="Folder with the published tables, to print beside.")]
+Splits = (Annotated[int, typer.Option(help="Random splits into train, valid and test people, at each point.")], 5)
+KnownPositions = (
+    Annotated[
+        str, typer.Option("--known", help="Positions of known variants, with commas, for a baseline of their own.")
+    ],
+    "",
+)
+References = Annotated[
+    Path | None, typer.Option(help="Folder with the published tables, which are shown beside the results.")
+]
 
 
 def study(
@@ -29,7 +35,20 @@ def study(
     key: str,
     across: str,
 ) -> None:
-    """Run a study, and show and draw its records: metrics by the values of a setting, `key`."""
+    """Run a study, and show and draw its records.
+
+    Args:
+        run: Function that runs the study with these settings and a console, and gives its records.
+        settings: Settings of all runs.
+        out: Folder of the runs and of the picture.
+        resume: Whether to go on with a study that was stopped.
+        results: File that the records are appended to; None for none.
+        key: Name of the quantity in the records' settings.
+        across: Label of the quantity.
+
+    Raises:
+        ValueError: The folder is not empty and `resume` is not set.
+    """
     from rich.table import Table
 
     from greenformers.measure.record import append, context
@@ -43,16 +62,16 @@ def study(
         terminal.check_writable(results)
     console = terminal.console()
     with terminal.resumable():
-        found = run(settings, console)
-    values = list(dict.fromkeys(record.setting[key] for record in found))
+        records = run(settings, console)
+    values = list(dict.fromkeys(record.setting[key] for record in records))
     table = Table("AUC in % (s.d.)", *(f"{value:,}" for value in values), title=across)
-    for name, row in listed(found, key, "auc").items():
+    for name, row in listed(records, key, "auc").items():
         table.add_row(name, *(row.get(value, "") for value in values))
     terminal.show(console, fitted(table, console.width))
     out.mkdir(parents=True, exist_ok=True)
     picture = out / "study.png"
-    save(draws(across, across, found, key, metrics=("auc", "f1")), picture)
+    save(draws(across, across, records, key, metrics=("auc", "f1")), picture)
     print(f"picture: {picture}")
     if results is not None:
         about = context(terminal.command(), 0)
-        append(results, [replace(record, context=about) for record in found])
+        append(results, [replace(record, context=about) for record in records])

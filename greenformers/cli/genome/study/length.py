@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._options import from_fields
-from greenformers.cli.genome.study._study import References, Results
+from greenformers.cli.genome.study._study import References
 from greenformers.genome.longest_options import Size
 
 ORDER = 30
@@ -18,24 +19,29 @@ EXAMPLES = ("greenformers genome study length --tokens tokens --sequences apoe.t
 @from_fields
 def length(
     *,
-    tokens: Annotated[Path, typer.Option(help="Folder of `genome tokenize`: subwords.")],
-    sequences: Annotated[Path, typer.Option(help="What `genome encode` wrote: how many characters a token has.")],
-    out: Annotated[Path, typer.Option(help="Folder of the picture.")] = Path("length"),
+    tokens: Annotated[Path, typer.Option(help="Folder of a tokenizer of subwords, by `genome tokenize`.")],
+    sequences: Annotated[
+        Path, typer.Option(help="File of `genome encode`, by which the mean characters of a token are counted.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("length"),
     variants: Annotated[
-        str, typer.Option(help="Networks, with commas between; transformer (eager) has no fused attention.")
+        str, typer.Option(help="Networks, with commas; transformer (eager) has no fused attention.")
     ] = "transformer (eager),transformer,linformer",
-    mode: Annotated[str, typer.Option(help="training, inference, or both with a comma between.")] = "training",
+    mode: Annotated[
+        str, typer.Option(help="Work that is counted: training, inference, or both with a comma.")
+    ] = "training",
     memory: Annotated[
-        float | None, typer.Option(help="GiB; by default what eager attention needs for 1,024 nucleotides.")
+        float | None,
+        typer.Option(help="Memory budget in GiB; by default that of eager attention at 1,024 nucleotides."),
     ] = None,
     size: Size,
     results: Results = None,
     references: References = None,
 ) -> None:
-    """Find the longest sequence within a memory budget, with one token a nucleotide and with subwords.
+    """Find the longest sequence within a memory budget, with one token for each nucleotide and with subwords.
 
-    Counted from shapes, operation by operation: nothing as large is
-    computed.
+    Bytes are counted from the shapes of every operation: tensors of that
+    size are never computed.
     """
     from itertools import islice
 
@@ -68,21 +74,21 @@ def length(
     if results is not None:
         terminal.check_writable(results)
     with terminal.Steps(terminal.console(stderr=True)) as steps:
-        found = longest.study(rows, size, vocabularies, budget=budget, progress=partial(steps, "rows"))
+        longest_sequences = longest.study(rows, size, vocabularies, budget=budget, progress=partial(steps, "rows"))
         names = {letters: "one a nucleotide", len(tokenizer): "subwords"}
-        made = longest.records(list(found), size, names, context(terminal.command(), 0))
+        records = longest.records(list(longest_sequences), size, names, context(terminal.command(), 0))
     theirs = {
         row["setting"]: float(row["max_nucleotides"])
         for row in published.rows(references, "thesis_table5_3_max_length.csv")
     }
     console = terminal.console()
     out.mkdir(parents=True, exist_ok=True)
-    for one in dict.fromkeys(modes):
-        own = [record for record in made if record.setting["mode"] == one]
+    for work in dict.fromkeys(modes):
+        own = [record for record in records if record.setting["mode"] == work]
         room = own[0].setting["memory_gib"]
-        title = f"{one.capitalize()} within {room} GiB, batch {size.batch}, {mean:.2f} characters a subword"
+        title = f"{work.capitalize()} within {room} GiB, batch {size.batch}, {mean:.2f} characters a subword"
         terminal.show(console, fitted(table(title, own, theirs), console.width, repeated=3))
-        save(lengths(title, own, theirs), out / f"{one}.png")
-        print(f"picture: {out / f'{one}.png'}")
+        save(lengths(title, own, theirs), out / f"{work}.png")
+        print(f"picture: {out / f'{work}.png'}")
     if results is not None:
-        append(results, made)
+        append(results, records)

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._training import training
-from greenformers.cli.genome.study._study import Known, Results, Splits, study
+from greenformers.cli.genome.study._study import KnownPositions, Splits, study
 from greenformers.genome.settings import Finetuning
 
 ORDER = 10
@@ -18,7 +19,13 @@ EXAMPLES = (
 
 
 def _surroundings(
-    given: dict[str, Any], out: Path, resume: bool, margins: str, splits: int, known: str, results: Path | None
+    given: dict[str, Any],
+    out: Path,
+    resume: bool,
+    margins: str,
+    splits: int,
+    known_positions: str,
+    results: Path | None,
 ) -> None:
     from greenformers.genome.studies import MARGINS, surroundings
 
@@ -26,7 +33,7 @@ def _surroundings(
     if not all(word.isdecimal() for word in words):
         raise ValueError(f"margins must be whole numbers from 0 on, with commas between; got {margins!r}")
     chosen = [int(word) for word in words] or list(MARGINS)
-    positions = terminal.numbers("known", known)
+    positions = terminal.numbers("known", known_positions)
     study(
         lambda settings, console: surroundings(settings, chosen, splits, out, console, positions),
         Finetuning(**given), out, resume, results, "margin", "Positions more on each side",
@@ -35,14 +42,19 @@ def _surroundings(
 
 region = training(
     Finetuning,
-    """Fine-tune on a gene (--region) and on more and more of what is around it, beside logistic regression.
+    """Fine-tune on a gene (--region) and on ever wider surroundings of it, beside logistic regression.
 
     OUT holds the runs of each margin and study.png. Work that was
     stopped goes on with --resume.
     """,
     _surroundings,
-    margins=(Annotated[str, typer.Option(help="Positions more on each side; 0 to 15000 by default.")], ""),
+    margins=(
+        Annotated[
+            str, typer.Option(help="Numbers of positions added on each side, with commas; by default 0 to 15000.")
+        ],
+        "",
+    ),
     splits=Splits,
-    known=Known,
+    known_positions=KnownPositions,
     results=(Results, None),
 )

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
 from greenformers.cli._training import training
-from greenformers.cli.genome.study._study import Known, References, Results, Splits, study
+from greenformers.cli.genome.study._study import KnownPositions, References, Splits, study
 from greenformers.genome.settings import Finetuning
 
 ORDER = 20
@@ -13,32 +14,34 @@ EXAMPLES = ("greenformers genome study steps --sequences apoe.tsv --init runs/be
 
 
 def _pretraining(
-    given: dict[str, Any], out: Path, resume: bool, splits: int, known: str, results: Path | None,
+    given: dict[str, Any], out: Path, resume: bool, splits: int, known_positions: str, results: Path | None,
     references: Path | None,
 ) -> None:  # fmt: skip
     from greenformers.genome.studies import pretraining
     from greenformers.report import published
 
-    positions = terminal.numbers("known", known)
+    positions = terminal.numbers("known", known_positions)
     study(
         lambda settings, console: pretraining(settings, splits, out, console, positions),
         Finetuning(**given), out, resume, results, "pretraining_steps", "Steps of pre-training",
     )  # fmt: skip
     for row in published.rows(references, "thesis_table5_2_alzheimer.csv"):
-        print(f"thesis: {row['model']}: AUC {100 * float(row['auc']):.1f} %, F1 {100 * float(row['f1']):.1f} %")
+        print(
+            f"Cahyawijaya 2021: {row['model']}: AUC {100 * float(row['auc']):.1f} %, F1 {100 * float(row['f1']):.1f} %"
+        )
 
 
 steps = training(
     Finetuning,
-    """Fine-tune from nothing, from every snapshot of a pre-training run (--init) and from its end.
+    """Fine-tune from random weights, from every snapshot of a pre-training run (--init), and from its end.
 
-    Snapshots are made by `genome pretrain --snapshots`. OUT holds the
+    Snapshots are written by `genome pretrain --snapshots`. OUT holds the
     runs of each and study.png. Work that was stopped goes on with
     --resume.
     """,
     _pretraining,
     splits=Splits,
-    known=Known,
+    known_positions=KnownPositions,
     results=(Results, None),
     references=(References, None),
 )
