@@ -5,7 +5,7 @@ scaled.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -159,17 +159,21 @@ def aware(model: nn.Module) -> Iterator[None]:
         pack(model, unpacked)
 
 
-@contextmanager
-def jittered(model: nn.Module, seed: int) -> Iterator[None]:
+def jittered(model: nn.Module, seed: int) -> AbstractContextManager[None]:
     """A `with` block in which inputs of int8 layers are off by their last digits, as in another order of sums."""
+    return off_by_last_digits([layer for layer in model.modules() if isinstance(layer, Int8Linear | Int8Experts)], seed)
+
+
+@contextmanager
+def off_by_last_digits(layers: Iterable[nn.Module], seed: int) -> Iterator[None]:
+    """A `with` block in which inputs of layers are changed by about `JITTER` of themselves, at random."""
     draw = torch.Generator().manual_seed(seed)
 
     def off(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x = args[0]
         return (x + JITTER * x * torch.randn(x.shape, generator=draw).to(x), *args[1:])
 
-    layers = [module for module in model.modules() if isinstance(module, Int8Linear | Int8Experts)]
-    handles = [module.register_forward_pre_hook(off) for module in layers]
+    handles = [layer.register_forward_pre_hook(off) for layer in layers]
     try:
         yield
     finally:

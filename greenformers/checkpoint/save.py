@@ -82,7 +82,7 @@ def save(
             whole.save(str(unfinished), create_model_card=False)
         elif isinstance(model, PreTrainedModel):
             model.save_pretrained(unfinished)
-            _carry_modules(model, unfinished, tokenizer is not None)
+            carry_modules(model, unfinished, tokenizer is not None)
         else:
             save_model(model, str(unfinished / "model.safetensors"))
             (unfinished / STRUCTURE).write_text(json.dumps(described.as_dict(), indent=1) + "\n")
@@ -97,7 +97,17 @@ def save(
     return folder
 
 
-def _carry_modules(model: PreTrainedModel, out: Path, has_tokenizer: bool) -> None:
+def carry_modules(model: PreTrainedModel, out: Path, has_tokenizer: bool) -> None:
+    """Copy the modules of sentence-transformers behind a model, if it was read from a folder with such modules.
+
+    Args:
+        model: The transformer.
+        out: The folder that is being written.
+        has_tokenizer: Whether a tokenizer is written there; else that of the folder is copied.
+
+    Raises:
+        ValueError: The folder is no longer there.
+    """
     pooling = pooling_of(model)
     if pooling.folder is not None:
         modules = sentence_folder(pooling.folder)

@@ -62,15 +62,7 @@ def compared(
     began = perf_counter()
     if examples is not None and reader is not None:
         progress("judging", 0.0)
-        kind = "texts" if isinstance(examples, Texts) else "examples"
-        records = [
-            Record.of(
-                metric, value, benchmark=benchmark, variant=name, setting={kind: examples.name}, interval=interval,
-                to=next(iter(models)) if interval else None, context=about,
-            )
-            for name, scores in judge(models, examples, reader).items()
-            for metric, (value, interval) in scores.items()
-        ]  # fmt: skip
+        records = qualities(models, examples, reader, benchmark=benchmark, about=about)
         progress("judging", 1.0)
     progress("measuring", 0.0)
     timed = {name: model for name, model in models.items() if name not in unmeasured}
@@ -84,6 +76,32 @@ def compared(
     order = list(models)  # of columns, also where a model has scores alone
     rows = sorted([*costs, *records], key=lambda record: order.index(record.variant))
     return with_ratios(rows, to=order[0])
+
+
+def qualities(
+    models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader, *, benchmark: str, about: dict[str, Any]
+) -> list[Record]:
+    """Records of the scores of models, with intervals of their differences from the first.
+
+    Args:
+        models: Models by name.
+        examples: Examples to judge by.
+        reader: Reader of the examples, for all models.
+        benchmark: Name of the benchmark in the records.
+        about: Context of the records.
+
+    Raises:
+        ValueError: The examples cannot judge these models.
+    """
+    kind = "texts" if isinstance(examples, Texts) else "examples"
+    return [
+        Record.of(
+            metric, value, benchmark=benchmark, variant=name, setting={kind: examples.name}, interval=interval,
+            to=next(iter(models)) if interval else None, context=about,
+        )
+        for name, scores in judge(models, examples, reader).items()
+        for metric, (value, interval) in scores.items()
+    ]  # fmt: skip
 
 
 def card(models: Sequence[str], records: Sequence[Record], origin: str) -> str:

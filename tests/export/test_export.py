@@ -1,7 +1,7 @@
-"""Exported networks say what the model says, for every batch and length, with padding."""
+"""Exported networks give what the model gives, for every batch and length, with padding."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +14,23 @@ from transformers import BertModel, PreTrainedModel
 from zoo import EVERYTHING, network
 
 import greenformers
-from greenformers.changes import Attention, Int8, LowRank
+from greenformers.changes import Attention, LowRank
 from greenformers.export import export as exporting
-from greenformers.export.export import FORMATS, batch, export, reader
-from greenformers.export.latency import latencies
+from greenformers.export.export import FORMATS, export, reader
+from greenformers.export.measure import latencies
+from greenformers.export.network import Network
 from greenformers.solve.units import TransposedLED, units
 
 
 class Exported(NamedTuple):
     model: PreTrainedModel
     folder: Path
-    found: dict[str, float]
+    differences: dict[str, float]
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """An encoder and a language model of low rank in all linear layers, embeddings too, in both formats."""
+    """An encoder and a language model of low rank in all linear layers, embeddings too, in all formats."""
     made = {}
     for name, cls, more in [
         ("bert", "BertModel", {"num_hidden_layers": 1}),
@@ -40,56 +41,66 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
             for parameter in model.parameters():  # as first drawn, attention hardly looks at its keys
                 parameter.mul_(6 if parameter.dim() == 2 else 1)
         greenformers.compress(model, LowRank(keep=0.5, select=EVERYTHING))
-        made[name] = Exported(model, folder, export(model, folder, length=16).differences)
+        made[name] = Exported(model, folder, export(model, folder, list(FORMATS), length=16).differences)
     return made
 
 
 @torch.no_grad()
-def said(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    found = model(input_ids=ids, attention_mask=mask)
-    return found.logits if "logits" in found else found.last_hidden_state
+def said(model: PreTrainedModel, *batch: Tensor) -> Tensor:
+    return Network(model)(*batch)
+
+
+def inputs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """The inputs of an exported file; token types are those of two segments."""
+    types = (torch.arange(ids.shape[1]) > ids.shape[1] // 3).long() * mask
+    return (ids, mask, types)[: len(Network(model).inputs)]
 
 
 def test_differences_are_those_of_rounding(exported: dict[str, Exported]) -> None:
     assert any(isinstance(unit, TransposedLED) for _, unit in units(exported["gpt2"].model))
     for made in exported.values():
-        assert made.found.keys() == FORMATS.keys()
-        assert all(0 <= value < 1e-5 for value in made.found.values())
-        assert sorted(path.name for path in made.folder.iterdir()) == ["model.onnx", "model.pt2"]
+        assert made.differences.keys() == FORMATS.keys()
+        assert all(0 <= value < 1e-5 for value in made.differences.values())
+        files = {str(path.relative_to(made.folder)) for path in made.folder.rglob("*") if path.is_file()}
+        assert files >= {*FORMATS.values(), "openvino/openvino_model.bin", "config.json"}
+        assert not any(path.name.startswith(".") for path in made.folder.iterdir())
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_any_batch_and_length_with_its_mask(exported: dict[str, Exported], name: str, form: str) -> None:
     model, folder, _ = exported[name]
-    run = reader(form, folder / FORMATS[form])
+    run = reader(form, folder, Network(model).inputs, exact=True)
     for size, length in [(1, 1), (7, 19), (2, 40), (11, 2)]:
         ids, mask = torch.randint(3, 53, (size, length)), torch.ones(size, length, dtype=torch.long)
         for row in range(1, size):
             mask[row, max(1, length - row) :] = 0
-        right, got = said(model, ids, mask), run(ids, mask)
+        right, got = said(model, *inputs(model, ids, mask)), run(*inputs(model, ids, mask))
         torch.testing.assert_close(got.detach()[mask.bool()], right[mask.bool()], rtol=1e-4, atol=1e-5)
         # What stands at the padding changes nothing; without the mask it would.
-        other = run(torch.where(mask.bool(), ids, 55 - ids), mask)
+        other = run(*inputs(model, torch.where(mask.bool(), ids, 55 - ids), mask))
         torch.testing.assert_close(other[mask.bool()], got[mask.bool()], rtol=1e-4, atol=1e-5)
         if name == "bert" and not mask.all():
-            assert (run(ids, torch.ones_like(mask)) - got)[mask.bool()].abs().max() > 1e-3
+            everything = run(ids, torch.ones_like(mask), inputs(model, ids, mask)[2])
+            assert (everything - got)[mask.bool()].abs().max() > 1e-3
+            assert (run(ids, mask, 1 - inputs(model, ids, mask)[2]) - got)[mask.bool()].abs().max() > 1e-3
 
 
 def test_onnx_names_its_axes(exported: dict[str, Exported]) -> None:
     for made in exported.values():
-        session = onnxruntime.InferenceSession(made.folder / "model.onnx", providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(made.folder / FORMATS["onnx"], providers=["CPUExecutionProvider"])
+        network = Network(made.model)
         assert [(given.name, given.shape) for given in session.get_inputs()] == [
-            ("input_ids", ["batch", "length"]),
-            ("attention_mask", ["batch", "length"]),
+            (name, ["batch", "length"]) for name in network.inputs
         ]
+        assert [given.name for given in session.get_outputs()] == [network.output]
         assert [given.shape[:2] for given in session.get_outputs()] == [["batch", "length"]]
 
 
 def test_files_name_no_folder_of_this_machine(exported: dict[str, Exported]) -> None:
     home = str(Path(greenformers.__file__).parents[1]).encode()
     for made in exported.values():
-        for path in made.folder.iterdir():
+        for path in (path for path in made.folder.rglob("*") if path.is_file()):
             data = path.read_bytes()
             assert home not in data
             assert b"site-packages" not in data
@@ -98,18 +109,19 @@ def test_files_name_no_folder_of_this_machine(exported: dict[str, Exported]) -> 
 def test_the_model_stays_as_it_was(exported: dict[str, Exported], tmp_path: Path) -> None:
     model = exported["bert"].model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    export(model.train(), tmp_path / "new" / "folder", ["torch"], length=4)
+    export(model.train(), tmp_path / "new" / "folder", ["program", "onnx"], length=4)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert not model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["model.pt2"]
+    assert model.config._attn_implementation == "sdpa"
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["config.json", "model.pt2", "onnx"]
 
 
 def test_a_classifier_that_looks_for_the_last_token(tmp_path: Path) -> None:
     model = network("gpt2", "GPT2ForSequenceClassification", n_layer=1)
-    assert export(model, tmp_path, ["torch"], length=8).differences["torch"] < 1e-5
-    ids, mask = batch(model, 5, 9, padded="right")
-    got = reader("torch", tmp_path / "model.pt2")(ids, mask)
+    assert export(model, tmp_path, ["program"], length=8).differences["program"] < 1e-5
+    ids, mask = Network(model).batch(5, 9, padded="right")
+    got = reader("program", tmp_path, Network(model).inputs)(ids, mask)
     torch.testing.assert_close(got, said(model, ids, mask), check_stride=False)
     assert got.shape == (5, 2)
 
@@ -117,11 +129,11 @@ def test_a_classifier_that_looks_for_the_last_token(tmp_path: Path) -> None:
 def test_batches_pad_with_what_stands_nowhere_else() -> None:
     model = network("roberta", num_hidden_layers=1)
     for side in ("left", "right"):
-        ids, mask = batch(model, 5, 12, padded=side)
+        ids, mask, _ = Network(model).batch(5, 12, padded=side)
         assert ((ids == model.config.pad_token_id) == (mask == 0)).all()
         assert mask.sum(1).tolist() == [12, 10, 9, 7, 6]
         assert bool(mask[-1, 0]) is (side == "right")
-    assert batch(model, 3, 4)[1].all()
+    assert Network(model).batch(3, 4)[1].all()
 
 
 class Bert(BertModel):
@@ -159,7 +171,7 @@ def reads_a_value(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         (forgets_the_mask, "model.pt2 differs from the model by .* on a batch of 4 with 2 tokens"),
         (bakes_the_length, "cannot be traced for every batch and length"),
         (bakes_the_longest, r"model\.pt2 cannot be run on a batch of 4 with 13 tokens"),
-        (bakes_the_batch, "cannot be run on a batch of 1 with 1 tokens|cannot be traced for every batch"),
+        (bakes_the_batch, "cannot be run on a batch of 1 with [12] tokens|cannot be traced for every batch"),
         (reads_a_value, "cannot be traced for every batch and length"),
     ],
 )
@@ -167,18 +179,23 @@ def test_what_is_baked_in_or_forgotten_is_found(how: Any, message: str, tmp_path
     model = Bert(network("bert", "BertModel", num_hidden_layers=1).config).eval()
     model.how = how
     with pytest.raises(ValueError, match=message):
-        export(model, tmp_path, ["torch"], length=16)
+        export(model, tmp_path, ["program"], length=16)
 
 
 def test_an_onnx_file_that_says_something_else(
     exported: dict[str, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = (exported["gpt2"].folder / "model.onnx").read_bytes()
-    monkeypatch.setattr(exporting, "_save_onnx", lambda _, path: path.write_bytes(data))
+    data = (exported["gpt2"].folder / FORMATS["onnx"]).read_bytes()
+    monkeypatch.setattr(exporting, "save_onnx", lambda _, path, *__: path.write_bytes(data))
     other = network("gpt2", n_layer=1)
     with pytest.raises(ValueError, match=r"model\.onnx differs from the model by"):
         export(other, tmp_path, ["onnx"], length=4)
+    distilbert = network("distilbert", "DistilBertModel", n_layers=1)
     with pytest.raises(ValueError, match=r"model\.onnx gives \(1, 1, 53\) where the model gives \(1, 1, 32\)"):
+        export(distilbert, tmp_path, ["onnx"], length=4)
+    with pytest.raises(
+        ValueError, match=r"model\.onnx takes input_ids, attention_mask, and not input_ids, .*, token_ty"
+    ):
         export(network("bert", "BertModel", num_hidden_layers=1), tmp_path, ["onnx"], length=4)
     data = data[:-100]
     with pytest.raises(ValueError, match=r"onnxruntime cannot read model\.onnx"):
@@ -188,8 +205,9 @@ def test_an_onnx_file_that_says_something_else(
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
-        ("bert", {"formats": ["tflite"]}, "formats must be of torch, onnx; got 'tflite'"),
-        ("bert", {"formats": []}, "formats must be of torch, onnx; got ''"),
+        ("bert", {"formats": ["tflite"]}, "formats must be of openvino, onnx, torch, program, each once; got 'tflite'"),
+        ("bert", {"formats": []}, "each once; got ''"),
+        ("bert", {"formats": ["onnx", "onnx"]}, "each once; got 'onnx,onnx'"),
         ("bert", {"length": 3}, "length must be at least 4, got 3"),
         ("bert", {"length": 41}, "the model cannot be run on a batch of 4 with 41 tokens"),
         ("t5", {}, "only networks that take input_ids and attention_mask alone can be exported; got a T5"),
@@ -207,65 +225,41 @@ def test_half_precision_is_refused(tmp_path: Path) -> None:
         export(network("bert").bfloat16(), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript"])
+@pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript", "openvino"])
 def test_without_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"ONNX needs all of onnx, onnxruntime, onnxscript: .* its extra 'export'"):
-        export(network("bert"), tmp_path)
+    form = "openvino" if name == "openvino" else "onnx"
+    with pytest.raises(ImportError, match=rf"the format {form} needs all of onnx, onnx.*: .* its extra 'export'"):
+        export(network("bert"), tmp_path, [form])
 
 
 def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatch) -> None:
     model, folder, _ = exported["bert"]
     compiled = partial(torch.compile, backend="eager")  # Inductor takes half a minute
     monkeypatch.setattr(torch, "compile", compiled)
-    found = latencies(model, folder, list(FORMATS), [5, 9], size=3, repeats=2, about={"seed": 1})
-    names = ["eager", "compiled", "torch.export", "onnxruntime"]
-    assert [(record.variant, record.setting) for record in found] == [
+    records = latencies(model, folder, list(FORMATS), [5, 9], size=3, repeats=2, about={"seed": 1})
+    names = ["torch", "torch, compiled", "OpenVINO", "ONNX Runtime", "torch.export"]
+    assert [(record.variant, record.setting) for record in records] == [
         (name, {"length": length, "batch": 3}) for length in (5, 9) for name in names
     ]
-    assert all(record.metric == "latency" and record.value > 0 and record.to == "eager" for record in found)
+    assert all(record.metric == "latency" and record.value > 0 for record in records)
     assert latencies(model, folder, ["onnx"], [], about={}) == []
 
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", partial(compiled.func, backend=broken))
-    found = latencies(model, folder, ["onnx"], [5], repeats=1, about={})
-    assert [record.variant for record in found] == ["eager", "onnxruntime"]
+    records = latencies(model, folder, ["onnx"], [5], repeats=1, about={})
+    assert [record.variant for record in records] == ["torch", "ONNX Runtime"]
 
 
 def test_other_attentions_go_with_it(tmp_path: Path) -> None:
     model = network("bert", "BertModel")
     greenformers.compress(model, [Attention("linear_transformer", layers=(0,)), Attention("linformer", layers=(1,))])
-    assert export(model, tmp_path, ["torch"], length=16).differences["torch"] < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("name", "cls", "more", "forms"),
-    # What ONNX makes of int8 products is one translation, whatever the network.
-    [
-        pytest.param("bert", "BertModel", {"num_hidden_layers": 1}, ["torch"], marks=pytest.mark.slow),
-        ("gpt2", "GPT2LMHeadModel", {"n_layer": 1}, FORMATS),
-    ],
-)
-def test_int8_weights(name: str, cls: str, more: dict[str, int], forms: Iterable[str], tmp_path: Path) -> None:
-    model = network(name, cls, **more)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(6 if parameter.dim() == 2 else 1)
-    greenformers.compress(model, [LowRank(keep=0.5), Int8()])
-    differences, allowed = export(model, tmp_path, list(forms), length=16)
-    assert max(differences.values()) <= allowed
-    ids, mask = batch(model, 4, 11, "left")
-    right = said(model, ids, mask)[mask.bool()]
-    for form in forms:
-        run = reader(form, tmp_path / FORMATS[form])
-        found, unmasked = (run(ids, given).detach()[mask.bool()] for given in (mask, torch.ones_like(mask)))
-        assert (found - right).abs().max() <= allowed * right.abs().max()
-        assert (unmasked - right).abs().max() > allowed * right.abs().max()  # so that a lost one would show
+    assert export(model, tmp_path, ["program"], length=16).differences["program"] < 1e-5
 
 
 def test_a_program_that_cannot_be_read_again_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match=r"^model\.pt2 cannot be read again: .+$"):
-        reader("torch", tmp_path / "model.pt2")
+        reader("program", tmp_path, ["input_ids", "attention_mask"])

@@ -1,0 +1,115 @@
+"""The whole way of an export: calibrate, write, judge, measure, and put the folder in place with its card."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from greenformers.checkpoint.save import replace
+from greenformers.compress.parts import split
+from greenformers.compress.quality import check_examples
+from greenformers.data._examples import Examples
+from greenformers.data._reader import Reader
+from greenformers.export import card
+from greenformers.export.export import LIBRARIES, check_calibration, check_formats, export, has_int8
+from greenformers.export.measure import check_loss, costs, judged, latencies, table_records
+from greenformers.export.network import Network
+from greenformers.measure.record import Record
+
+SHORTEST = 16  # the files are checked on texts of at least this length, in tokens
+LIMIT = 300
+"""Texts to calibrate with."""
+
+
+def deploy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    out: Path,
+    formats: Sequence[str],
+    *,
+    examples: Examples | None = None,
+    loss: float | None = None,
+    length: int = 128,
+    lengths: Sequence[int] = (),
+    batch: int = 8,
+    limit: int = LIMIT,
+    about: dict[str, Any],
+    progress: Callable[[str, float], None] = lambda _, __: None,
+) -> list[Record]:
+    """Write a model in the forms of several runtimes, with a card; nothing is written where a step fails.
+
+    Args:
+        model: A dense or compressed model; it is put into float32 and evaluation mode.
+        tokenizer: Its tokenizer, needed for texts.
+        out: Folder for the files; an earlier export there is replaced at the end.
+        formats: Names of `FORMATS`.
+        examples: Texts like those that the model is for: some calibrate int8 layers, the others judge.
+        loss: Per cent of the model's quality that a file may lose; None for any.
+        length: Longest text in tokens.
+        lengths: Lengths in tokens at which latency is measured.
+        batch: Texts in a batch whose latency is measured.
+        limit: Largest number of texts to calibrate with.
+        about: Context of the records.
+        progress: Function that is called with the name of a step and the share of it that is done.
+
+    Returns:
+        Records of differences, sizes, quality and latency.
+
+    Raises:
+        ValueError: The model, the texts or the options do not fit each other, or a file is not as good as the model.
+        MissingExtraError: A library of the extra `export` is not installed.
+        OSError: The folder cannot be written, or holds anything else than an export.
+    """
+    check_formats(formats)
+    card.check_target(out)
+    check_calibration(model, formats, examples is not None)
+    if loss is not None and examples is None:
+        raise ValueError("a loss is judged on texts: give some (--texts)")
+    model.float()  # ONNX Runtime has few operations of half precision for the CPU
+    rows, parts = None, {}
+    if examples is not None:
+        rows = Reader.of(model, tokenizer, length)
+        calibrates = has_int8(model) and any(name in LIBRARIES for name in formats)
+        parts = split(examples, ["judging", "calibration"] if calibrates else ["judging"], 0, limit)
+        check_examples(model, parts["judging"], rows)
+    network = Network(model, tokenizer)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        staged = beside / out.name
+        calibration = rows.batches(parts["calibration"]) if rows is not None and "calibration" in parts else None
+        longest = max([length, *lengths, SHORTEST])
+        checked = export(
+            model, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest, progress=progress
+        )
+        records = costs(checked, staged, about)
+        if rows is not None:
+            progress("judging", 0.0)
+            scores = judged(model, staged, formats, parts["judging"], rows, about)
+            progress("judging", 1.0)
+            if loss is not None:
+                check_loss(scores, loss)
+            records += scores
+        if lengths:
+            progress("measuring", 0.0)
+            records += latencies(
+                model,
+                staged,
+                formats,
+                lengths,
+                tokenizer=tokenizer,
+                size=batch,
+                about=about,
+                progress=partial(progress, "measuring"),
+            )
+            progress("measuring", 1.0)
+        records = table_records(records)
+        (staged / card.FILE).write_text(card.text(network, staged, formats, checked, records))
+        replace(staged, out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return records

@@ -1,0 +1,147 @@
+"""Int8 layers with static ranges: the formula, ranges from texts, and what ONNX Runtime and OpenVINO make of them."""
+
+from pathlib import Path
+
+import onnx
+import openvino
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from zoo import network
+
+import greenformers
+from greenformers.changes import Int8, LowRank
+from greenformers.changes._int8_linear import Int8Linear
+from greenformers.export.export import FORMATS, export, reader
+from greenformers.export.network import Network
+from greenformers.export.static_int8 import StaticInt8Linear, input_ranges, static
+
+FORMS = ["openvino", "onnx"]
+
+
+@pytest.fixture(scope="module")
+def small() -> PreTrainedModel:
+    """An encoder of low rank with int8 weights, whose attention looks at its keys."""
+    model = network("bert", "BertModel", num_hidden_layers=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6 if parameter.dim() == 2 else 1)
+    greenformers.compress(model, [LowRank(keep=0.5), Int8()])
+    return model
+
+
+def texts(count: int = 40) -> list[dict[str, torch.Tensor]]:
+    """Batches of random tokens, each of a length of its own."""
+    draw = torch.Generator().manual_seed(3)
+    return [{"input_ids": torch.randint(3, 53, (2, 3 + at % 17), generator=draw)} for at in range(count)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("low", "high"), [(-1.3, 2.9), (0.5, 2.0), (-3.0, -1.0)])
+def test_the_formula(low: float, high: float, bias: bool) -> None:
+    layer = Int8Linear.of(torch.randn(5, 7), nn.Parameter(torch.randn(5)) if bias else None)
+    made = StaticInt8Linear(layer, low, high)
+    x = 2 * torch.randn(2, 3, 7)
+    start, end = min(low, 0.0), max(high, 0.0)
+    step = (end - start) / 255
+    zero = round(-start / step)
+    expected = torch.zeros(2, 3, 5, dtype=torch.float64)
+    for b in range(2):
+        for i in range(3):
+            for m in range(5):
+                for n in range(7):
+                    q = min(max(round(x[b, i, n].item() / step) + zero, 0), 255)
+                    expected[b, i, m] += step * (q - zero) * layer.weight[m, n].item()
+    if layer.bias is not None:
+        expected += layer.bias
+    torch.testing.assert_close(made(x).double(), expected, rtol=1e-4, atol=1e-5)
+    inside = x.clamp(start, end)
+    exact = inside @ layer.weight.T + (0 if layer.bias is None else layer.bias)
+    assert (made(x) - exact).abs().max() <= step / 2 * layer.weight.abs().sum(1).max() + 1e-5
+
+
+def test_ranges_are_the_least_and_the_greatest(small: PreTrainedModel) -> None:
+    seen: list[torch.Tensor] = []
+    path = "encoder.layer.0.intermediate.dense.encoder"
+    handle = small.get_submodule(path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    ranges = input_ranges(small, texts())
+    handle.remove()
+    values = torch.cat([x.flatten() for x in seen])
+    assert ranges[path] == (values.min().item(), values.max().item())
+    assert len(ranges) == sum(isinstance(module, Int8Linear) for module in small.modules())
+    assert not any(module._forward_pre_hooks for module in small.modules())
+
+
+def test_the_twin_shares_weights_and_leaves_the_model(small: PreTrainedModel) -> None:
+    before = dict(small.named_modules())
+    twin = static(small, input_ranges(small, texts()))
+    assert dict(small.named_modules()) == before
+    pairs = [
+        (module, small.get_submodule(path))
+        for path, module in twin.named_modules()
+        if isinstance(module, StaticInt8Linear)
+    ]
+    assert pairs
+    assert all(ours.quantised is theirs.quantised for ours, theirs in pairs)
+
+
+def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: Path) -> None:
+    checked = export(small, tmp_path, FORMS, calibration=texts(), length=16)
+    assert all(checked.differences[name] <= checked.allowed[name] for name in FORMS)
+    twin, model = Network(static(small, input_ranges(small, texts()))), Network(small)
+    ids, mask, types = model.batch(4, 11, "left")
+    with torch.no_grad():
+        right, dynamic = twin(ids, mask, types)[mask.bool()], model(ids, mask, types)[mask.bool()]
+    largest = right.abs().max()
+    for form in FORMS:
+        run = reader(form, tmp_path, model.inputs, exact=True)
+        outputs, unmasked = (run(ids, given, types)[mask.bool()] for given in (mask, torch.ones_like(mask)))
+        assert (outputs - right).abs().max() <= checked.allowed[form] * largest
+        assert (unmasked - right).abs().max() > checked.allowed[form] * largest  # so that a lost mask would show
+        # Not one outlier but the outputs as a whole are those of the model.
+        assert torch.nn.functional.cosine_similarity(outputs, dynamic, dim=-1).mean() > 0.98
+
+
+def test_a_text_does_not_depend_on_its_batch(small: PreTrainedModel, tmp_path: Path) -> None:
+    export(small, tmp_path, ["onnx"], calibration=texts(), length=16)
+    run = reader("onnx", tmp_path, Network(small).inputs)
+    ids, mask, types = Network(small).batch(5, 12, "right")
+    alone = [run(*(given[at : at + 1, : int(mask[at].sum())] for given in (ids, mask, types)))[0] for at in range(5)]
+    together = run(ids, mask, types)
+    for at, text in enumerate(alone):
+        torch.testing.assert_close(together[at, : len(text)], text, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_stored_as_integers(small: PreTrainedModel, tmp_path: Path) -> None:
+    export(small, tmp_path, FORMS, calibration=texts(), length=16)
+    named = [(path, module) for path, module in small.named_modules() if isinstance(module, Int8Linear)]
+    layers = [module for path, module in named if not path.startswith("pooler")]  # whose output is not that of the file
+    numbers = sum(layer.quantised.numel() for layer in layers)
+    graph = onnx.load(tmp_path / FORMATS["onnx"]).graph
+    stored = sum(
+        torch.tensor(one.dims).prod().item() for one in graph.initializer if one.data_type == onnx.TensorProto.INT8
+    )
+    assert stored >= numbers
+    assert (tmp_path / "openvino" / "openvino_model.bin").stat().st_size < 1.3 * (
+        tmp_path / FORMATS["onnx"]
+    ).stat().st_size
+    request = (
+        openvino.Core()
+        .compile_model(tmp_path / FORMATS["openvino"], "CPU", {"PERF_COUNT": True})
+        .create_infer_request()
+    )
+    names = Network(small).inputs
+    request.infer({name: given.numpy() for name, given in zip(names, Network(small).batch(2, 8), strict=True)})
+    kinds = [node.exec_type for node in request.get_profiling_info() if node.node_type == "FullyConnected"]
+    assert len(kinds) == len(layers)
+    assert all(kind.lower().endswith("i8") for kind in kinds), kinds
+
+
+def test_without_texts_it_is_refused_before_work(small: PreTrainedModel, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"openvino and onnx run int8 layers in integers by ranges .* give some \(--texts"
+    ):
+        export(small, tmp_path / "out", ["openvino", "onnx", "torch"])
+    assert list(tmp_path.iterdir()) == []
+    assert export(small, tmp_path / "out", ["torch"], length=16).differences["torch"] == 0
