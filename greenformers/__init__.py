@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenformers import _plugin
 from greenformers.compress import compress
+from greenformers.export import export
 
 if TYPE_CHECKING:
     __version__: str
@@ -75,7 +76,7 @@ __all__ = [
     "GreenformerForMultipleChoice", "GreenformerForPreTraining", "GreenformerForQuestionAnswering",
     "GreenformerForSentenceEmbedding", "GreenformerForSeq2SeqLM", "GreenformerForSequenceClassification",
     "GreenformerForTokenClassification", "GreenformerModel", "Record", "Shape", "__version__", "auto_fact", "build",
-    "compress", "load", "merge", "names", "save", "to_transformers", "warm_start",
+    "compress", "export", "load", "merge", "names", "save", "to_transformers", "warm_start",
 ]  # fmt: skip
 
 
