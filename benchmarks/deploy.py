@@ -1,7 +1,7 @@
 """Sentence encoders on a CPU: ours in torch and exported, beside ONNX Runtime, OpenVINO with NNCF, and torchao.
 
     python benchmarks/deploy.py [--model base] [--quick] [--json results/deploy.jsonl]
-    python benchmarks/deploy.py --markdown --json results/deploy.jsonl
+    python benchmarks/deploy.py --json results/deploy.jsonl --markdown
 
 Every form of a network has a process of its own, in an environment of its library's own, which the first run makes
 below `--environments`. Processes are timed in turns, with equal threads: from texts to the mean over tokens, the
