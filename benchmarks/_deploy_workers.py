@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,11 @@ class Worker:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, env=environ(threads)
             )
-        self._log = log
+        self._given = command, threads, log
+
+    def again(self) -> Self:
+        """A new process of the same command."""
+        return type(self)(*self._given)
 
     def ask(self, do: str, **given: Any) -> Any:
         """The answer to a command.
@@ -52,7 +56,7 @@ class Worker:
         answer = self._process.stdout.readline()
         time.sleep(GAP)
         if not answer:
-            raise RuntimeError((self._log.read_text().splitlines() or ["it ended without a word"])[-1])
+            raise RuntimeError((self._given[2].read_text().splitlines() or ["it ended without a word"])[-1])
         return json.loads(answer)
 
     def __enter__(self) -> Self:
@@ -67,14 +71,33 @@ class Worker:
         self._process.communicate()
 
 
-def in_turns(workers: Mapping[str, Worker], rounds: int, **given: Any) -> dict[str, list[float]]:
-    """Milliseconds of each worker's call in every round, in an order drawn anew each round, after one call untimed."""
+def in_turns(
+    workers: Mapping[str, Worker], rounds: int, **given: Any
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Milliseconds of each worker's call in every round, after one call untimed, and its peak of memory in MiB."""
     for worker in workers.values():
         worker.ask("time", **given | {"seconds": 0})
     samples: dict[str, list[float]] = {name: [] for name in workers}
-    order, shuffle = list(workers), random.Random(0).shuffle
+    for name in _turns(workers, rounds):
+        samples[name].append(workers[name].ask("time", **given))
+    return samples, {name: worker.ask("peak") for name, worker in workers.items()}
+
+
+def alone(workers: Mapping[str, Worker], rounds: int, **given: Any) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """As `in_turns`, with a new process for every turn: runtimes keep the memory of large calls, too much for all."""
+    samples: dict[str, list[float]] = {name: [] for name in workers}
+    peaks: dict[str, float] = {}
+    for name in _turns(workers, rounds):
+        with workers[name].again() as worker:
+            worker.ask("time", **given | {"seconds": 0})
+            samples[name].append(worker.ask("time", **given))
+            peaks[name] = worker.ask("peak")
+    return samples, peaks
+
+
+def _turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """All names in every round, in an order drawn anew each round."""
+    order, shuffle = list(names), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)
-        for name in order:
-            samples[name].append(workers[name].ask("time", **given))
-    return samples
+        yield from order

@@ -23,7 +23,7 @@ from time import monotonic
 import numpy as np
 from _deploy_forms import DENSE, Made, make
 from _deploy_tables import costs, latencies, markdown, shown
-from _deploy_workers import Worker, in_turns
+from _deploy_workers import Worker, alone, in_turns
 from _harness import RUNS, Benchmark, Option, Run, data
 from compress_minilm import LENGTH, model_folder, pairs, sentences
 
@@ -34,8 +34,9 @@ from greenformers.measure.record import Record, with_ratios
 
 NETWORKS = {"minilm": "all-MiniLM-L6", "base": "BERT-base, random weights"}
 SIZES = "1x18,8x18,1x128,32x18,1x512,8x128,8x512,32x128,32x512"
-TEXTS, ROUNDS, STARTS, SECONDS = 300, 7, 3, 0.3
-QUICK_SIZES, QUICK_TEXTS, QUICK_ROUNDS, QUICK_STARTS, QUICK_PAIRS = "1x18,8x128", 16, 2, 1, 100
+TEXTS, ROUNDS, STARTS, SECONDS = 300, 5, 3, 0.3
+LARGE, LARGE_ROUNDS = 8192, 3  # tokens of a call above which every process is alone, and its rounds
+QUICK_SIZES, QUICK_TEXTS, QUICK_ROUNDS, QUICK_PAIRS = "1x18,8x128", 16, 2, 100
 
 BENCHMARK = Benchmark(
     __file__,
@@ -88,26 +89,19 @@ def measured(run: Run, here: Path, sizes: Sequence[tuple[int, int]]) -> Iterator
     forms = make(network, texts, here, given.environments, given.threads, random=given.model == "base")
     yield [run.record("size", form.size, form.variant, about) for form in forms]
     with ExitStack() as stack:
-        first = write(here / "first.json", lines[:1])
-        workers, starts = {}, []
-        for form in forms:
-            try:
-                worker, seconds = started(form, first, here / "worker.log", given.threads, 1 if run.quick else STARTS)
-            except RuntimeError as error:
-                print(f"left out: {form.variant} does not start: {error}", flush=True)
-                continue
-            workers[form.variant] = stack.enter_context(worker)
-            low, median, high = np.percentile(seconds, [25, 50, 75])
-            starts.append(run.record("cold_start", median, form.variant, about, spread=high - low))
+        workers, starts = start(run, forms, write(here / "first.json", lines[:1]), about)
+        for worker in workers.values():
+            stack.enter_context(worker)
         yield starts
         for batch, length in sizes:
             texts = write(here / "batch.json", words(lines, batch, length))
-            rounds, at = QUICK_ROUNDS if run.quick else ROUNDS, about | {"batch": batch, "length": length}
-            times = in_turns(workers, rounds, texts=str(texts), length=length, seconds=SECONDS)
-            yield [run.record("latency", timing(samples), name, at) for name, samples in times.items()]
-            yield [
-                run.record("peak_memory_inference", worker.ask("peak"), name, at) for name, worker in workers.items()
-            ]
+            large = batch * length > LARGE
+            rounds = QUICK_ROUNDS if run.quick else LARGE_ROUNDS if large else ROUNDS
+            timed = alone if large else in_turns
+            samples, peaks = timed(workers, rounds, texts=str(texts), length=length, seconds=SECONDS)
+            at = about | {"batch": batch, "length": length}
+            yield [run.record("latency", timing(times), name, at) for name, times in samples.items()]
+            yield [run.record("peak_memory_inference", peak, name, at) for name, peak in peaks.items()]
             print(f"{batch}x{length}: done", flush=True)
         if given.model == "minilm":
             yield quality(run, workers, here, about)
@@ -140,25 +134,29 @@ def words(lines: Sequence[str], batch: int, length: int) -> list[str]:
     return [" ".join(islice(stream, length)) for _ in range(batch)]
 
 
-def started(form: Made, first: Path, log: Path, threads: int, times: int) -> tuple[Worker, list[float]]:
-    """A process that has answered, and the seconds that it, and others before it, took from their start to that.
-
-    Raises:
-        RuntimeError: it ended instead.
-    """
-    seconds: list[float] = []
-    while True:
-        start = monotonic()
-        worker = Worker(form.command, threads, log)
+def start(
+    run: Run, forms: Sequence[Made], first: Path, about: dict[str, str]
+) -> tuple[dict[str, Worker], list[Record]]:
+    """A process of each form that has answered, and records of the time that this took; one that fails is said."""
+    workers: dict[str, Worker] = {}
+    records: list[Record] = []
+    for form in forms:
+        seconds: list[float] = []
         try:
-            worker.ask("time", texts=str(first), length=LENGTH, seconds=0)
-        except RuntimeError:
-            worker.close()
-            raise
-        seconds.append(monotonic() - start)
-        if len(seconds) == times:
-            return worker, seconds
-        worker.close()
+            for _ in range(1 if run.quick else STARTS):
+                if form.variant in workers:
+                    workers.pop(form.variant).close()
+                began = monotonic()
+                worker = Worker(form.command, run.given.threads, first.with_name(f"{form.variant}.log"))
+                worker.ask("time", texts=str(first), length=LENGTH, seconds=0)
+                seconds.append(monotonic() - began)
+                workers[form.variant] = worker
+        except RuntimeError as error:
+            print(f"left out: {form.variant} does not start: {error}", flush=True)
+            continue
+        low, median, high = np.percentile(seconds, [25, 50, 75])
+        records.append(run.record("cold_start", median, form.variant, about, spread=high - low))
+    return workers, records
 
 
 def timing(samples: Sequence[float]) -> Timing:
