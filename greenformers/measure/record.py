@@ -69,6 +69,7 @@ METRICS: dict[str, Metric] = {
     "compression_time": Metric("Compression time", "s"),
     "peak_memory_compression": Metric("Peak memory, compression", "MiB"),
     "size": Metric("Size on disk", "MiB"),
+    "cold_start": Metric("Start to first answer", "s"),
     "energy_inference": Metric("Energy, inference", "mWh"),
     "energy_training": Metric("Energy, forward and backward", "mWh"),
     "largest_batch_inference": Metric("Largest batch, inference", "", False),

@@ -1,0 +1,102 @@
+"""The forms of a network in deploy.py: what makes each, and what serves it."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from _deploy_environments import ONNX_RUNTIME, OPENVINO, OWN, PEERS, TORCHAO, Peer
+from _deploy_workers import environ
+
+DENSE = "torch"
+"""The variant that the others are compared with."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A network as one peer makes it and one serves it.
+
+    Attributes:
+        variant: its name in records.
+        maker: what makes it.
+        folder: the folder it is in, below that of its maker.
+        server: what runs it.
+        options: of the server.
+    """
+
+    variant: str
+    maker: Peer
+    folder: str
+    server: Peer
+    options: tuple[str, ...] = ()
+
+
+FORMS = (
+    Form(DENSE, OWN, "dense", OWN),
+    Form("ours, int8", OWN, "int8", OWN),
+    Form("ours, low rank and int8", OWN, "low-rank-int8", OWN),
+    Form("ours, in ONNX Runtime", OWN, "dense-onnx", ONNX_RUNTIME),
+    Form("ours, int8, in ONNX Runtime", OWN, "int8-onnx", ONNX_RUNTIME),
+    Form("ours, low rank and int8, in ONNX Runtime", OWN, "low-rank-int8-onnx", ONNX_RUNTIME),
+    Form("ONNX Runtime", ONNX_RUNTIME, "dense", ONNX_RUNTIME),
+    Form("ONNX Runtime, dynamic int8", ONNX_RUNTIME, "dynamic-int8", ONNX_RUNTIME),
+    Form("ONNX Runtime, static int8", ONNX_RUNTIME, "static-int8", ONNX_RUNTIME),
+    Form("OpenVINO", OPENVINO, "dense", OPENVINO),
+    Form("OpenVINO, NNCF int8", OPENVINO, "nncf-int8", OPENVINO),
+    Form("torchao, int8", TORCHAO, "int8", TORCHAO),
+    Form("torchao, int8, compiled", TORCHAO, "int8", TORCHAO, ("compiled",)),
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A form that can be served.
+
+    Attributes:
+        variant: its name in records.
+        folder: its files.
+        command: the command line of a process that serves it.
+    """
+
+    variant: str
+    folder: Path
+    command: tuple[str, ...]
+
+    @property
+    def size(self) -> float:
+        """MiB on disk."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*")) / 2**20
+
+
+def make(network: Path, texts: Path, folder: Path, environments: Path, threads: int, random: bool) -> list[Made]:
+    """Let every peer make its forms; one that fails is said, and what it did not make left out.
+
+    Args:
+        network: folder of the dense network and its tokenizer.
+        texts: file of texts to calibrate with.
+        folder: the folder of the forms.
+        environments: folder of the peers' environments.
+        threads: of every peer.
+        random: whether the network's weights are random.
+    """
+    pythons: dict[Peer, Path] = {}
+    for peer in PEERS:
+        python = peer.environment(environments)
+        if python is None:
+            print(f"left out: {peer.script} cannot be installed", flush=True)
+            continue
+        pythons[peer] = python
+        start = monotonic()
+        options = ["random"] if random and peer is OWN else []
+        command: list[str | Path] = [python, peer.path, "make", network, texts, folder / peer.script, *options]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environ(threads))
+        print(f"{peer.script}: forms made in {monotonic() - start:.0f} s", flush=True)
+        if ended.returncode:
+            print(f"left out: what {peer.script} did not make: {ended.stderr.strip().splitlines()[-1]}", flush=True)
+    found = []
+    for form in FORMS:
+        made = folder / form.maker.script / form.folder
+        if form.server in pythons and made.is_dir():
+            command = [pythons[form.server], form.server.path, "serve", made, network / "tokenizer.json", str(threads)]
+            found.append(Made(form.variant, made, tuple(map(str, [*command, *form.options]))))
+    return found
