@@ -1,12 +1,16 @@
 """The forms of a network in deploy.py: what makes each, and what serves it."""
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 from _deploy_environments import ONNX_RUNTIME, OPENVINO, OWN, PEERS, TORCHAO, Peer
 from _deploy_workers import environ
+
+WEIGHTS = (".safetensors", ".onnx", ".data", ".xml", ".bin", ".pt")
+"""Endings of files with weights or graphs."""
 
 DENSE = "torch"
 """The variant that the others are compared with."""
@@ -35,9 +39,15 @@ FORMS = (
     Form(DENSE, OWN, "dense", OWN),
     Form("ours, int8", OWN, "int8", OWN),
     Form("ours, low rank and int8", OWN, "low-rank-int8", OWN),
-    Form("ours, in ONNX Runtime", OWN, "dense-onnx", ONNX_RUNTIME),
-    Form("ours, int8, in ONNX Runtime", OWN, "int8-onnx", ONNX_RUNTIME),
-    Form("ours, low rank and int8, in ONNX Runtime", OWN, "low-rank-int8-onnx", ONNX_RUNTIME),
+    Form("ours, given", OWN, "given", OWN),
+    Form("ours, in ONNX Runtime", OWN, "dense/onnx", ONNX_RUNTIME),
+    Form("ours, int8, in ONNX Runtime", OWN, "int8/onnx", ONNX_RUNTIME),
+    Form("ours, low rank and int8, in ONNX Runtime", OWN, "low-rank-int8/onnx", ONNX_RUNTIME),
+    Form("ours, given, in ONNX Runtime", OWN, "given/onnx", ONNX_RUNTIME),
+    Form("ours, in OpenVINO", OWN, "dense/openvino", OPENVINO),
+    Form("ours, int8, in OpenVINO", OWN, "int8/openvino", OPENVINO),
+    Form("ours, low rank and int8, in OpenVINO", OWN, "low-rank-int8/openvino", OPENVINO),
+    Form("ours, given, in OpenVINO", OWN, "given/openvino", OPENVINO),
     Form("ONNX Runtime", ONNX_RUNTIME, "dense", ONNX_RUNTIME),
     Form("ONNX Runtime, dynamic int8", ONNX_RUNTIME, "dynamic-int8", ONNX_RUNTIME),
     Form("ONNX Runtime, static int8", ONNX_RUNTIME, "static-int8", ONNX_RUNTIME),
@@ -64,11 +74,13 @@ class Made:
 
     @property
     def size(self) -> float:
-        """MiB on disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*")) / 2**20
+        """MiB on disk of the weights and the graph, not of what other runtimes have below the folder."""
+        return sum(path.stat().st_size for path in self.folder.glob("*") if path.suffix in WEIGHTS) / 2**20
 
 
-def make(network: Path, texts: Path, folder: Path, environments: Path, threads: int, random: bool) -> list[Made]:
+def make(
+    network: Path, texts: Path, folder: Path, environments: Path, threads: int, options: Sequence[str], only: str
+) -> list[Made]:
     """Let every peer make its forms; one that fails is said, and what it did not make left out.
 
     Args:
@@ -77,8 +89,10 @@ def make(network: Path, texts: Path, folder: Path, environments: Path, threads: 
         folder: the folder of the forms.
         environments: folder of the peers' environments.
         threads: of every peer.
-        random: whether the network's weights are random.
+        options: of our own maker.
+        only: part of the names of the forms to serve, "" for all; the dense one is always served.
     """
+    forms = [form for form in FORMS if form.variant == DENSE or any(part in form.variant for part in only.split(";"))]
     pythons: dict[Peer, Path] = {}
     for peer in PEERS:
         python = peer.environment(environments)
@@ -87,16 +101,18 @@ def make(network: Path, texts: Path, folder: Path, environments: Path, threads: 
             continue
         pythons[peer] = python
         start = monotonic()
-        options = ["random"] if random and peer is OWN else []
-        command: list[str | Path] = [python, peer.path, "make", network, texts, folder / peer.script, *options]
+        if not any(form.maker is peer for form in forms):
+            continue
+        own = options if peer is OWN else ()
+        command: list[str | Path] = [python, peer.path, "make", network, texts, folder / peer.script, *own]
         ended = subprocess.run(command, capture_output=True, text=True, env=environ(threads))
         print(f"{peer.script}: forms made in {monotonic() - start:.0f} s", flush=True)
         if ended.returncode:
             print(f"left out: what {peer.script} did not make: {ended.stderr.strip().splitlines()[-1]}", flush=True)
-    found = []
-    for form in FORMS:
+    served = []
+    for form in forms:
         made = folder / form.maker.script / form.folder
         if form.server in pythons and made.is_dir():
             command = [pythons[form.server], form.server.path, "serve", made, network / "tokenizer.json", str(threads)]
-            found.append(Made(form.variant, made, tuple(map(str, [*command, *form.options]))))
-    return found
+            served.append(Made(form.variant, made, tuple(map(str, [*command, *form.options]))))
+    return served

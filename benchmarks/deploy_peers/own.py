@@ -1,33 +1,40 @@
-"""Ours: the dense network in torch, int8, low rank with int8, and files for other runtimes; all without training."""
+"""Ours: the dense network in torch, int8, low rank with int8, one given as a folder; each in other runtimes too."""
 
 import copy
 from pathlib import Path
 
 import serve
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import greenformers
 from greenformers.changes.int8 import Int8
 from greenformers.changes.low_rank import LowRank
-from greenformers.export.export import export
 
 DENSE, INT8, LOW_RANK = "dense", "int8", "low-rank-int8"
+GIVEN = "given"
 RANDOM = "random"
 """The option of a network whose weights are random: ranks are shared out evenly then, as its losses say nothing."""
+SMALL = "small="
+"""The option that names the folder of a network that was compressed before."""
 
 
 def make(network: Path, texts: list[str], folder: Path, *options: str) -> None:
-    """Compress, save, and export each."""
+    """Compress without training, and export each network for every runtime."""
     dense, tokenizer = AutoModel.from_pretrained(network).eval(), AutoTokenizer.from_pretrained(network)
-    dense.save_pretrained(folder / DENSE)
-    export(dense, folder / f"{DENSE}-onnx", ["onnx"])
+
+    def export(model: PreTrainedModel, form: str) -> None:
+        greenformers.export(model, folder / form, texts=texts, tokenizer=tokenizer)
+
+    export(dense, DENSE)
     rank = LowRank(keep=0.5, solver="svd", uniform=True) if RANDOM in options else LowRank(keep=0.5)
     for form, recipe in ((INT8, [Int8()]), (LOW_RANK, [rank, Int8()])):
         small = copy.deepcopy(dense)
         greenformers.compress(small, recipe, texts=texts, tokenizer=tokenizer)
-        small.save_pretrained(folder / form)
-        export(small, folder / f"{form}-onnx", ["onnx"])
+        export(small, form)
+    for option in options:
+        if option.startswith(SMALL):
+            export(AutoModel.from_pretrained(option.removeprefix(SMALL)).eval(), GIVEN)
 
 
 def load(folder: Path, threads: int) -> serve.Encoder:
