@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from greenformers.advise.in_runtime import TORCH, check_runtime, compared_in
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._options import as_flags
 from greenformers.checkpoint.structure import changes_of
@@ -177,6 +178,7 @@ def advise(
     batch: int = 8,
     limit: int = 200,
     country: str = "USA",
+    runtime: str = TORCH,
     about: dict[str, Any],
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> Advice:
@@ -191,6 +193,7 @@ def advise(
         batch: Examples in a batch.
         limit: Largest number of examples that judge.
         country: Country of the electricity, a 3-letter ISO code.
+        runtime: Runtime that the models are measured in, one of `RUNTIMES`.
         about: Context of the records.
         progress: Function that is called with a text and the share that is done.
 
@@ -201,6 +204,9 @@ def advise(
     for name, value in (("batch", batch), ("limit", limit), ("length", 1 if length is None else length)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    check_runtime(runtime)
+    if runtime != TORCH and not isinstance(examples, Texts):
+        raise ValueError(f"{examples.name}: models of images and sound are measured in torch alone, not in {runtime}")
     intensity = grid_intensity(country)
     if frozen := [kind.name() for kind in changes_of(model) if kind.freezes]:
         raise ValueError(f"{frozen[0]} was applied to the model already: give the model from before")
@@ -224,10 +230,20 @@ def advise(
         except ValueError as error:
             refused.append(Measured(recipe, refused=str(error)))
         progress("making", (number + 1) / len(fitted))
-    records = compared(
-        models, judged, reader, benchmark="advice", lengths=[timed], batch=batch, repeats=REPEATS, country=country,
-        about=about, progress=progress,
-    )  # fmt: skip
+    if runtime == TORCH:
+        records = compared(
+            models, judged, reader, benchmark="advice", lengths=[timed], batch=batch, repeats=REPEATS, country=country,
+            about=about, progress=progress,
+        )  # fmt: skip
+    else:
+        records, reasons = compared_in(
+            runtime, models, judged, reader, calibration, length=length, batch=batch, repeats=REPEATS, country=country,
+            about=about, progress=progress,
+        )  # fmt: skip
+        refused += [
+            Measured(recipe, refused=reasons[name_of(recipe)]) for recipe in fitted if name_of(recipe) in reasons
+        ]
+        models = {name: model for name, model in models.items() if name not in reasons}
     metric = next(name for name in QUALITY if any(record.metric == name for record in records))
     own = next(record.value for record in records if (record.variant, record.metric) == (DENSE, metric))
     if not own > 0:

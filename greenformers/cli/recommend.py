@@ -11,7 +11,7 @@ from greenformers.cli._flags import Causal
 ORDER = 10
 GROUP = "Make a trained model smaller and faster"
 EXAMPLES = (
-    "greenformers recommend --model MODEL --texts texts.tsv",
+    "greenformers recommend --model MODEL --texts texts.tsv --runtime openvino",
     "greenformers recommend --length 1024 --hidden 256 --heads 4 --layers 4",
 )
 
@@ -33,6 +33,9 @@ def recommend(
     country: Annotated[
         str, typer.Option(help="With --model: country of the electricity, as a 3-letter ISO code.")
     ] = "USA",
+    runtime: Annotated[
+        str, typer.Option(help="With --model: runtime that the model will run in: torch, openvino or onnx.")
+    ] = "torch",
     results: Annotated[
         Path | None, typer.Option(help="With --model: JSONL file that the records are appended to.")
     ] = None,
@@ -78,7 +81,7 @@ def recommend(
     console = terminal.console()
     _check_options(given, model is not None)
     if model is not None:
-        _for_model(model, texts, loss, length, batch, limit, country, results)
+        _for_model(model, texts, loss, length, batch, limit, country, runtime, results)
         return
     if length is None:
         raise ValueError("name a length with --length, or a trained model with --model and --texts")
@@ -100,7 +103,7 @@ def recommend(
     console.print(words)
 
 
-OF_A_MODEL = ("texts", "loss", "limit", "country", "results")
+OF_A_MODEL = ("texts", "loss", "limit", "country", "runtime", "results")
 OF_BOTH = ("model", "length", "batch")
 
 
@@ -120,9 +123,10 @@ def _check_options(given: typer.Context, of_a_model: bool) -> None:
 
 def _for_model(
     model: str, texts: Path | None, loss: float, length: int | None, batch: int, limit: int, country: str,
-    results: Path | None,
+    runtime: str, results: Path | None,
 ) -> None:  # fmt: skip
     from greenformers.advise.checkpoint import advise
+    from greenformers.advise.in_runtime import check_runtime
     from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
     from greenformers.data._examples import read_examples
     from greenformers.data._tasks import kind_of_input
@@ -133,6 +137,7 @@ def _for_model(
     console = terminal.console()
     if texts is None:
         raise ValueError("--model needs --texts, a file of texts like those the model is for")
+    check_runtime(runtime)
     if not 0 <= loss < 100:
         raise ValueError(f"loss must be in 0..100, got {loss:g}")
     if results is not None:
@@ -145,7 +150,7 @@ def _for_model(
     with terminal.Steps(console) as steps:
         advice = advise(
             network, tokenizer, judged or learnt, features=features_of(model, network), length=length, batch=batch,
-            limit=limit, country=country, about=context(terminal.command(), 0), progress=steps,
+            limit=limit, country=country, runtime=runtime, about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
     terminal.show(console, fitted(measured_table(advice, model_name(model)), console.width, repeated=2))
     console.print(words(advice, loss / 100, model, str(texts)), markup=False, soft_wrap=True)

@@ -26,6 +26,9 @@ NAMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": TORCH, "progra
 QUALITIES = ("spearman", "accuracy", "perplexity", "cosine")
 """Metrics of quality, the one that counts first."""
 
+PAUSE = 0.02
+"""Seconds between timed runs: threads of a runtime spin for some milliseconds after its work, and slow the next one."""
+
 REPEATS = 20
 """Timed runs of each form."""
 
@@ -138,7 +141,10 @@ def latencies(
         example, setting = network.batch(size, length), {"length": length, "batch": size}
         with torch.inference_mode():
             timings = interleaved(
-                {name: partial(call, *example) for name, call in calls.items()}, repeats=repeats, progress=done
+                {name: partial(call, *example) for name, call in calls.items()},
+                repeats=repeats,
+                pause=PAUSE,
+                progress=done,
             )
         records += [
             Record.of(

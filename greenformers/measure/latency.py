@@ -36,6 +36,7 @@ def interleaved(
     repeats: int = 30,
     warmup: int = 3,
     min_time: float = 0.0,
+    pause: float = 0.0,
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
@@ -51,6 +52,7 @@ def interleaved(
         repeats: Least number of rounds, and so of samples of each call.
         warmup: Untimed runs of each call beforehand.
         min_time: Seconds that all rounds take together at least; rounds are added until they do.
+        pause: Seconds of rest before each sample, so that threads of the call before it have come to rest.
         device: Device that the calls compute on, "cpu" or a CUDA device, which is waited for around each call.
         seed: Seed of the order within the rounds, which is shuffled so that no call always follows the same one.
         progress: Function that is called after each round with the share of the rounds that is done.
@@ -84,6 +86,7 @@ def interleaved(
         while rounds < repeats or time.perf_counter() - start < min_time:
             shuffle(order)
             for name in order:
+                time.sleep(pause)
                 samples[name].append(_seconds(calls[name], wait))
             rounds += 1
             progress(min(1.0, rounds / repeats))

@@ -370,6 +370,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
         (f"{BOTH} --loss 100", "loss must be in 0..100, got 100"), (f"{BOTH} --loss -1", "0..100, got -1"),
         (f"{BOTH} --batch 0", "batch must be at least 1, got 0"), (f"{BOTH} --limit 0", "limit must be at least 1"),
         (f"{BOTH} --length 0", "length must be at least 1"), (f"{BOTH} --length 41", "cannot be run on 41 tokens"),
+        (f"{BOTH} --runtime tflite", "runtime must be one of torch, onnx, openvino; got 'tflite'"),
         (f"{BOTH} --country XXX", "country must be a 3-letter ISO code"), (f"{BOTH} --results .", "Is a directory"),
         (f"{MODEL} --texts nowhere.txt", "nowhere.txt"), (f"{MODEL} --texts few.txt", "few.txt has 7 examples"),
         (f"{MODEL} --texts labelled.tsv", "labelled.tsv: an encoder is judged by plain text or by pairs"),
@@ -385,3 +386,14 @@ def test_refused_in_one_line(
     if BOTH in line and "--results" not in line:
         typed += ["--results", str(tmp_path / "results.jsonl")]
     assert message in refused_unchanged(monkeypatch, capsys, home, tmp_path, "recommend", *typed)
+
+
+def test_in_another_runtime(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["recommend", "--model", str(home / "BertModel"), "--texts", str(home / "pairs.tsv"), "--batch", "2"]
+    assert run(monkeypatch, *given, "--runtime", "onnx", "--limit", "10", "--results", "results.jsonl") == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^(Advice: (int8|low rank)|No change that keeps 97 % of the quality)", shown, re.MULTILINE)
+    records = read("results.jsonl")
+    assert {record.variant for record in records} == set(SHORT)
+    assert {record.setting["runtime"] for record in records if record.metric == "latency"} == {"onnx"}
