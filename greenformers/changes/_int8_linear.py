@@ -2,7 +2,8 @@
 
 Weights: symmetric, one scale a row, s = max |w| / 127, w ~ s q. Inputs are quantised at every call (dynamically) by
 their least and greatest value; sums are int32. Jacob 2017, arXiv:1712.05877. On a CPU the product is the fastest of
-`greenformers.changes._int8_kernels`; elsewhere, and in a graph, integers are multiplied by operators.
+`greenformers.changes._int8_kernels`; elsewhere, and in a graph, integers are multiplied by operators. torch.compile
+fuses what rounds each token by its greatest |x|; exported graphs round as the fused kernel does, by one step for all.
 """
 
 from typing import Any
@@ -75,7 +76,16 @@ class Int8Linear(nn.Linear):
             return self.product(x[None])[0]
         if x.is_cpu and not torch.compiler.is_compiling() and not is_fake(x):
             return self._kernel()(x.float()).to(x.dtype)
-        return self._in_graph(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
+        compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        product = self._compiled if compiled else self._in_graph
+        return product(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
+
+    def _compiled(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
+        """The product with a step of each token, x ~ (a / 127) q with a = max |x|, which fuses with what is around."""
+        largest = x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)  # a (N, 1)
+        q = (x * (LEVELS / largest)).round().to(torch.int8)
+        out = int8_matmul(q, self.quantised.T) * largest * (self.scale / LEVELS)
+        return out if self.bias is None else out + self.bias
 
     def _in_graph(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
         """The product of the kernel `fused`: inputs as unsigned 8-bit integers, x ~ step (q - zero)."""
