@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -111,15 +112,32 @@ def int8_matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch._int_mm(a, b)
 
 
+def has_fused_int8() -> bool:
+    """Whether torch has `int8_linear`, the kernel that rounds inputs, multiplies and scales in one pass.
+
+    It depends on the names of `pack_int8`. An upgrade to a torch without them turns it False, and int8 layers then
+    round by operators and multiply by `int8_matmul`, or by `prepacked_int8_matmul` where that is faster.
+    """
+    return hasattr(torch, "_make_per_channel_quantized_tensor") and hasattr(torch.ops.quantized, "linear_dynamic")
+
+
+def has_vnni() -> bool:
+    """Whether the processor multiplies int8 numbers four at a time and adds them as int32.
+
+    It depends on `torch.cpu._is_vnni_supported`. Without it, the answer that is safe everywhere is False.
+    """
+    return torch.cpu._is_vnni_supported()
+
+
 def pack_int8(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Any:
     """An int8 weight (m, n), the scale of each row (m,) and a bias (m,) in the layout that `int8_linear` reads.
 
     It depends on `torch._make_per_channel_quantized_tensor` and `torch.ops.quantized.linear_prepack`, a stack that
-    torch proposes to remove. See `int8_linear` for what would take its place.
+    torch proposes to remove. See `has_fused_int8` for what takes its place.
     """
     zero = torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():
-        # torch warns that tensors of this kind are to go; it has no other way to the fused kernel yet.
+        # torch warns that tensors of this kind are to go; where they are gone, `has_fused_int8` says so.
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zero, 0)
     return torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.detach().float())
@@ -129,12 +147,44 @@ def int8_linear(x: Tensor, packed: Any) -> Tensor:
     """A linear layer with a packed int8 weight on float32 inputs (..., n), of two dimensions or more, on a CPU.
 
     The inputs are quantised to 8 bits by their least and greatest value, and the products are summed as int32.
-    It depends on `torch.ops.quantized.linear_dynamic` and `torch.cpu._is_vnni_supported`. Rounding the inputs and
-    `int8_matmul`, as int8 layers do in a graph, would take its place: the same but for rounding, and slower.
+    It depends on `torch.ops.quantized.linear_dynamic`. See `has_fused_int8` for what takes its place.
     """
     # A processor without VNNI adds pairs of products in 16 bits: inputs get one bit less, or the sums overflow.
-    spare_a_bit = not torch.cpu._is_vnni_supported()
-    return torch.ops.quantized.linear_dynamic(x, packed, spare_a_bit)
+    return torch.ops.quantized.linear_dynamic(x, packed, not has_vnni())
+
+
+@cache
+def has_prepacked_int8() -> bool:
+    """Whether torch multiplies by int8 weights that oneDNN has put in order beforehand; found out by trying.
+
+    It depends on the names of `prepack_int8` and `prepacked_int8_matmul`. Without them int8 layers use
+    `int8_matmul`, which puts a weight in order at every call.
+    """
+    weight = torch.eye(16, dtype=torch.int8)
+    try:
+        packed = prepack_int8(weight, torch.ones(16))
+        return prepacked_int8_matmul(weight.view(torch.uint8) + 128, packed).equal(torch.eye(16))
+    except (AttributeError, RuntimeError):  # no such operator, or none for this processor
+        return False
+
+
+def prepack_int8(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """An int8 weight (m, n) in the order of oneDNN, the scale of each row (m,), and their zeros.
+
+    It depends on `torch.ops.onednn.qlinear_prepack`. See `has_prepacked_int8` for what takes its place.
+    """
+    return torch.ops.onednn.qlinear_prepack(weight, None), scale, torch.zeros(len(weight), dtype=torch.long)
+
+
+def prepacked_int8_matmul(q: Tensor, packed: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The float32 product (N, m) of integers (N, n), held as uint8 with 128 added, and of a weight times its scales.
+
+    It depends on `torch.ops.onednn.qlinear_pointwise`. See `has_prepacked_int8` for what takes its place.
+    """
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(
+        q, 1.0, 128, *packed, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return product
 
 
 class Operators:
@@ -165,14 +215,19 @@ class Operators:
         return aten._grouped_mm
 
     @property
+    def prepacked_int8_matmul(self) -> Any:
+        """The operator that `prepacked_int8_matmul` of this file runs; None where torch was built without it."""
+        return getattr(torch.ops.onednn, "qlinear_pointwise", None)
+
+    @property
     def int8_linear(self) -> Any:
-        """The operator that `int8_linear` of this file runs."""
-        return torch.ops.quantized.linear_dynamic
+        """The operator that `int8_linear` of this file runs; None where torch has it no longer."""
+        return getattr(torch.ops.quantized, "linear_dynamic", None)
 
     @property
     def static_int8_linear(self) -> Any:
-        """A linear layer of `torch.ao.quantization`, whose inputs are int8 already."""
-        return torch.ops.quantized.linear
+        """A linear layer of `torch.ao.quantization`, of int8 inputs; None where torch has it no longer."""
+        return getattr(torch.ops.quantized, "linear", None)
 
     @property
     def gpu_recurrence(self) -> Any:

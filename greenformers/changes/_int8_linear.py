@@ -1,8 +1,9 @@
 """The int8 linear layer, and how weights become int8.
 
 Weights: symmetric, one scale a row, s = max |w| / 127, w ~ s q. Inputs are quantised at every call (dynamically) by
-their least and greatest value; sums are int32. Jacob 2017, arXiv:1712.05877. On a CPU the product is one fused
-kernel of torch; elsewhere, and in a graph, the same integers are multiplied by other operators.
+their least and greatest value; sums are int32. Jacob 2017, arXiv:1712.05877. On a CPU the product is the fastest of
+`greenformers.changes._int8_kernels`; elsewhere, and in a graph, integers are multiplied by operators. torch.compile
+fuses what rounds each token by its greatest |x|; exported graphs round as the fused kernel does, by one step for all.
 """
 
 from typing import Any
@@ -13,11 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from greenformers._gradients import by_hand
-from greenformers._torch import int8_linear, int8_matmul, pack_int8, version
+from greenformers._torch import int8_matmul, is_fake, version
+from greenformers.changes._int8_kernels import LEVELS, Kernel, kernel
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import leave_as_made
-
-LEVELS = 127
 
 
 class Int8Linear(nn.Linear):
@@ -44,7 +44,7 @@ class Int8Linear(nn.Linear):
         self.scale = fixed(torch.ones(out_features))
         self.quantised = fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
         self.bias = fixed(torch.zeros(out_features)) if bias else None
-        self._packed: tuple[Any, ...] | None = None
+        self._packed: tuple[Any, Kernel] | None = None
         leave_as_made(self)
 
     @classmethod
@@ -74,12 +74,21 @@ class Int8Linear(nn.Linear):
         """The product in integers, without a gradient."""
         if x.ndim == 1:
             return self.product(x[None])[0]
-        if x.is_cpu and not torch.compiler.is_compiling():
-            return int8_linear(x.float(), self._pack()).to(x.dtype)
-        return self._in_graph(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
+        if x.is_cpu and not torch.compiler.is_compiling() and not is_fake(x):
+            return self._kernel()(x.float()).to(x.dtype)
+        compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        product = self._compiled if compiled else self._in_graph
+        return product(x.float().flatten(0, -2)).to(x.dtype).unflatten(0, x.shape[:-1])
+
+    def _compiled(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
+        """The product with a step of each token, x ~ (a / 127) q with a = max |x|, which fuses with what is around."""
+        largest = x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)  # a (N, 1)
+        q = (x * (LEVELS / largest)).round().to(torch.int8)
+        out = int8_matmul(q, self.quantised.T) * largest * (self.scale / LEVELS)
+        return out if self.bias is None else out + self.bias
 
     def _in_graph(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
-        """The product of the fused kernel: inputs as unsigned 8-bit integers, x ~ step (q - zero)."""
+        """The product of the kernel `fused`: inputs as unsigned 8-bit integers, x ~ step (q - zero)."""
         low, high = x.amin((0, 1)).clamp(max=0), x.amax((0, 1)).clamp(min=0)
         step = (high - low) / 255
         step = torch.where(step == 0, 1.0, step)
@@ -90,12 +99,12 @@ class Int8Linear(nn.Linear):
         out = (sums + shift) * (step * self.scale)
         return out if self.bias is None else out + self.bias
 
-    def _pack(self) -> Any:
-        """The weight as the kernel takes it; packed again only when the weight changes."""
+    def _kernel(self) -> Kernel:
+        """The product with the weight, which it packs; packed again only when the weight changes."""
         held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
         key = [(part.data_ptr(), version(part)) for part in held]
         if self._packed is None or self._packed[0] != key:
-            self._packed = (key, pack_int8(self.quantised, self.scale, self.bias))
+            self._packed = (key, kernel(self.quantised, self.scale, self.bias))
         return self._packed[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -96,6 +96,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.baddbmm_: _addmm,
     operators.int8_matmul: _int8_matmul,
     operators.grouped_matmul: _grouped_matmul,
+    operators.prepacked_int8_matmul: _int8_linear,
     operators.int8_linear: _int8_linear,
     torch.ops.greenformers.tiled: _tiled,
     torch.ops.greenformers.tiled_backward: _tiled,
@@ -104,6 +105,7 @@ _FORMULAS |= {
     operator: _uncounted(operator)
     for operator in (aten.mkldnn_rnn_layer, operators.gpu_recurrence, operators.static_int8_linear)
 }
+_FORMULAS.pop(None, None)  # of operators that this torch does not have
 
 
 @contextmanager

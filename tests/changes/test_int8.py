@@ -296,3 +296,18 @@ def test_a_graph_computes_the_same() -> None:
         found = torch.compile(model, backend="eager")(**given).logits
     torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=0.0)
     assert ZOO["bert"][0] == type(model).__name__
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_compiled_layer_has_a_step_for_each_token(bias: bool) -> None:
+    _, made = linear(bias=bias)
+    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    x = torch.randn(2, 3, 16) * torch.logspace(0, 6, 6).view(2, 3, 1)
+    x[0, 1] = 0
+    largest = x.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    with torch.no_grad():
+        found = compiled(x)
+        alone = compiled(x[:1, :1])
+    expected = nn.functional.linear((x * (127 / largest)).round() * largest / 127, made.weight + 0, made.bias)
+    torch.testing.assert_close(found / largest, expected / largest, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(alone, found[:1, :1], atol=1e-6, rtol=1e-6)

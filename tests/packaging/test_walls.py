@@ -38,7 +38,7 @@ INTERNAL = {
     "transformers.trainer_pt_utils", "transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING", "codecarbon.input",
 }  # fmt: skip
 """Modules and names that are public by spelling alone."""
-INTERNAL_ATTRIBUTES = {"quantized", "kineto_results", "get_expanded_tied_weights_keys"}
+INTERNAL_ATTRIBUTES = {"quantized", "onednn", "kineto_results", "get_expanded_tied_weights_keys"}
 """Attributes that are public by spelling alone."""
 NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
 
@@ -55,11 +55,14 @@ TORCH = {
     "torch.utils._pytree.tree_map": "map_leaves: solve.replay",
     "torch._softmax_backward_data": "softmax_gradient: the backward pass of sinkhorn and other sorted blocks",
     "torch._int_mm": "int8_matmul: int8 layers on a GPU, compiled and exported",
-    "torch._make_per_channel_quantized_tensor": "pack_int8: int8 layers on a CPU",
-    "torch.ops.quantized.linear_prepack": "pack_int8: int8 layers on a CPU",
-    "torch.ops.quantized.linear_dynamic": "int8_linear: int8 layers on a CPU; operators.int8_linear: their FLOPs",
+    "torch._make_per_channel_quantized_tensor": "pack_int8: the fastest kernel of int8 layers on a CPU; others remain",
+    "torch.ops.quantized.linear_prepack": "pack_int8: the fastest kernel of int8 layers on a CPU; others remain",
+    "torch.ops.quantized.linear_dynamic": "int8_linear: the fastest kernel of int8 layers on a CPU; others remain",
     "torch.ops.quantized.linear": "operators.static_int8_linear: FLOPs that are refused would be counted as 0",
-    "torch.cpu._is_vnni_supported": "int8_linear: int8 layers on a CPU",
+    "torch.ops.onednn.qlinear_prepack": "prepack_int8: wide int8 layers on a CPU without the fastest kernel are slower",
+    "torch.ops.onednn.qlinear_pointwise": "prepacked_int8_matmul: wide int8 layers on a CPU without the fastest kernel "
+    "are slower",
+    "torch.cpu._is_vnni_supported": "has_vnni: int8 layers on a CPU",
     "torch.ops.aten._int_mm": "operators.int8_matmul: FLOPs and ONNX form of int8 layers",
     "torch.ops.aten._grouped_mm": "operators.grouped_matmul: FLOPs of experts would be counted as 0",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "operators.cpu_attention: FLOPs of full attention",
