@@ -263,3 +263,15 @@ def test_a_program_that_cannot_be_read_again_is_one_line(tmp_path: Path) -> None
     (tmp_path / "model.pt2").write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match=r"^model\.pt2 cannot be read again: .+$"):
         reader("program", tmp_path, ["input_ids", "attention_mask"])
+
+
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
+def test_damaged_files_are_one_line(exported: dict[str, Exported], form: str, tmp_path: Path) -> None:
+    model, folder, _ = exported["bert"]
+    path = tmp_path / FORMATS[form]
+    path.parent.mkdir()
+    path.write_bytes((folder / FORMATS[form]).read_bytes()[:-200])
+    with pytest.raises(ValueError, match=rf"^\w+ cannot read {path.name}: .+$"):
+        reader(form, tmp_path, Network(model).inputs)
+    with pytest.raises(FileNotFoundError, match=f"{path.name} is missing"):
+        reader(form, tmp_path / "elsewhere", Network(model).inputs)
