@@ -39,15 +39,12 @@ FORMS = (
     Form(DENSE, OWN, "dense", OWN),
     Form("ours, int8", OWN, "int8", OWN),
     Form("ours, low rank and int8", OWN, "low-rank-int8", OWN),
-    Form("ours, given", OWN, "given", OWN),
     Form("ours, in ONNX Runtime", OWN, "dense/onnx", ONNX_RUNTIME),
     Form("ours, int8, in ONNX Runtime", OWN, "int8/onnx", ONNX_RUNTIME),
     Form("ours, low rank and int8, in ONNX Runtime", OWN, "low-rank-int8/onnx", ONNX_RUNTIME),
-    Form("ours, given, in ONNX Runtime", OWN, "given/onnx", ONNX_RUNTIME),
     Form("ours, in OpenVINO", OWN, "dense/openvino", OPENVINO),
     Form("ours, int8, in OpenVINO", OWN, "int8/openvino", OPENVINO),
     Form("ours, low rank and int8, in OpenVINO", OWN, "low-rank-int8/openvino", OPENVINO),
-    Form("ours, given, in OpenVINO", OWN, "given/openvino", OPENVINO),
     Form("ONNX Runtime", ONNX_RUNTIME, "dense", ONNX_RUNTIME),
     Form("ONNX Runtime, dynamic int8", ONNX_RUNTIME, "dynamic-int8", ONNX_RUNTIME),
     Form("ONNX Runtime, static int8", ONNX_RUNTIME, "static-int8", ONNX_RUNTIME),
@@ -78,8 +75,24 @@ class Made:
         return sum(path.stat().st_size for path in self.folder.glob("*") if path.suffix in WEIGHTS) / 2**20
 
 
+def own_forms(name: str) -> list[Form]:
+    """The forms of a compressed model of the user's, by the name of its folder."""
+    return [
+        Form(f"ours, {name}", OWN, name, OWN),
+        Form(f"ours, {name}, in ONNX Runtime", OWN, f"{name}/onnx", ONNX_RUNTIME),
+        Form(f"ours, {name}, in OpenVINO", OWN, f"{name}/openvino", OPENVINO),
+    ]
+
+
 def make(
-    network: Path, texts: Path, folder: Path, environments: Path, threads: int, options: Sequence[str], only: str
+    network: Path,
+    texts: Path,
+    folder: Path,
+    environments: Path,
+    threads: int,
+    options: Sequence[str],
+    small: Sequence[Path],
+    only: str,
 ) -> list[Made]:
     """Let every peer make its forms; one that fails is said, and what it did not make left out.
 
@@ -90,9 +103,12 @@ def make(
         environments: folder of the peers' environments.
         threads: of every peer.
         options: of our own maker.
+        small: folders of compressed models.
         only: part of the names of the forms to serve, "" for all; the dense one is always served.
     """
-    forms = [form for form in FORMS if form.variant == DENSE or any(part in form.variant for part in only.split(";"))]
+    known = [*FORMS, *(form for path in small for form in own_forms(path.name))]
+    forms = [form for form in known if form.variant == DENSE or any(part in form.variant for part in only.split(";"))]
+    options = [*options, *(f"small={path.resolve()}" for path in small)]
     pythons: dict[Peer, Path] = {}
     for peer in PEERS:
         python = peer.environment(environments)

@@ -47,7 +47,7 @@ BENCHMARK = Benchmark(
         data("--pairs", "stsb_open", "STS-B"),
         Option("--model", "minilm, or base for BERT-base's shape", default="minilm", choices=NETWORKS),
         Option("--sizes", "batch x tokens of the calls, smallest first; tokens are 512 at most", default=SIZES),
-        Option("--small", "folder of a compressed model, to stand beside as `ours, given`", Path),
+        Option("--small", "folders of compressed models to stand beside, with commas", default=""),
         Option(
             "--forms", "parts of the names of the forms that are measured, with semicolons; all by default", default=""
         ),
@@ -91,8 +91,8 @@ def measured(run: Run, here: Path, sizes: Sequence[tuple[int, int]]) -> Iterator
     write_network(run, network)
     texts = write(here / "texts.json", lines[: QUICK_TEXTS if run.quick else TEXTS])
     options = ["random"] if given.model == "base" else []
-    options += [] if given.small is None else [f"small={given.small.resolve()}"]
-    forms = make(network, texts, here, given.environments, given.threads, options, given.forms)
+    small = [Path(name) for name in given.small.split(",") if name]
+    forms = make(network, texts, here, given.environments, given.threads, options, small, given.forms)
     yield [run.record("size", form.size, form.variant, about) for form in forms]
     with ExitStack() as stack:
         workers, starts = start(run, forms, write(here / "first.json", lines[:1]), about)

@@ -12,7 +12,6 @@ from greenformers.changes.int8 import Int8
 from greenformers.changes.low_rank import LowRank
 
 DENSE, INT8, LOW_RANK = "dense", "int8", "low-rank-int8"
-GIVEN = "given"
 RANDOM = "random"
 """The option of a network whose weights are random: ranks are shared out evenly then, as its losses say nothing."""
 SMALL = "small="
@@ -34,7 +33,8 @@ def make(network: Path, texts: list[str], folder: Path, *options: str) -> None:
         export(small, form)
     for option in options:
         if option.startswith(SMALL):
-            export(AutoModel.from_pretrained(option.removeprefix(SMALL)).eval(), GIVEN)
+            small_folder = Path(option.removeprefix(SMALL))
+            export(AutoModel.from_pretrained(small_folder).eval(), small_folder.name)
 
 
 def load(folder: Path, threads: int) -> serve.Encoder:

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from greenformers.compress.comparison import qualities
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
-from greenformers.export.export import LIBRARIES, check_formats, export
 from greenformers.export.measure import PAUSE, size_of
 from greenformers.export.network import Network
 from greenformers.export.runtime import RuntimeModel
+from greenformers.export.write import LIBRARIES, check_formats, write
 from greenformers.measure.energy_of import energy_of
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import Record, with_ratios
@@ -81,7 +81,7 @@ def compared_in(
             progress("exporting", number / len(models))
             folder = Path(name) / str(number)
             try:
-                export(model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=length)
+                write(model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=length)
             except ValueError as error:
                 if not files:
                     raise

@@ -56,8 +56,8 @@ def export(
     from greenformers.data._texts import Texts
     from greenformers.export import card
     from greenformers.export.deploy import deploy
-    from greenformers.export.export import check_formats
     from greenformers.export.measure import COMPILED
+    from greenformers.export.write import check_formats
     from greenformers.measure.record import append, context
     from greenformers.model.positions import reach
     from greenformers.report.table import tables

@@ -6,8 +6,8 @@ from pathlib import Path
 from greenformers.checkpoint.save import MARK as LIBRARY
 from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
-from greenformers.export.export import FORMATS, Checked
 from greenformers.export.network import IDS, MASK, TYPES, Network
+from greenformers.export.write import FORMATS, Checked
 from greenformers.measure.record import Record
 
 FILE = "README.md"

@@ -15,9 +15,9 @@ from greenformers.compress.quality import check_examples
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.export import card
-from greenformers.export.export import LIBRARIES, check_calibration, check_formats, export, has_int8
 from greenformers.export.measure import check_loss, costs, judged, latencies, table_records
 from greenformers.export.network import Network
+from greenformers.export.write import LIBRARIES, check_calibration, check_formats, has_int8, write
 from greenformers.measure.record import Record
 
 SHORTEST = 16  # the files are checked on texts of at least this length, in tokens
@@ -83,7 +83,7 @@ def deploy(
         staged = beside / out.name
         calibration = rows.batches(parts["calibration"]) if rows is not None and "calibration" in parts else None
         longest = max([length, *lengths, SHORTEST])
-        checked = export(
+        checked = write(
             model, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest, progress=progress
         )
         records = costs(checked, staged, about)

@@ -13,9 +13,9 @@ from greenformers._torch import compile_error
 from greenformers.compress.comparison import qualities
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
-from greenformers.export.export import FORMATS, Checked, reader
 from greenformers.export.network import Batch, Call, Network
 from greenformers.export.runtime import RuntimeModel
+from greenformers.export.write import FORMATS, Checked, reader
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import Record, with_ratios
 
@@ -34,7 +34,7 @@ REPEATS = 20
 
 
 def costs(checked: Checked, folder: Path, about: dict[str, Any]) -> list[Record]:
-    """Records of the differences that `export` measured, and of the bytes of each format's files."""
+    """Records of the differences that `write` measured, and of the bytes of each format's files."""
     records = [
         Record.of("relative_error", value, benchmark="export", variant=NAMES[name], context=about)
         for name, value in checked.differences.items()

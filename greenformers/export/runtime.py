@@ -9,8 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import ModelOutput
 
 from greenformers.data._pooling import attach, pooling_of
-from greenformers.export.export import reader
 from greenformers.export.network import MASK, TYPES, Network
+from greenformers.export.write import reader
 
 
 class RuntimeModel(nn.Module):

@@ -15,10 +15,10 @@ from zoo import EVERYTHING, network
 
 import greenformers
 from greenformers.changes import Attention, LowRank
-from greenformers.export import export as exporting
-from greenformers.export.export import FORMATS, export, reader
+from greenformers.export import write as writing
 from greenformers.export.measure import latencies
 from greenformers.export.network import Network
+from greenformers.export.write import FORMATS, reader, write
 from greenformers.solve.units import TransposedLED, units
 
 
@@ -41,7 +41,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
             for parameter in model.parameters():  # as first drawn, attention hardly looks at its keys
                 parameter.mul_(6 if parameter.dim() == 2 else 1)
         greenformers.compress(model, LowRank(keep=0.5, select=EVERYTHING))
-        made[name] = Exported(model, folder, export(model, folder, list(FORMATS), length=16).differences)
+        made[name] = Exported(model, folder, write(model, folder, list(FORMATS), length=16).differences)
     return made
 
 
@@ -109,7 +109,7 @@ def test_files_name_no_folder_of_this_machine(exported: dict[str, Exported]) -> 
 def test_the_model_stays_as_it_was(exported: dict[str, Exported], tmp_path: Path) -> None:
     model = exported["bert"].model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    export(model.train(), tmp_path / "new" / "folder", ["program", "onnx"], length=4)
+    write(model.train(), tmp_path / "new" / "folder", ["program", "onnx"], length=4)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert not model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -119,7 +119,7 @@ def test_the_model_stays_as_it_was(exported: dict[str, Exported], tmp_path: Path
 
 def test_a_classifier_that_looks_for_the_last_token(tmp_path: Path) -> None:
     model = network("gpt2", "GPT2ForSequenceClassification", n_layer=1)
-    assert export(model, tmp_path, ["program"], length=8).differences["program"] < 1e-5
+    assert write(model, tmp_path, ["program"], length=8).differences["program"] < 1e-5
     ids, mask = Network(model).batch(5, 9, padded="right")
     got = reader("program", tmp_path, Network(model).inputs)(ids, mask)
     torch.testing.assert_close(got, said(model, ids, mask), check_stride=False)
@@ -179,27 +179,27 @@ def test_what_is_baked_in_or_forgotten_is_found(how: Any, message: str, tmp_path
     model = Bert(network("bert", "BertModel", num_hidden_layers=1).config).eval()
     model.how = how
     with pytest.raises(ValueError, match=message):
-        export(model, tmp_path, ["program"], length=16)
+        write(model, tmp_path, ["program"], length=16)
 
 
 def test_an_onnx_file_that_says_something_else(
     exported: dict[str, Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = (exported["gpt2"].folder / FORMATS["onnx"]).read_bytes()
-    monkeypatch.setattr(exporting, "save_onnx", lambda _, path, *__: path.write_bytes(data))
+    monkeypatch.setattr(writing, "save_onnx", lambda _, path, *__: path.write_bytes(data))
     other = network("gpt2", n_layer=1)
     with pytest.raises(ValueError, match=r"model\.onnx differs from the model by"):
-        export(other, tmp_path, ["onnx"], length=4)
+        write(other, tmp_path, ["onnx"], length=4)
     distilbert = network("distilbert", "DistilBertModel", n_layers=1)
     with pytest.raises(ValueError, match=r"model\.onnx gives \(1, 1, 53\) where the model gives \(1, 1, 32\)"):
-        export(distilbert, tmp_path, ["onnx"], length=4)
+        write(distilbert, tmp_path, ["onnx"], length=4)
     with pytest.raises(
         ValueError, match=r"model\.onnx takes input_ids, attention_mask, and not input_ids, .*, token_ty"
     ):
-        export(network("bert", "BertModel", num_hidden_layers=1), tmp_path, ["onnx"], length=4)
+        write(network("bert", "BertModel", num_hidden_layers=1), tmp_path, ["onnx"], length=4)
     data = data[:-100]
     with pytest.raises(ValueError, match=r"onnxruntime cannot read model\.onnx"):
-        export(other, tmp_path, ["onnx"], length=4)
+        write(other, tmp_path, ["onnx"], length=4)
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_an_onnx_file_that_says_something_else(
 )
 def test_refusals(name: str, more: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        export(network(name), tmp_path / "out", **more)
+        write(network(name), tmp_path / "out", **more)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_half_precision_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must be in float32 and on the CPU, got torch.bfloat16"):
-        export(network("bert").bfloat16(), tmp_path)
+        write(network("bert").bfloat16(), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript", "openvino"])
@@ -230,7 +230,7 @@ def test_without_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, name, None)
     form = "openvino" if name == "openvino" else "onnx"
     with pytest.raises(ImportError, match=rf"the format {form} needs all of onnx, onnx.*: .* its extra 'export'"):
-        export(network("bert"), tmp_path, [form])
+        write(network("bert"), tmp_path, [form])
 
 
 def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatc
 def test_other_attentions_go_with_it(tmp_path: Path) -> None:
     model = network("bert", "BertModel")
     greenformers.compress(model, [Attention("linear_transformer", layers=(0,)), Attention("linformer", layers=(1,))])
-    assert export(model, tmp_path, ["program"], length=16).differences["program"] < 1e-5
+    assert write(model, tmp_path, ["program"], length=16).differences["program"] < 1e-5
 
 
 def test_a_program_that_cannot_be_read_again_is_one_line(tmp_path: Path) -> None:

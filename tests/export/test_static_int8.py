@@ -13,9 +13,9 @@ from zoo import network
 import greenformers
 from greenformers.changes import Int8, LowRank
 from greenformers.changes._int8_linear import Int8Linear
-from greenformers.export.export import FORMATS, export, reader
 from greenformers.export.network import Network
 from greenformers.export.static_int8 import StaticInt8Linear, input_ranges, static
+from greenformers.export.write import FORMATS, reader, write
 
 FORMS = ["openvino", "onnx"]
 
@@ -87,7 +87,7 @@ def test_the_twin_shares_weights_and_leaves_the_model(small: PreTrainedModel) ->
 
 
 def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: Path) -> None:
-    checked = export(small, tmp_path, FORMS, calibration=texts(), length=16)
+    checked = write(small, tmp_path, FORMS, calibration=texts(), length=16)
     assert all(checked.differences[name] <= checked.allowed[name] for name in FORMS)
     twin, model = Network(static(small, input_ranges(small, texts()))), Network(small)
     ids, mask, types = model.batch(4, 11, "left")
@@ -104,7 +104,7 @@ def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: P
 
 
 def test_a_text_does_not_depend_on_its_batch(small: PreTrainedModel, tmp_path: Path) -> None:
-    export(small, tmp_path, ["onnx"], calibration=texts(), length=16)
+    write(small, tmp_path, ["onnx"], calibration=texts(), length=16)
     run = reader("onnx", tmp_path, Network(small).inputs)
     ids, mask, types = Network(small).batch(5, 12, "right")
     alone = [run(*(given[at : at + 1, : int(mask[at].sum())] for given in (ids, mask, types)))[0] for at in range(5)]
@@ -114,7 +114,7 @@ def test_a_text_does_not_depend_on_its_batch(small: PreTrainedModel, tmp_path: P
 
 
 def test_weights_are_stored_as_integers(small: PreTrainedModel, tmp_path: Path) -> None:
-    export(small, tmp_path, FORMS, calibration=texts(), length=16)
+    write(small, tmp_path, FORMS, calibration=texts(), length=16)
     named = [(path, module) for path, module in small.named_modules() if isinstance(module, Int8Linear)]
     layers = [module for path, module in named if not path.startswith("pooler")]  # whose output is not that of the file
     numbers = sum(layer.quantised.numel() for layer in layers)
@@ -142,6 +142,6 @@ def test_without_texts_it_is_refused_before_work(small: PreTrainedModel, tmp_pat
     with pytest.raises(
         ValueError, match=r"openvino and onnx run int8 layers in integers by ranges .* give some \(--texts"
     ):
-        export(small, tmp_path / "out", ["openvino", "onnx", "torch"])
+        write(small, tmp_path / "out", ["openvino", "onnx", "torch"])
     assert list(tmp_path.iterdir()) == []
-    assert export(small, tmp_path / "out", ["torch"], length=16).differences["torch"] == 0
+    assert write(small, tmp_path / "out", ["torch"], length=16).differences["torch"] == 0

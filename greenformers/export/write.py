@@ -44,7 +44,7 @@ class Checked(NamedTuple):
     allowed: dict[str, float]
 
 
-def export(
+def write(
     model: PreTrainedModel,
     folder: str | Path,
     formats: Sequence[str] = ("openvino", "onnx", "torch"),
