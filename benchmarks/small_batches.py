@@ -50,7 +50,7 @@ def timed(run: Run, models: dict[str, Any]) -> bool:
         exact = models["dense"](**given).last_hidden_state
         setting = {"batch": size, "length": length, "threads": threads}
         for name, timing in times.items():
-            records.append(run.record("latency", timing, name, setting, ratio=timing.median / dense, to="dense"))
+            records.append(run.record("latency", timing, name, setting, ratio=dense / timing.median, to="dense"))
             records.append(run.record("relative_error", error(models[name], given, exact), name, setting))
         table.add_row(
             f"{size} x {length}",
