@@ -111,14 +111,14 @@ def make(
     options = [*options, *(f"small={path.resolve()}" for path in small)]
     pythons: dict[Peer, Path] = {}
     for peer in PEERS:
+        if not any(peer in (form.maker, form.server) for form in forms):
+            continue
         python = peer.environment(environments)
         if python is None:
             print(f"left out: {peer.script} cannot be installed", flush=True)
             continue
         pythons[peer] = python
         start = monotonic()
-        if not any(form.maker is peer for form in forms):
-            continue
         own = options if peer is OWN else ()
         command: list[str | Path] = [python, peer.path, "make", network, texts, folder / peer.script, *own]
         ended = subprocess.run(command, capture_output=True, text=True, env=environ(threads))
