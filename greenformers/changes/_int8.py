@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from greenformers.changes._int8_experts import Int8Experts
-from greenformers.changes._int8_linear import LEVELS, Int8Linear, fixed, quantised
+from greenformers.changes._int8_linear import LEVELS, Int8Linear, fixed, off_by_last_digits, quantised
 from greenformers.lowrank.computed import computed
 from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.model._transformers import TransposedLinear
 from greenformers.model.experts import pack, unpack
 from greenformers.solve.units import put
 from greenformers.solve.walk import kind_of
-
-JITTER = 1e-6
 
 
 class Int8Embedding(nn.Module):
@@ -162,23 +160,6 @@ def aware(model: nn.Module) -> Iterator[None]:
 def jittered(model: nn.Module, seed: int) -> AbstractContextManager[None]:
     """A `with` block in which inputs of int8 layers are off by their last digits, as in another order of sums."""
     return off_by_last_digits([layer for layer in model.modules() if isinstance(layer, Int8Linear | Int8Experts)], seed)
-
-
-@contextmanager
-def off_by_last_digits(layers: Iterable[nn.Module], seed: int) -> Iterator[None]:
-    """A `with` block in which inputs of layers are changed by about `JITTER` of themselves, at random."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def off(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = args[0]
-        return (x + JITTER * x * torch.randn(x.shape, generator=draw).to(x), *args[1:])
-
-    handles = [layer.register_forward_pre_hook(off) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Rounded(nn.Module):

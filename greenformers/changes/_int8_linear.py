@@ -6,6 +6,8 @@ their least and greatest value; sums are int32. Jacob 2017, arXiv:1712.05877. On
 fuses what rounds each token by its greatest |x|; exported graphs round as the fused kernel does, by one step for all.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from greenformers._torch import int8_matmul, is_fake, version
 from greenformers.changes._int8_kernels import LEVELS, Kernel, kernel
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import leave_as_made
+
+JITTER = 1e-6
 
 
 class Int8Linear(nn.Linear):
@@ -144,3 +148,20 @@ def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.P
 def fixed(x: Tensor) -> nn.Parameter:
     """A parameter that is not learnt, but counted and saved as one."""
     return nn.Parameter(x, requires_grad=False)
+
+
+@contextmanager
+def off_by_last_digits(layers: Iterable[nn.Module], seed: int) -> Iterator[None]:
+    """A `with` block in which inputs of layers are changed by about `JITTER` of themselves, at random."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def off(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0]
+        return (x + JITTER * x * torch.randn(x.shape, generator=draw).to(x), *args[1:])
+
+    handles = [layer.register_forward_pre_hook(off) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from greenformers.changes._int8 import off_by_last_digits
-from greenformers.changes._int8_linear import Int8Linear
+from greenformers.changes._int8_linear import Int8Linear, off_by_last_digits
 
 M = TypeVar("M", bound=nn.Module)
 LARGEST = 255
