@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -86,7 +87,7 @@ def test_a_script_has_no_parser_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "options"), sorted(CALLS), ids=lambda text: "".join(text.split()) or "plain")
 def test_the_command_lines_of_the_documentation_are_understood(name: str, options: str) -> None:
-    words = options.replace("[", " ").replace("]", " ").split()
+    words = shlex.split(options.replace("[", " ").replace("]", " "))
     script(name).BENCHMARK.parser().parse_args(["1" if word == "N" else word for word in words])
 
 
