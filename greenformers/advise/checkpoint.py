@@ -26,13 +26,12 @@ from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts
+from greenformers.export.measure import QUALITIES
 from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
 
 DENSE = "as it is"
-QUALITY = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
-"""Metrics that may judge; the first that was measured does."""
 MARGIN = 1.05
 """Least speed-up over the model as it is at which a recipe is advised."""
 REPEATS = 9
@@ -244,7 +243,7 @@ def advise(
             Measured(recipe, refused=reasons[name_of(recipe)]) for recipe in fitted if name_of(recipe) in reasons
         ]
         models = {name: model for name, model in models.items() if name not in reasons}
-    metric = next(name for name in QUALITY if any(record.metric == name for record in records))
+    metric = next(name for name in QUALITIES if any(record.metric == name for record in records))
     own = next(record.value for record in records if (record.variant, record.metric) == (DENSE, metric))
     if not own > 0:
         raise ValueError(f"{examples.name} cannot judge changes: the model as it is has a {metric} of {own:.3g} on it")

@@ -175,11 +175,16 @@ def check_place(folder: Path) -> None:
 
 
 def _saved(folder: Path) -> bool:
+    return any(folder.glob("model*.safetensors")) and marked(folder, MARK)
+
+
+def marked(folder: Path, mark: str) -> bool:
+    """Whether a folder has a card with this line at its head."""
     card = folder / "README.md"
-    if not card.is_file() or not any(folder.glob("model*.safetensors")):
+    if not card.is_file():
         return False
     with card.open(encoding="utf-8", errors="replace") as file:
-        return MARK in file.read(200)
+        return mark in file.read(200)
 
 
 def replace(finished: Path, folder: Path) -> None:

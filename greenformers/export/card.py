@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from greenformers.checkpoint.save import MARK as LIBRARY
+from greenformers.checkpoint.save import marked
 from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
 from greenformers.export.network import IDS, MASK, TYPES, Network
@@ -25,16 +26,8 @@ def check_target(out: Path) -> None:
     Raises:
         FileExistsError: It is a file, or holds anything else.
     """
-    if out.exists() and not (out.is_dir() and (_exported(out) or not any(out.iterdir()))):
+    if out.exists() and not (out.is_dir() and (marked(out, EXPORTED) or not any(out.iterdir()))):
         raise FileExistsError(f"{out} exists and holds no exported model: name another folder")
-
-
-def _exported(folder: Path) -> bool:
-    card = folder / FILE
-    if not card.is_file():
-        return False
-    with card.open(encoding="utf-8", errors="replace") as file:
-        return EXPORTED in file.read(200)
 
 
 def text(network: Network, folder: Path, formats: Sequence[str], checked: Checked, records: Sequence[Record]) -> str:

@@ -17,14 +17,14 @@ from greenformers.export.network import Batch, Call, Network
 from greenformers.export.runtime import RuntimeModel
 from greenformers.export.write import FORMATS, Checked, reader
 from greenformers.measure.latency import interleaved
-from greenformers.measure.record import Record, with_ratios
+from greenformers.measure.record import METRICS, Record, with_ratios
 
 TORCH, COMPILED = "torch", "torch, compiled"
 NAMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": TORCH, "program": "torch.export"}
 """The variant of each format in records: the runtime of its files. The checkpoint runs as the model does."""
 
-QUALITIES = ("spearman", "accuracy", "perplexity", "cosine")
-"""Metrics of quality, the one that counts first."""
+QUALITIES = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
+"""Metrics that may judge; the first that was measured does."""
 
 PAUSE = 0.02
 """Seconds between timed runs: threads of a runtime spin for some milliseconds after its work, and slow the next one."""
@@ -82,9 +82,9 @@ def check_loss(records: Sequence[Record], loss: float) -> None:
     metric = next(name for name in QUALITIES if any(record.metric == name for record in records))
     values = {record.variant: record.value for record in records if record.metric == metric}
     own = values.pop(TORCH)
-    # A perplexity grows by what the others lose.
     lost = {
-        name: 100 * (value / own - 1 if metric == "perplexity" else 1 - value / own) for name, value in values.items()
+        name: 100 * (value / own - 1 if METRICS[metric].less_is_better else 1 - value / own)
+        for name, value in values.items()
     }
     worse = {name: share for name, share in lost.items() if not share <= loss}
     if worse:
