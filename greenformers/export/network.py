@@ -1,26 +1,44 @@
 """A model of `transformers` as a function of tensors, and the batches on which it and its files are compared."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.checkpoint.load import line
 from greenformers.model._transformers import attention_of, can_choose_attention
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 OUTPUTS = ("logits", "last_hidden_state")
+
+CACHED = "past_key_values."
+"""Start of the names of keys and values that a file takes: those of the tokens before."""
 
 Batch = tuple[Tensor, ...]
 """Inputs (B, N), int64, in the order of `Network.inputs`: token ids, mask with 1 = keep, and token types if any."""
 
 Call = Callable[..., Tensor]
 """A function of the tensors of a `Batch`, which gives the output of the model."""
+
+
+class Traceable(Protocol):
+    """A network with the names of its inputs and outputs, and of the free dimensions of each input by their places."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    axes: tuple[dict[int, str], ...]
+
+    def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The outputs."""
+
+    def batch(self, size: int, length: int) -> Batch:
+        """Inputs of random tokens."""
 
 
 class Network(nn.Module):
@@ -33,6 +51,8 @@ class Network(nn.Module):
     Attributes:
         inputs: Names of the inputs: ids, mask, and token types where the model tells texts apart by them.
         output: Name of the output, of `OUTPUTS`.
+        generates: Whether it is a language model, which may keep a cache.
+        axes: Names of the free dimensions of each input, by their places.
 
     Raises:
         ValueError: The model takes other inputs, gives other outputs, is not in float32, or not on the CPU.
@@ -49,7 +69,10 @@ class Network(nn.Module):
         typed = TYPES in takes and (getattr(model.config, "type_vocab_size", None) or 0) > 1
         typed = typed and (tokenizer is None or TYPES in tokenizer.model_input_names)
         self.inputs: tuple[str, ...] = (IDS, MASK, TYPES) if typed else (IDS, MASK)
+        self.axes = tuple({0: "batch", 1: "length"} for _ in self.inputs)
         self.options = {"use_cache": False} if "use_cache" in takes else {}
+        self.generates = model.can_generate() and self.options.keys() | {"past_key_values"} <= set(takes)
+        self.places = self.generates and POSITIONS in takes
         try:
             with torch.inference_mode():
                 given = self._run(self.batch(1, 2))
@@ -58,15 +81,25 @@ class Network(nn.Module):
         self.output = next((name for name in OUTPUTS if isinstance(given.get(name), Tensor)), "")
         if not self.output:
             raise ValueError(f"{name} gives neither {' nor '.join(OUTPUTS)}")
+        self.outputs: tuple[str, ...] = (self.output,)
 
     def _run(self, tensors: Batch) -> Any:
         given = dict(zip(self.inputs, tensors, strict=True))
+        if self.places:
+            given[POSITIONS] = positions(given[MASK], given[IDS].shape[1])
         return self.model(**given, return_dict=True, **self.options)
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """The logits or the last hidden state."""
         output: Tensor = self._run(tensors)[self.output]
         return output
+
+    def with_cache(self, ids: Tensor, mask: Tensor, cache: Cache) -> Any:
+        """The outputs of new tokens (B, N) under the mask (B, P + N) of all; the cache of P tokens is lengthened."""
+        more = {POSITIONS: positions(mask, ids.shape[1])} if self.places else {}
+        return self.model(
+            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True, **more
+        )
 
     def batch(self, size: int, length: int, padded: str = "") -> Batch:
         """Inputs of random tokens (size, length); `padded` names the side, "left" or "right", or is empty."""
@@ -80,6 +113,11 @@ class Network(nn.Module):
         mask = mask.flip(1) if padded == "left" else mask
         types = (torch.arange(length) >= length // 2).long() * mask
         return (ids.where(mask.bool(), pad), mask, types)[: len(self.inputs)]
+
+
+def positions(mask: Tensor, length: int) -> Tensor:
+    """Positions of the last `length` tokens of a mask (B, T), counted without padding, as `generate` counts them."""
+    return (mask.cumsum(1) - 1).clamp(min=0)[:, -length:]
 
 
 def examples(network: Network, length: int) -> list[Batch]:
@@ -99,17 +137,21 @@ def examples(network: Network, length: int) -> list[Batch]:
     ]
 
 
-def trace(network: Network, example: Batch) -> ExportedProgram:
+def trace(network: Traceable, example: Batch) -> ExportedProgram:
     """The program of a network, for every batch and length.
+
+    Args:
+        network: The network, with the names of the free dimensions of its inputs.
+        example: Inputs of the network.
 
     Raises:
         ValueError: The network cannot be traced, or only for one batch or length.
     """
-    free = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}  # with these torch refuses to specialise to one size
+    free = tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in network.axes)  # torch refuses to specialise to one size
     example = tuple(tensor.clone() for tensor in example)  # tensors that share their storage become one input
     try:
         with torch.no_grad():
-            program = torch.export.export(network, example, dynamic_shapes=(tuple(free for _ in example),))
+            program = torch.export.export(network, example, dynamic_shapes=(free,))
     except Exception as error:  # whatever networks raise that read their inputs' values
         raise ValueError(f"the model cannot be traced for every batch and length: {line(error)}") from error
     for node in program.graph.nodes:
@@ -132,3 +174,20 @@ def plain_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(chosen)
+
+
+def check_inputs(path: Path, names: Sequence[str], inputs: Sequence[str], more: str) -> None:
+    """Check that a file takes the inputs of its network.
+
+    Args:
+        path: The file.
+        names: Names of the inputs of the file.
+        inputs: Names of the inputs of the network.
+        more: Start of the names of further inputs that the file may have.
+
+    Raises:
+        ValueError: It takes others.
+    """
+    own = [name for name in names if not name.startswith(more)]
+    if sorted(own) != sorted(inputs):
+        raise ValueError(f"{path.name} takes {', '.join(own)}, and not {', '.join(inputs)}")

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
 from greenformers._torch import onnx_log, operators
 from greenformers.checkpoint.load import line
-from greenformers.export.network import Call
+from greenformers.export.cached import CachedCall
+from greenformers.export.network import CACHED, IDS, MASK, Call, Traceable, check_inputs
 from greenformers.export.static_int8 import static_int8_linear
 
 OPSET = 20
@@ -23,8 +25,13 @@ LARGE = 2**30
 """Bytes of weights from which on they have a file of their own: one file holds at most 2 GiB."""
 
 
-def save_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], output: str) -> None:
-    """Write a program as ONNX, with a free batch and length.
+def save_onnx(program: ExportedProgram, path: Path, network: Traceable) -> None:
+    """Write a program as ONNX, with its free dimensions.
+
+    Args:
+        program: The program of a network.
+        path: The file.
+        network: The network, for the names of inputs, outputs and dimensions.
 
     Raises:
         ValueError: The exporter cannot write it.
@@ -38,22 +45,31 @@ def save_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outpu
     try:
         with _silent():
             exported = torch.onnx.export(
-                program, dynamo=True, verbose=False, opset_version=OPSET, input_names=list(inputs),
-                output_names=[output], custom_translation_table=translations,
+                program, dynamo=True, verbose=False, opset_version=OPSET, input_names=list(network.inputs),
+                output_names=list(network.outputs), custom_translation_table=translations,
             )  # fmt: skip
     except Exception as error:  # of one of the exporter's passes, with its reason behind it
         raise ValueError(f"the model cannot be written as ONNX: {line(_root(error))}") from error
     assert exported is not None
     given: Any = exported.model.graph.inputs
     exported.rename_axes(
-        {value.shape[at].value: axis for at, axis in enumerate(("batch", "length")) for value in given}
+        {
+            value.shape[at].value: axis
+            for value, axes in zip(given, network.axes, strict=True)
+            for at, axis in axes.items()
+        }
     )
     weights = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
     exported.save(path, external_data=weights > LARGE)
 
 
-def read_onnx(path: Path, inputs: Sequence[str]) -> Call:
+def read_onnx(path: Path, inputs: Sequence[str], *, pieces: bool = False) -> Call:
     """An ONNX file as a function of tensors, run by ONNX Runtime with as many threads as torch.
+
+    Args:
+        path: The file.
+        inputs: Names of its inputs, but for those of a cache.
+        pieces: Whether a file with a cache is given its texts in pieces.
 
     Raises:
         ValueError: ONNX Runtime cannot read it, or it has other inputs.
@@ -68,15 +84,39 @@ def read_onnx(path: Path, inputs: Sequence[str]) -> Call:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own kinds, which have no name outside of it
         raise ValueError(f"onnxruntime cannot read {path.name}: {line(error)}") from error
-    names = [value.name for value in session.get_inputs()]
-    if sorted(names) != sorted(inputs):
-        raise ValueError(f"{path.name} takes {', '.join(names)}, and not {', '.join(inputs)}")
+    check_inputs(path, [value.name for value in session.get_inputs()], inputs, CACHED)
+    if len(session.get_inputs()) > len(inputs):
+        return CachedCall(OnnxDecoder(session), pieces=pieces)
 
     def run(*tensors: Tensor) -> Tensor:
         arrays = {name: tensor.numpy() for name, tensor in zip(inputs, tensors, strict=True)}
         return torch.from_numpy(session.run(None, arrays)[0])
 
     return run
+
+
+class OnnxDecoder:
+    """An ONNX file with a cache.
+
+    Args:
+        session: Its session in ONNX Runtime.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        cached = [value for value in session.get_inputs() if value.name.startswith(CACHED)]
+        self.shapes = {value.name: (value.shape[1], value.shape[3]) for value in cached}
+        self.reset(1)
+
+    def reset(self, size: int) -> None:
+        """Forget the texts."""
+        self.cache = [np.zeros((size, heads, 0, width), np.float32) for heads, width in self.shapes.values()]
+
+    def step(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The logits of new tokens."""
+        given = dict(zip(self.shapes, self.cache, strict=True))
+        logits, *self.cache = self.session.run(None, {IDS: ids.numpy(), MASK: mask.numpy(), **given})
+        return torch.from_numpy(logits)
 
 
 def _static(x: Any, weight: Any, scale: Any, bias: Any, step: Any, zero: Any) -> Any:

@@ -15,6 +15,7 @@ from greenformers.changes._int8_linear import Int8Linear
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.checkpoint.save import carry_modules, save
 from greenformers.checkpoint.structure import changes_of
+from greenformers.export.cached import CachedNetwork, cached_network
 from greenformers.export.compare import Comparison
 from greenformers.export.network import Call, Network, examples, plain_attention, trace
 from greenformers.export.onnx_file import read_onnx, save_onnx
@@ -156,7 +157,8 @@ def reader(name: str, folder: Path, inputs: Sequence[str], *, exact: bool = Fals
         name: Name of the format.
         folder: The folder of the export.
         inputs: Names of the inputs.
-        exact: Whether floats are float32 also where OpenVINO would choose another type.
+        exact: Whether the file is to be compared with the model: floats are float32 also where OpenVINO would choose
+            another type, and a file with a cache is given its texts in pieces.
 
     Raises:
         ValueError: The file cannot be read.
@@ -166,9 +168,9 @@ def reader(name: str, folder: Path, inputs: Sequence[str], *, exact: bool = Fals
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     if name == "onnx":
-        return read_onnx(path, inputs)
+        return read_onnx(path, inputs, pieces=exact)
     if name == "openvino":
-        return read_openvino(path, inputs, "f32" if exact else None)
+        return read_openvino(path, inputs, "f32" if exact else None, pieces=exact)
     return read_program(path) if name == "program" else Network(*pretrained(str(folder)))
 
 
@@ -198,12 +200,14 @@ def _write_graphs(network: Network, folder: Path, graphs: Sequence[str], length:
         ValueError: The network cannot be traced or written.
         OSError: A file cannot be written.
     """
+    cached = cached_network(network)
+    traced: Network | CachedNetwork = network if isinstance(cached, str) else cached
     with plain_attention(network.model):
-        program = trace(network, network.batch(2, length // 2))
+        program = trace(traced, traced.batch(2, length // 2))
     for name in graphs:
         (folder / FORMATS[name]).parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as beside:
         path = folder / FORMATS["onnx"] if "onnx" in graphs else Path(beside) / "model.onnx"
-        save_onnx(program, path, network.inputs, network.output)
+        save_onnx(program, path, traced)
         if "openvino" in graphs:
-            save_openvino(path, folder / FORMATS["openvino"])
+            save_openvino(path, folder / FORMATS["openvino"], traced)
