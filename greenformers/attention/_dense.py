@@ -43,7 +43,8 @@ def dense_attention(
     if q.shape[3] != dim:  # torch's fast kernel has one width, and is slower at odd ones
         width = max(q.shape[3], dim) + 7 & ~7
         q, k, v = (F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
-    by_kernel = causal and queries == keys and key_mask is None and visible is None and bias is None
+    # The sizes last: in an exported program they are unknown, and asked only where the rest allows the kernel.
+    by_kernel = causal and key_mask is None and visible is None and bias is None and bool(queries == keys)
     if not by_kernel:
         of_masks = visible_keys(queries, keys, key_mask, causal=causal, device=q.device)
         visible = of_masks if visible is None else visible if of_masks is None else visible & of_masks

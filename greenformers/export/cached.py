@@ -4,7 +4,7 @@ A file takes the new tokens (B, N), the mask (B, P + N) of all, and the keys and
 before them; it gives the logits (B, N, vocabulary) and the keys and values of all P + N. OpenVINO's keeps them itself.
 """
 
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from greenformers.checkpoint.load import line
-from greenformers.export.network import CACHED, Batch, Network, positions
+from greenformers.export.compare import Comparison
+from greenformers.export.network import CACHED, IDS, MASK, Batch, Network
+from greenformers.model.cache import GrowingLayer
+
+PLAIN = (DynamicLayer, GrowingLayer)
+"""Kinds of layers of a cache that hold the keys and values of all tokens, and nothing else."""
 
 
 class Decoder(Protocol):
@@ -40,14 +44,11 @@ class CachedCall:
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The logits (B, N, vocabulary) of tokens and mask (B, N)."""
         length = ids.shape[1]
-        ends = [length // 2, length // 2 + 1, length] if self.pieces else [length]
+        places = sorted({0, length // 2, length // 2 + 1, length} if self.pieces else {0, length})
         self.decoder.reset(len(ids))
-        return torch.cat([self.decoder.step(ids[:, start:end], mask[:, :end]) for start, end in _pairs(ends)], dim=1)
-
-
-def _pairs(ends: list[int]) -> Iterator[tuple[int, int]]:
-    places = sorted({0, *ends})
-    yield from zip(places[:-1], places[1:], strict=True)
+        return torch.cat(
+            [self.decoder.step(ids[:, start:end], mask[:, :end]) for start, end in pairwise(places)], dim=1
+        )
 
 
 class TorchDecoder:
@@ -88,9 +89,9 @@ class CachedNetwork(nn.Module):
         whole, new, old = ({0: "batch", at: name} for at, name in ((1, "total"), (1, "length"), (2, "past")))
         self.axes = (new, whole, *(old for _ in places))
 
-    def forward(self, ids: Tensor, mask: Tensor, *cached: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Logits, and the keys and values of all tokens."""
-        cache = DynamicCache()
+        (ids, mask, *cached), cache = tensors, DynamicCache()
         for keys, values in zip(cached[::2], cached[1::2], strict=True):
             layer = DynamicLayer()
             layer.dtype, layer.device = keys.dtype, keys.device
@@ -107,31 +108,33 @@ class CachedNetwork(nn.Module):
         return (ids, mask.repeat(1, 2), *cached)
 
 
-def cached_network(network: Network) -> CachedNetwork | str:
+def cached_network(network: Network, comparison: Comparison) -> CachedNetwork | str:
     """A decoder as a function that takes and gives its cache, or the reason why it can only run whole texts.
 
+    The reason is empty for a network that does not continue texts.
+
     Args:
-        network: A network that gives logits.
+        network: A network.
+        comparison: The outputs of the network without a cache.
     """
     if not network.generates:
-        return "it does not continue texts"
-    if network.inputs != tuple(network.inputs[:2]):
+        return ""
+    if not network.remembers:
+        return "it takes no past_key_values"
+    if network.inputs != (IDS, MASK):
         return f"it takes {', '.join(network.inputs[2:])} too"
-    ids, mask = network.batch(2, 5)
     decoder = TorchDecoder(network)
     try:
-        with torch.inference_mode():
-            whole, pieces = network(ids, mask), CachedCall(decoder, pieces=True)(ids, mask)
-    except Exception as error:  # whatever networks raise that keep no cache
-        return f"it cannot run with a cache: {line(error)}"
+        comparison("the model with a cache", CachedCall(decoder, pieces=True))
+    except ValueError as error:
+        return str(error)
     layers: list[Any] = decoder.cache.layers
-    other = next((type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer), None)
+    other = next((type(layer).__name__ for layer in layers if type(layer) not in PLAIN), None)
     if other is not None or not layers:
         return f"its cache holds {'nothing' if other is None else f'a {other}'} in place of keys and values"
-    if any(layer.keys.shape[2] != ids.shape[1] for layer in layers):
+    length = comparison.batches[-1][0].shape[1]
+    if any(layer.keys.shape[2] != length for layer in layers):
         return "its cache does not hold the keys and values of all tokens"
-    if not (whole - pieces).abs().max() <= 1e-3 * whole.abs().max():
-        return "with a cache it gives something else"
     return CachedNetwork(network, [(tensor.shape[1], tensor.shape[3]) for tensor in _tensors(decoder.cache)])
 
 

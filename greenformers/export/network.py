@@ -51,7 +51,8 @@ class Network(nn.Module):
     Attributes:
         inputs: Names of the inputs: ids, mask, and token types where the model tells texts apart by them.
         output: Name of the output, of `OUTPUTS`.
-        generates: Whether it is a language model, which may keep a cache.
+        generates: Whether it is a language model.
+        remembers: Whether it is one that takes a cache of keys and values.
         axes: Names of the free dimensions of each input, by their places.
 
     Raises:
@@ -71,7 +72,8 @@ class Network(nn.Module):
         self.inputs: tuple[str, ...] = (IDS, MASK, TYPES) if typed else (IDS, MASK)
         self.axes = tuple({0: "batch", 1: "length"} for _ in self.inputs)
         self.options = {"use_cache": False} if "use_cache" in takes else {}
-        self.generates = model.can_generate() and self.options.keys() | {"past_key_values"} <= set(takes)
+        self.generates = model.can_generate()
+        self.remembers = self.generates and {"use_cache", "past_key_values"} <= set(takes)
         self.places = self.generates and POSITIONS in takes
         try:
             with torch.inference_mode():
@@ -148,10 +150,11 @@ def trace(network: Traceable, example: Batch) -> ExportedProgram:
         ValueError: The network cannot be traced, or only for one batch or length.
     """
     free = tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in network.axes)  # torch refuses to specialise to one size
+    module: Any = network
     example = tuple(tensor.clone() for tensor in example)  # tensors that share their storage become one input
     try:
         with torch.no_grad():
-            program = torch.export.export(network, example, dynamic_shapes=(free,))
+            program = torch.export.export(module, example, dynamic_shapes=(free,))
     except Exception as error:  # whatever networks raise that read their inputs' values
         raise ValueError(f"the model cannot be traced for every batch and length: {line(error)}") from error
     for node in program.graph.nodes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers._extras import missing
@@ -15,9 +16,9 @@ from greenformers.changes._int8_linear import Int8Linear
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.checkpoint.save import carry_modules, save
 from greenformers.checkpoint.structure import changes_of
-from greenformers.export.cached import CachedNetwork, cached_network
+from greenformers.export.cached import cached_network
 from greenformers.export.compare import Comparison
-from greenformers.export.network import Call, Network, examples, plain_attention, trace
+from greenformers.export.network import Call, Network, Traceable, examples, plain_attention, trace
 from greenformers.export.onnx_file import read_onnx, save_onnx
 from greenformers.export.openvino_file import read_openvino, save_openvino
 from greenformers.export.program import read_program, save_program
@@ -39,10 +40,14 @@ class Checked(NamedTuple):
     Attributes:
         differences: Largest difference of each format, relative to the largest output of the model.
         allowed: Largest difference that is allowed, by format.
+        cached: Whether the files of OpenVINO and ONNX Runtime keep the keys and values of earlier tokens.
+        whole: The reason why those of a language model do not, and take whole texts only; else empty.
     """
 
     differences: dict[str, float]
     allowed: dict[str, float]
+    cached: bool = False
+    whole: str = ""
 
 
 def write(
@@ -90,7 +95,7 @@ def write(
     comparisons = dict.fromkeys(formats, as_it_is)
     if "program" in formats:
         save_program(trace(network, network.batch(2, length // 2)), folder / FORMATS["program"])
-    graphs = [name for name in formats if name in LIBRARIES]
+    graphs, cached, whole = [name for name in formats if name in LIBRARIES], False, ""
     if graphs:
         twin = network
         if calibration is not None and has_int8(model):
@@ -99,14 +104,17 @@ def write(
             progress("calibrating", 1.0)
             comparisons |= dict.fromkeys(graphs, Comparison(twin, tried))
         progress("writing", 0.0)
-        _write_graphs(twin, folder, graphs, length)
+        traced, program, whole = _traced(twin, comparisons[graphs[0]], length)
+        cached = traced is not twin
+        _write_graphs(program, traced, folder, graphs)
         progress("writing", 1.0)
     differences = {}
     for number, (name, comparison) in enumerate(comparisons.items()):
         progress("checking", number / len(formats))
         differences[name] = comparison(FORMATS[name], reader(name, folder, network.inputs, exact=True))
     progress("checking", 1.0)
-    return Checked(differences, {name: comparison.allowed for name, comparison in comparisons.items()})
+    allowed = {name: comparison.allowed for name, comparison in comparisons.items()}
+    return Checked(differences, allowed, cached, whole)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -188,26 +196,40 @@ def _write_model(
         path = folder / "config.json"
         settings = json.loads(path.read_text())
         path.write_text(json.dumps(settings | {"architectures": [type(model).__name__]}, indent=2) + "\n")
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     carry_modules(model, folder, tokenizer is not None)
 
 
-def _write_graphs(network: Network, folder: Path, graphs: Sequence[str], length: int) -> None:
+def _traced(network: Network, comparison: Comparison, length: int) -> tuple[Traceable, ExportedProgram, str]:
+    """A network and its program, with a cache where it can keep one, and the reason why a language model cannot.
+
+    Raises:
+        ValueError: The network cannot be traced.
+    """
+    reason = cached_network(network, comparison)
+    with plain_attention(network.model):
+        if not isinstance(reason, str):
+            try:
+                return reason, trace(reason, reason.batch(2, length // 2)), ""
+            except ValueError as error:
+                reason = f"with a cache {error}"
+        return network, trace(network, network.batch(2, length // 2)), reason
+
+
+def _write_graphs(program: ExportedProgram, network: Traceable, folder: Path, graphs: Sequence[str]) -> None:
     """Write the files of ONNX Runtime and OpenVINO; the latter is made from the former.
 
     Raises:
-        ValueError: The network cannot be traced or written.
+        ValueError: The program cannot be written.
         OSError: A file cannot be written.
     """
-    cached = cached_network(network)
-    traced: Network | CachedNetwork = network if isinstance(cached, str) else cached
-    with plain_attention(network.model):
-        program = trace(traced, traced.batch(2, length // 2))
     for name in graphs:
         (folder / FORMATS[name]).parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as beside:
         path = folder / FORMATS["onnx"] if "onnx" in graphs else Path(beside) / "model.onnx"
-        save_onnx(program, path, traced)
+        save_onnx(program, path, network)
         if "openvino" in graphs:
-            save_openvino(path, folder / FORMATS["openvino"], traced)
+            save_openvino(path, folder / FORMATS["openvino"], network)

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 
 from greenformers.attention import Attention, Role
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import GrowingLayer, RecentLayer, StateLayer
+from greenformers.model.cache import GrowingLayer, RecentLayer, StateLayer, length_of
 from greenformers.model.projected import Projected
 from greenformers.position import Position, Rotation
 
@@ -135,7 +135,7 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
     has_keys = "k" in codes or mechanism.shares_qk
     k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
     # A static cache has places for later keys.
-    total = int(cache.get_seq_length(layer))
+    total = length_of(cache, layer)
     if k.shape[2] > total:
         k, v = k[:, :, :total], v[:, :, :total]
     return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)

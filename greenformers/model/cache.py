@@ -18,6 +18,12 @@ State = tuple[Tensor, ...]
 """State of a mechanism in place of keys and values, see `Attention.step`."""
 
 
+def length_of(cache: Cache, layer: int = 0) -> int:
+    """Number of positions in a layer of a cache; while a program is exported, a symbol that stands for it."""
+    length = cache.get_seq_length(layer)
+    return int(length) if isinstance(length, Tensor) else length  # a static cache counts in a tensor
+
+
 class WithWay(CacheLayerMixin):
     """A layer of a cache that also holds the function of one further token through a layer of the network.
 

@@ -12,6 +12,7 @@ from transformers.utils.output_capturing import capture_outputs
 from greenformers.attention._aligned import is_traced
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.block import Layer, feed, feed_forward_of, layer_of
+from greenformers.model.cache import length_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
@@ -181,7 +182,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             attention_mask, position_ids = packs.mask(tokens.device), None
         if past_key_values is None and use_cache and self.config.block == "standard":
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        past = 0 if past_key_values is None else length_of(past_key_values)
         if cache_position is not None and cache_position.tolist() != list(range(past, past + tokens.shape[1])):
             raise ValueError(
                 f"cache_position must be {past} to {past + tokens.shape[1] - 1}, as the cache says; "

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from greenformers.model.block import BlockLayer, EncoderLayer, feed
+from greenformers.model.cache import length_of
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.reversible import Half, reversible
 from greenformers.position import Rotation
@@ -102,7 +103,7 @@ def rotation_of(
     if position is None:
         return None
     if positions is None:
-        past = 0 if cache is None else int(cache.get_seq_length())
+        past = 0 if cache is None else length_of(cache)
         positions = torch.arange(past, past + x.shape[1], device=x.device)[None]
     angles: Rotation = position.rotation(positions, x.dtype)
     return angles
