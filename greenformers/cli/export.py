@@ -81,7 +81,7 @@ def export(
     network, tokenizer = pretrained(model, needs_tokenizer=texts is not None)
     most = reach(network) or 128
     with terminal.Steps(console) as steps:
-        records = deploy(
+        records, checked = deploy(
             network, tokenizer, out, names, examples=examples, loss=loss,
             length=length or min(most, pooling_of(network).length or 128), lengths=measured, batch=batch, limit=limit,
             about=context(terminal.command(), 0), progress=steps,
@@ -89,6 +89,8 @@ def export(
     terminal.show(console, tables(records, console.width))
     if measured and COMPILED not in {record.variant for record in records}:
         console.print("torch.compile cannot compile this model on this machine: its latency was not measured")
+    for sentence in card.cache_of(checked, names):
+        console.print(sentence)
     if results is not None:
         append(results, records)
     console.print(f"model:  {out}", soft_wrap=True)

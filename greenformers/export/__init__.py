@@ -56,4 +56,4 @@ def export(
     return deploy(
         model, tokenizer, Path(folder), list(formats), examples=given, loss=loss, length=length,
         about=context("greenformers.export", 0), progress=progress,
-    )  # fmt: skip
+    ).records  # fmt: skip

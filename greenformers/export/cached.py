@@ -51,6 +51,26 @@ class CachedCall:
         )
 
 
+class Continued:
+    """A text that goes on by one token in each call.
+
+    Args:
+        decoder: The decoder, which runs the first tokens at once.
+        ids: All tokens (B, N), which must be enough for all calls.
+        first: Number of the first tokens.
+    """
+
+    def __init__(self, decoder: Decoder, ids: Tensor, first: int) -> None:
+        self.decoder, self.ids, self.mask, self.length = decoder, ids, torch.ones_like(ids), first
+        decoder.reset(len(ids))
+        decoder.step(ids[:, :first], self.mask[:, :first])
+
+    def __call__(self) -> Tensor:
+        """The logits (B, 1, vocabulary) of the next token."""
+        start, self.length = self.length, self.length + 1
+        return self.decoder.step(self.ids[:, start : self.length], self.mask[:, : self.length])
+
+
 class TorchDecoder:
     """The model itself as a decoder."""
 

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,12 +17,24 @@ from greenformers.data._reader import Reader
 from greenformers.export import card
 from greenformers.export.measure import check_loss, costs, judged, latencies, table_records
 from greenformers.export.network import Network
-from greenformers.export.write import LIBRARIES, check_calibration, check_formats, has_int8, write
+from greenformers.export.write import LIBRARIES, Checked, check_calibration, check_formats, has_int8, write
 from greenformers.measure.record import Record
 
 SHORTEST = 16  # the files are checked on texts of at least this length, in tokens
 LIMIT = 300
 """Texts to calibrate with."""
+
+
+class Deployed(NamedTuple):
+    """An export.
+
+    Attributes:
+        records: Records of differences, sizes, quality and latency.
+        checked: Differences of its files, and whether they keep a cache.
+    """
+
+    records: list[Record]
+    checked: Checked
 
 
 def deploy(
@@ -39,7 +51,7 @@ def deploy(
     limit: int = LIMIT,
     about: dict[str, Any],
     progress: Callable[[str, float], None] = lambda _, __: None,
-) -> list[Record]:
+) -> Deployed:
     """Write a model in the forms of several runtimes, with a card; nothing is written where a step fails.
 
     Args:
@@ -57,7 +69,7 @@ def deploy(
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
-        Records of differences, sizes, quality and latency.
+        Records of differences, sizes, quality and latency, and what was checked.
 
     Raises:
         ValueError: The model, the texts or the options do not fit each other, or a file is not as good as the model.
@@ -108,8 +120,8 @@ def deploy(
             )
             progress("measuring", 1.0)
         records = table_records(records)
-        (staged / card.FILE).write_text(card.text(network, staged, formats, checked, records))
+        (staged / card.FILE).write_text(card.text(network, staged, formats, checked, records, tokenizer))
         replace(staged, out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return records
+    return Deployed(records, checked)

@@ -13,10 +13,11 @@ from greenformers._torch import compile_error
 from greenformers.compress.comparison import qualities
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
+from greenformers.export.cached import CachedCall, Continued, Decoder, TorchDecoder
 from greenformers.export.network import Batch, Call, Network
 from greenformers.export.runtime import RuntimeModel
 from greenformers.export.write import FORMATS, Checked, reader
-from greenformers.measure.latency import interleaved
+from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 TORCH, COMPILED = "torch", "torch, compiled"
@@ -28,6 +29,9 @@ QUALITIES = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
 
 PAUSE = 0.02
 """Seconds between timed runs: threads of a runtime spin for some milliseconds after its work, and slow the next one."""
+
+WARMUP = 3
+"""Runs of each form before the timed ones."""
 
 REPEATS = 20
 """Timed runs of each form."""
@@ -110,7 +114,8 @@ def latencies(
 ) -> list[Record]:
     """Records of the model and its exported forms, interleaved, with torch's number of threads, without padding.
 
-    Where torch.compile fails, as without a C++ compiler, there are no records of `COMPILED`.
+    Where the files of a language model keep a cache, also of the tokens that follow texts, up to each length. Where
+    torch.compile fails, as without a C++ compiler, there are no records of `COMPILED`.
 
     Args:
         model: The model that was exported.
@@ -132,27 +137,31 @@ def latencies(
     if compiled is not None:
         calls[COMPILED] = compiled
     calls |= {NAMES[name]: reader(name, folder, network.inputs) for name in formats if name != "torch"}
+    decoders: dict[str, Decoder] = {name: call.decoder for name, call in calls.items() if isinstance(call, CachedCall)}
+    if decoders:
+        decoders = {TORCH: TorchDecoder(network)} | decoders
     records = []
     for place, length in enumerate(lengths):
 
         def done(share: float, place: int = place) -> None:
             progress((place + share) / len(lengths))
 
-        example, setting = network.batch(size, length), {"length": length, "batch": size}
+        timed = partial(interleaved, repeats=repeats, warmup=WARMUP, pause=PAUSE)
+        record = partial(Record.of, benchmark="export", setting={"length": length, "batch": size}, context=about)
+        example = network.batch(size, length)
+        first = max(1, length - WARMUP - repeats)
+        ids = network.batch(size, first + WARMUP + repeats)[0]
+        timings: dict[str, dict[str, Timing]] = {}
         with torch.inference_mode():
-            timings = interleaved(
-                {name: partial(call, *example) for name, call in calls.items()},
-                repeats=repeats,
-                pause=PAUSE,
-                progress=done,
-            )
+            timings["latency"] = timed({name: partial(call, *example) for name, call in calls.items()}, progress=done)
+            if decoders:
+                steps = {name: Continued(decoder, ids, first) for name, decoder in decoders.items()}
+                timings["latency_next_token"] = timed(steps)
         records += [
-            Record.of(
-                "latency", 1e3 * timing.median, benchmark="export", variant=name, setting=setting,
-                spread=1e3 * (timing.q3 - timing.q1), context=about,
-            )
-            for name, timing in timings.items()
-        ]  # fmt: skip
+            record(metric, 1e3 * timing.median, variant=name, spread=1e3 * (timing.q3 - timing.q1))
+            for metric, of_calls in timings.items()
+            for name, timing in of_calls.items()
+        ]
     return records
 
 

@@ -62,8 +62,9 @@ class Network(nn.Module):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         super().__init__()
         name, takes = type(model).__name__, inspect.signature(model.forward).parameters
-        if getattr(model.config, "is_encoder_decoder", False) or not {IDS, MASK} <= set(takes):
-            raise ValueError(f"only networks that take {IDS} and {MASK} alone can be exported; got a {name}")
+        halves = ", whose encoder and decoder would need a file each" if model.config.is_encoder_decoder else ""
+        if halves or not {IDS, MASK} <= set(takes):
+            raise ValueError(f"only networks that take {IDS} and {MASK} alone can be exported; got a {name}{halves}")
         if model.dtype != torch.float32 or model.device.type != "cpu":
             raise ValueError(f"the model must be in float32 and on the CPU, got {model.dtype} on {model.device}")
         self.model = model.eval()

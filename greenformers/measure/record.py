@@ -59,6 +59,7 @@ METRICS: dict[str, Metric] = {
     "train_time": Metric("Training time", "s"),
     "train_step": Metric("Forward and backward", "ms"),
     "latency": Metric("Inference latency", "ms"),
+    "latency_next_token": Metric("Latency of the next token", "ms"),
     "predicted_latency": Metric("Predicted latency", "ms"),
     "tokens_per_second": Metric("Tokens a second", "1/s", False),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),

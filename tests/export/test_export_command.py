@@ -41,7 +41,7 @@ def shown(card: Path) -> list[dict[str, Any]]:
     """What the Python on a card leaves."""
     left: list[dict[str, Any]] = []
     for block in re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL):
-        if "sentence_transformers" not in block:
+        if "sentence_transformers" not in block and "optimum" not in block:
             left.append({})
             exec(block, left[-1])
     return left
@@ -96,14 +96,30 @@ def test_a_compressed_classifier(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "results.jsonl"]
 
 
-@pytest.mark.parametrize("model", ["half", "gpt2"])
-def test_dense_models(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    words = ["export", str(home / model), "--out", str(tmp_path / "out"), "--lengths", "", "--formats", "torch,program"]
-    assert run(monkeypatch, *words) == 0
+def test_a_model_in_half_precision(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--lengths", "", "--formats"]
+    assert run(monkeypatch, *words, "torch,program") == 0
     monkeypatch.chdir(tmp_path / "out")
     for left in shown(tmp_path / "out" / "README.md"):
         assert left["output"].dtype is torch.float32
         assert left["output"].shape[:2] == left["tokens"]["input_ids"].shape
+
+
+def test_a_language_model_writes_the_same_everywhere(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "export", str(home / "gpt2"), "--out", str(tmp_path / "out"), "--lengths", "") == 0
+    sentence = "The files of OpenVINO and ONNX Runtime keep the keys and values of earlier tokens"
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in (tmp_path / "out" / "README.md").read_text()
+    monkeypatch.chdir(tmp_path / "out")
+    by_openvino, by_onnx, by_torch = shown(tmp_path / "out" / "README.md")
+    right = by_torch["output"].numpy()
+    first = by_torch["tokens"]["input_ids"].shape[1]
+    assert right.shape[1] > first + 5
+    for left in (by_openvino, by_onnx):
+        assert left["output"].shape == (len(right), first + 20)
+        assert (left["output"][:, : right.shape[1]] == right).all()
 
 
 @pytest.mark.parametrize(
