@@ -56,7 +56,7 @@ class Int8Linear(nn.Linear):
         """The int8 form of a dense weight and bias."""
         layer = cls(weight.shape[1], weight.shape[0], bias is not None)
         layer.quantised, layer.scale = quantised(weight)
-        layer.bias = bias  # which a head may share
+        layer.bias = fixed(bias) if bias is not None and bias.is_inference() else bias  # which a head may share
         return layer
 
     @property
@@ -147,7 +147,8 @@ def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.P
 
 def fixed(x: Tensor) -> nn.Parameter:
     """A parameter that is not learnt, but counted and saved as one."""
-    return nn.Parameter(x, requires_grad=False)
+    with torch.inference_mode(False):  # so that changes in place are counted, see `version`
+        return nn.Parameter(x.clone() if x.is_inference() else x, requires_grad=False)
 
 
 @contextmanager

@@ -101,6 +101,16 @@ def test_rows_and_inputs_of_nothing() -> None:
         torch.testing.assert_close(made._in_graph(torch.zeros(4, 16)), dense.bias.expand(4, -1))
 
 
+def test_made_in_inference_mode() -> None:
+    model = network("bert", "BertModel", num_hidden_layers=1)
+    ids = torch.randint(3, 53, (2, 7))
+    with torch.inference_mode():
+        greenformers.compress(model, Int8())
+        inside = model(ids).last_hidden_state
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    assert model(ids).last_hidden_state.equal(inside)
+
+
 def test_types_gradients_and_copies() -> None:
     _, made = linear()
     x = torch.randn(4, 16)
