@@ -16,11 +16,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from greenformers.changes._int8_linear import Int8Linear, off_by_last_digits
+from greenformers.changes._int8_linear import Int8Linear, off_by_last_digits, quantised
 
 M = TypeVar("M", bound=nn.Module)
 LARGEST = 255
 """Largest integer of an input, which is unsigned."""
+
+STRENGTH = 0.8
+"""The exponent a of SmoothQuant. Of all-MiniLM-L6's embeddings the cosine to the dense ones is .9979 with it, .9932
+without smoothing, .9966 at .65 and .9979 at .9."""
+
+GAIN = 2.0
+"""Factor by which smoothing must reduce the energy of the noise to be worth a multiplication of the inputs."""
+
+Ranges = Mapping[str, tuple[Tensor, Tensor]]
+"""Least and greatest input of each channel (n,) of int8 linear layers, by path."""
 
 
 @torch.library.custom_op("greenformers::static_int8_linear", mutates_args=())
@@ -54,39 +64,82 @@ class StaticInt8Linear(nn.Module):
     """An `Int8Linear` whose inputs lie in a known range; what lies beyond is cut off.
 
     Args:
-        layer: The layer; its weight and bias are shared.
-        low, high: Least and greatest input, not both 0.
+        layer: The layer; its bias is shared, and without smoothing its weight.
+        low, high: Least and greatest input of each channel (n,), not all 0.
+        smoothing: Factors s (n,) by which the inputs are divided, and the columns of the weight multiplied.
     """
 
-    def __init__(self, layer: Int8Linear, low: float, high: float) -> None:
+    def __init__(
+        self,
+        layer: Int8Linear,
+        low: Float[Tensor, " n"],
+        high: Float[Tensor, " n"],
+        smoothing: Float[Tensor, " n"] | None = None,
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.quantised, self.scale, self.bias = layer.quantised, layer.scale, layer.bias
-        low, high = min(low, 0.0), max(high, 0.0)  # so that 0 is one of the integers
-        step = (high - low) / LARGEST
+        self.inverse: Tensor | None
+        self.register_buffer("inverse", None if smoothing is None else 1 / smoothing)
+        if smoothing is not None:
+            low, high = low / smoothing, high / smoothing
+            self.quantised, self.scale = quantised(layer.weight * smoothing)
+        least, greatest = _ends(low, high)
+        step = (greatest - least) / LARGEST
         self.register_buffer("step", torch.tensor(step, dtype=torch.float32))
-        self.register_buffer("zero", torch.tensor(round(-low / step), dtype=torch.uint8))
+        self.register_buffer("zero", torch.tensor(round(-least / step), dtype=torch.uint8))
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b of rounded inputs."""
+        x = x if self.inverse is None else x * self.inverse
         y: Tensor = static_int8_linear(x, self.quantised, self.scale, self.bias, self.step, self.zero)
         return y
 
 
-def input_ranges(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, tuple[float, float]]:
-    """Least and greatest input of each int8 linear layer that the batches reach, by path; none where all are 0.
+def _ends(low: Float[Tensor, " n"], high: Float[Tensor, " n"]) -> tuple[float, float]:
+    """The range of all channels, with 0 in it, so that 0 is one of the integers."""
+    return min(low.min().item(), 0.0), max(high.max().item(), 0.0)
+
+
+def smoothing(
+    weight: Float[Tensor, "m n"], low: Float[Tensor, " n"], high: Float[Tensor, " n"]
+) -> Float[Tensor, " n"] | None:
+    """The factors s of eq. 4, or None where the noise of rounding would not fall by `GAIN`.
+
+    Inputs that are rounded by a step t are off by noise of variance t^2 / 12, and outputs by t^2 / 12 |W|^2.
+
+    Args:
+        weight: Weight of the layer, or of all layers with these inputs, one below the other.
+        low: Least input of each channel.
+        high: Greatest input of each channel.
+    """
+    inputs, columns = torch.maximum(low.abs(), high.abs()), weight.abs().amax(0)
+    if not (inputs.any() and columns.any()):
+        return None
+    inputs, columns = (x.clamp(min=1e-5 * x.max().item()) for x in (inputs, columns))
+    s = inputs**STRENGTH / columns ** (1 - STRENGTH)
+
+    def noise(s: Tensor) -> float:
+        least, greatest = _ends(low / s, high / s)
+        return (greatest - least) ** 2 * (weight * s).square().sum().item()
+
+    return s if noise(s) * GAIN <= noise(torch.ones_like(s)) else None
+
+
+def input_ranges(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Ranges:
+    """The ranges of the inputs of int8 linear layers that the batches reach; none where all inputs are 0.
 
     Args:
         model: A network in evaluation mode.
         batches: Keyword arguments of the network, without padding.
     """
-    ranges: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[Tensor, Tensor]] = {}
 
     def watch(path: str) -> Any:
         def see(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            low, high = torch.aminmax(args[0])
-            least, greatest = ranges.get(path, (0.0, 0.0))
-            ranges[path] = min(least, low.item()), max(greatest, high.item())
+            low, high = torch.aminmax(args[0].flatten(0, -2), dim=0)
+            before = ranges.get(path, (low, high))
+            ranges[path] = torch.minimum(before[0], low), torch.maximum(before[1], high)
 
         return see
 
@@ -99,19 +152,30 @@ def input_ranges(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> d
     finally:
         for handle in handles:
             handle.remove()
-    return {path: ends for path, ends in ranges.items() if ends[0] < ends[1]}
+    return {path: (low.clone(), high.clone()) for path, (low, high) in ranges.items() if low.any() or high.any()}
 
 
-def static(model: M, ranges: Mapping[str, tuple[float, float]]) -> M:
-    """A copy of a network whose int8 linear layers have static ranges; weights are shared with the network."""
+def static(model: M, ranges: Ranges) -> M:
+    """A copy of a network whose int8 linear layers have static ranges; other weights are shared with the network."""
     memo = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     twin = copy.deepcopy(model, memo)
-    for path, (low, high) in ranges.items():
-        parent, _, name = path.rpartition(".")
-        layer = model.get_submodule(path)
-        assert isinstance(layer, Int8Linear)
-        setattr(twin.get_submodule(parent), name, StaticInt8Linear(layer, low, high))
+    for paths in _with_the_same_inputs(ranges):
+        layers: list[Any] = [model.get_submodule(path) for path in paths]
+        low, high = ranges[paths[0]]
+        # One division for all of them.
+        s = smoothing(torch.cat([layer.weight for layer in layers]), low, high)
+        for path, layer in zip(paths, layers, strict=True):
+            parent, _, name = path.rpartition(".")
+            setattr(twin.get_submodule(parent), name, StaticInt8Linear(layer, low, high, s))
     return twin
+
+
+def _with_the_same_inputs(ranges: Ranges) -> list[list[str]]:
+    """Paths of layers by their inputs, which are the same where all channels have the same range."""
+    groups: dict[tuple[bytes, bytes], list[str]] = {}
+    for path, (low, high) in ranges.items():
+        groups.setdefault((low.numpy().tobytes(), high.numpy().tobytes()), []).append(path)
+    return list(groups.values())
 
 
 def jittered(model: nn.Module, seed: int) -> AbstractContextManager[None] | None:

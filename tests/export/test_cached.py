@@ -78,9 +78,7 @@ def test_openvino_continues_rows_as_beams_choose_them(exported: tuple[Network, P
     assert (torch.from_numpy(output[0][:, -1]) - right).abs().max() <= checked.allowed["openvino"] * right.abs().max()
 
 
-def test_latencies_of_the_next_token(
-    exported: tuple[Network, Path, Checked], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latencies_of_the_next_token(exported: tuple[Network, Path, Checked], monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, folder, _ = exported
     monkeypatch.setattr(torch, "compile", lambda *_, **__: decoder)
     records = latencies(decoder.model, folder, FORMS, [5, 30], size=2, repeats=2, about={})  # type: ignore[arg-type]

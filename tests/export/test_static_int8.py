@@ -14,7 +14,7 @@ import greenformers
 from greenformers.changes import Int8, LowRank
 from greenformers.changes._int8_linear import Int8Linear
 from greenformers.export.network import Network
-from greenformers.export.static_int8 import StaticInt8Linear, input_ranges, static
+from greenformers.export.static_int8 import StaticInt8Linear, input_ranges, smoothing, static
 from greenformers.export.write import FORMATS, reader, write
 
 FORMS = ["openvino", "onnx"]
@@ -37,28 +37,74 @@ def texts(count: int = 40) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": torch.randint(3, 53, (2, 3 + at % 17), generator=draw)} for at in range(count)]
 
 
+def channels(low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranges of seven channels, the widest from low to high."""
+    share = torch.tensor([0.3, 1.0, 0.9, 0.5, 0.1, 0.7, 1.0])
+    return low * share, high * share
+
+
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize(("low", "high"), [(-1.3, 2.9), (0.5, 2.0), (-3.0, -1.0)])
-def test_the_formula(low: float, high: float, bias: bool) -> None:
+def test_the_formula(low: float, high: float, smooth: bool, bias: bool) -> None:
     layer = Int8Linear.of(torch.randn(5, 7), nn.Parameter(torch.randn(5)) if bias else None)
-    made = StaticInt8Linear(layer, low, high)
+    s = torch.rand(7) + 0.5 if smooth else torch.ones(7)
+    made = StaticInt8Linear(layer, *channels(low, high), s if smooth else None)
     x = 2 * torch.randn(2, 3, 7)
-    start, end = min(low, 0.0), max(high, 0.0)
+    least, greatest = channels(low, high)
+    start = min(min((least[n] / s[n]).item() for n in range(7)), 0.0)
+    end = max(max((greatest[n] / s[n]).item() for n in range(7)), 0.0)
     step = (end - start) / 255
     zero = round(-start / step)
+    rows = [[(layer.weight[m, n] * s[n]).item() for n in range(7)] for m in range(5)]
+    rounded = [[round(w * 127 / max(map(abs, row))) * max(map(abs, row)) / 127 for w in row] for row in rows]
     expected = torch.zeros(2, 3, 5, dtype=torch.float64)
     for b in range(2):
         for i in range(3):
             for m in range(5):
                 for n in range(7):
-                    q = min(max(round(x[b, i, n].item() / step) + zero, 0), 255)
-                    expected[b, i, m] += step * (q - zero) * layer.weight[m, n].item()
+                    q = min(max(round(x[b, i, n].item() / s[n].item() / step) + zero, 0), 255)
+                    expected[b, i, m] += step * (q - zero) * rounded[m][n]
     if layer.bias is not None:
         expected += layer.bias
-    torch.testing.assert_close(made(x).double(), expected, rtol=1e-4, atol=1e-5)
-    inside = x.clamp(start, end)
-    exact = inside @ layer.weight.T + (0 if layer.bias is None else layer.bias)
-    assert (made(x) - exact).abs().max() <= step / 2 * layer.weight.abs().sum(1).max() + 1e-5
+    torch.testing.assert_close(made(x).double(), expected, rtol=1e-4, atol=1e-4)
+    inside = (x / s).clamp(start, end)
+    exact = inside @ torch.tensor(rounded).T + (0 if layer.bias is None else layer.bias)
+    assert (made(x) - exact).abs().max() <= step / 2 * torch.tensor(rounded).abs().sum(1).max() + 1e-5
+
+
+def test_channels_with_large_values_are_smoothed() -> None:
+    weight, x = torch.randn(40, 64), torch.randn(500, 64)
+    x[:, 3] *= 30
+    low, high = x.amin(0), x.amax(0)
+    s = smoothing(weight, low, high)
+    assert s is not None
+    layer = Int8Linear.of(weight, None)
+    off = [(StaticInt8Linear(layer, low, high, given)(x) - x @ weight.T).square().mean() for given in (None, s)]
+    assert off[1] * 5 < off[0]
+    for n in (3, 7):  # eq. 4
+        largest = max(abs(value.item()) for value in x[:, n])
+        assert s[n].item() == pytest.approx(largest**0.8 / max(abs(w.item()) for w in weight[:, n]) ** 0.2, rel=1e-4)
+    # Channels that are alike gain nothing, and channels of zeros are no division by 0.
+    assert smoothing(weight, low.clamp(min=-3), high.clamp(max=3)) is None
+    assert smoothing(weight, torch.zeros(64), torch.zeros(64)) is None
+    assert smoothing(torch.zeros(40, 64), low, high) is None
+    low[5], high[5], weight[:, 9] = 0, 0, 0
+    s = smoothing(weight, low, high)
+    assert s is not None
+    assert s.isfinite().all()
+    assert (s > 0).all()
+
+
+def test_layers_with_the_same_inputs_share_the_division() -> None:
+    model = network("bert", "BertModel", num_hidden_layers=1)
+    with torch.no_grad():
+        model.embeddings.LayerNorm.weight[4] = 50
+    greenformers.compress(model, Int8())
+    twin = static(model, input_ranges(model, texts()))
+    attention = twin.encoder.layer[0].attention.self
+    factors = [layer.inverse for layer in (attention.query, attention.key, attention.value)]
+    assert all(isinstance(factor, torch.Tensor) and factor.equal(factors[0]) for factor in factors)
 
 
 def test_ranges_are_the_least_and_the_greatest(small: PreTrainedModel) -> None:
@@ -67,8 +113,10 @@ def test_ranges_are_the_least_and_the_greatest(small: PreTrainedModel) -> None:
     handle = small.get_submodule(path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     ranges = input_ranges(small, texts())
     handle.remove()
-    values = torch.cat([x.flatten() for x in seen])
-    assert ranges[path] == (values.min().item(), values.max().item())
+    values = torch.cat([x.flatten(0, -2) for x in seen])
+    low, high = ranges[path]
+    assert low.equal(values.amin(0))
+    assert high.equal(values.amax(0))
     assert len(ranges) == sum(isinstance(module, Int8Linear) for module in small.modules())
     assert not any(module._forward_pre_hooks for module in small.modules())
 
@@ -82,8 +130,10 @@ def test_the_twin_shares_weights_and_leaves_the_model(small: PreTrainedModel) ->
         for path, module in twin.named_modules()
         if isinstance(module, StaticInt8Linear)
     ]
-    assert pairs
-    assert all(ours.quantised is theirs.quantised for ours, theirs in pairs)
+    plain = [(ours, theirs) for ours, theirs in pairs if ours.inverse is None]
+    assert plain
+    assert all(ours.quantised is theirs.quantised for ours, theirs in plain)
+    assert all(ours.bias is theirs.bias for ours, theirs in pairs)
 
 
 def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: Path) -> None:
