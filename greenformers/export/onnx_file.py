@@ -59,6 +59,7 @@ def save_onnx(program: ExportedProgram, path: Path, network: Traceable) -> None:
             for at, axis in axes.items()
         }
     )
+    _keep_sums_apart(exported.model.graph)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
     exported.save(path, external_data=weights > LARGE)
 
@@ -133,6 +134,19 @@ def _integers(a: Any, b: Any) -> Any:
     from onnxscript import opset20
 
     return opset20.MatMulInteger(a, b)
+
+
+def _keep_sums_apart(graph: Any) -> None:
+    """Turn additions before layer norms into the operator Sum, which says the same.
+
+    ONNX Runtime fuses an Add and the LayerNormalization behind it into one kernel, which is slower than the two apart:
+    of (8, 128, 384) on two threads 0.98 ms in place of 0.21, of a BERT of four layers in int8 36.7 in place of 31.1.
+    """
+    for node in graph:
+        if node.op_type == "LayerNormalization":
+            added = node.inputs[0].producer()
+            if added is not None and added.op_type == "Add":
+                added.op_type = "Sum"
 
 
 def _root(error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -95,6 +96,15 @@ def test_onnx_names_its_axes(exported: dict[str, Exported]) -> None:
     ]
     assert [given.name for given in session.get_outputs()] == [network.output]
     assert [given.shape[:2] for given in session.get_outputs()] == [["batch", "length"]]
+
+
+def test_no_addition_is_fused_with_a_norm(exported: dict[str, Exported]) -> None:
+    for made in exported.values():
+        nodes = onnx.load(made.folder / FORMATS["onnx"]).graph.node
+        by = {name: node.op_type for node in nodes for name in node.output}
+        before = [by[node.input[0]] for node in nodes if node.op_type == "LayerNormalization"]
+        assert "Sum" in before
+        assert "Add" not in before
 
 
 def test_files_name_no_folder_of_this_machine(exported: dict[str, Exported]) -> None:
