@@ -1,22 +1,35 @@
-"""Fewer layers: a student with some layers of its teacher, to be healed. Sanh 2019, arXiv:1910.01108 (DistilBERT)."""
+"""Fewer layers: a student with some layers of its teacher, to be healed. Sanh 2019, arXiv:1910.01108 (DistilBERT).
+
+Which ones, by their places or by what they do to texts, is told by `greenformers.solve.which_layers`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from greenformers.changes._contract import Change, Given, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
 
 if TYPE_CHECKING:
     from torch import nn
 
 LEFT = "_layers_left"
 
+BY_PLACE, BY_TEXTS = ("even", "top", "bottom", "symmetric", "alternate"), ("influence", "run", "loss")
+"""The ways to choose layers, see `greenformers.solve.which_layers`: by their places alone, and with texts."""
+
 
 @dataclass(frozen=True)
 class Layers(Change):
-    """Fewer layers, evenly spread: the first one, the last one, and those between."""
+    """Fewer layers: evenly spread ones, or others."""
 
     keep: int | None = option(None, "Number of layers to keep; by default half of them.", "--keep-layers")
+    by: str = option(
+        "even",
+        "How they are chosen. By place: even (spread), or without those at the top, at the bottom, in the middle "
+        "(symmetric) or alternate ones; with texts: influence (without those that change hidden states least), run "
+        "(without the run that does), loss (without those whose absence costs least).",
+        "--layers-by",
+    )
 
     order: ClassVar[int] = 20
     built_by_the_class: ClassVar[bool] = True
@@ -24,11 +37,19 @@ class Layers(Change):
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"layers to keep must be at least 1, got {self.keep}")
+        if self.by not in (*BY_PLACE, *BY_TEXTS):
+            raise ValueError(f"layers by must be of {', '.join((*BY_PLACE, *BY_TEXTS))}; got {self.by!r}")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Examples to calibrate with, where the choice depends on them."""
+        return frozenset({"calibration"}) if self.by in BY_TEXTS else frozenset()
 
     @property
     def label(self) -> str:
-        """The number of layers, as in "3 layers"."""
-        return "half the layers" if self.keep is None else f"{self.keep} layers"
+        """The number of layers, as in "3 layers" or "3 layers by loss"."""
+        count = "half the layers" if self.keep is None else f"{self.keep} layers"
+        return count if self.by == "even" else f"{count} by {self.by}"
 
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
         """Check also that a stack has more layers than are to be kept, and that the configuration can count fewer."""
@@ -36,18 +57,44 @@ class Layers(Change):
 
         super().check(model, before, given)
         network: Any = model
-        check_shorter(network, self._remaining(model))
+        # Layers of one class are alike in shape: any choice of as many is as good here.
+        by_place = self if self.by in BY_PLACE else Layers(self.keep)
+        check_shorter(network, {path: by_place._placed(*sizes) for path, sizes in self._sizes(model).items()})
 
-    def _remaining(self, model: "nn.Module") -> dict[str, list[int]]:
-        """Numbers of the layers that remain, for each stack with more than that."""
+    def _sizes(self, model: "nn.Module") -> dict[str, tuple[int, int]]:
+        """Numbers of layers and of those to keep, for each stack that has more than that."""
         from greenformers.changes._stacks import stacks
 
         counts = {path: len(stack) for path, stack in stacks(model).items()}
-        keep = {path: count // 2 if self.keep is None else self.keep for path, count in counts.items()}
-        remaining = {path: spread(count, keep[path]) for path, count in counts.items() if keep[path] < count}
-        if not remaining:
+        sizes = {path: (count, count // 2 if self.keep is None else self.keep) for path, count in counts.items()}
+        longer = {path: (count, keep) for path, (count, keep) in sizes.items() if keep < count}
+        if not longer:
             most = max(counts.values())
             raise ValueError(f"layers to keep must be in 1..{most - 1}, of {most}; got {self.keep}")
+        return longer
+
+    def _placed(self, count: int, keep: int) -> list[int]:
+        from greenformers.solve import which_layers
+
+        return which_layers.BY_PLACE[self.by](count, keep)
+
+    def _remaining(self, model: "nn.Module", given: Given) -> dict[str, list[int]]:
+        """Numbers of the layers that remain, for each stack with more than that."""
+        from greenformers.solve import which_layers
+
+        sizes = self._sizes(model)
+        if self.by in BY_PLACE:
+            return {path: self._placed(*size) for path, size in sizes.items()}
+        more = {"loss": given.loss} if self.by == "loss" else {}
+        remaining = {}
+        for number, (path, (count, keep)) in enumerate(sizes.items()):
+
+            def progress(share: float, number: int = number) -> None:
+                given.progress("choosing layers", (number + share) / len(sizes))
+
+            paths = [f"{path}.{place}" for place in range(count)]
+            choose = which_layers.BY_TEXTS[self.by]
+            remaining[path] = choose(model, paths, keep, given.calibration, progress, **more)
         return remaining
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
@@ -60,7 +107,7 @@ class Layers(Change):
         from greenformers.changes._stacks import check_shorter, shorten
 
         network: Any = model
-        remaining = self._remaining(model)
+        remaining = self._remaining(model, given)
         check_shorter(network, remaining)
         left = getattr(model, LEFT, {})
         units = []
@@ -99,11 +146,6 @@ class Layers(Change):
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Layers]":
         """No settings: without healing, networks with fewer layers lose too much quality to be compared."""
         return []
-
-
-def spread(count: int, keep: int) -> list[int]:
-    """Numbers of the layers to keep of `count`: evenly spread, with the first, and with the last if two are kept."""
-    return [round(place * (count - 1) / max(1, keep - 1)) for place in range(keep)]
 
 
 def _is_places(given: object) -> bool:

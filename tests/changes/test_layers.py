@@ -9,9 +9,9 @@ from zoo import inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Attention, Layers, LowRank
-from greenformers.changes.layers import spread
 from greenformers.checkpoint.structure import structure
 from greenformers.model.example import example_of
+from greenformers.solve.which_layers import spread
 
 STACKS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 INSIDE = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "llama": "model.layers"}
