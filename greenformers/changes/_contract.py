@@ -135,6 +135,12 @@ class Change:
     reads_weights: ClassVar[bool] = False
     """Whether it reads or trains weights, and so cannot follow a change that freezes them."""
 
+    factorises: ClassVar[bool] = False
+    """Whether linear layers hold no dense weight afterwards."""
+
+    reads_dense: ClassVar[bool] = False
+    """Whether it takes dense linear layers apart, and so cannot follow a change that factorises them."""
+
     built_by_the_class: ClassVar[bool] = False
     """Whether the class of a network builds the changed network from its configuration: fewer of its own layers."""
 
@@ -179,6 +185,12 @@ class Change:
         if self.reads_weights and frozen is not None:
             raise ValueError(
                 f"{self.name()} cannot follow {frozen.name()}, which leaves no floating-point weights: "
+                f"put {self.name()} before it"
+            )
+        factorising = next((kind for kind in before if kind.factorises), None)
+        if self.reads_dense and factorising is not None:
+            raise ValueError(
+                f"{self.name()} cannot follow {factorising.name()}, which leaves no dense weights: "
                 f"put {self.name()} before it"
             )
 

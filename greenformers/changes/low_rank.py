@@ -57,6 +57,7 @@ class LowRank(Change):
     )
 
     order: ClassVar[int] = 30
+    factorises: ClassVar[bool] = True
     share: ClassVar[str | None] = "keep"
     reads_weights: ClassVar[bool] = True
     from_disk: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenformers.changes import Attention, Change, Heal, Int8, Layers, LowRank
+from greenformers.changes import Attention, Change, Heal, Int8, Layers, LowRank, Neurons
 
 TEXT = ("bert", "roberta", "distilbert", "electra", "gpt2", "llama")
 
@@ -39,6 +39,7 @@ class Row:
 
 
 QUERY = "bert.encoder.layer.0.attention.self.query"
+FIRST, SECOND = "bert.encoder.layer.0.intermediate.dense", "bert.encoder.layer.0.output.dense"
 SELF = "bert.encoder.layer.0.attention.self"
 SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": False, "layer": 0, "layers": 2}
 
@@ -70,6 +71,17 @@ ROWS = [
     Row(Layers(keep=1), ["--keep-layers", "1"], only=TEXT, hostile=[
         {}, 3, [0], {"a": 3}, {"a": ["0"]}, {"a": [-1]}, {"a": [True]}, "0",
     ]),
+    Row(
+        Neurons(keep=0.75),
+        ["--neurons", "0.75"],
+        plain=True,
+        hostile=[
+            [], {}, {SECOND: 3}, {SECOND: {"first": [FIRST]}}, {SECOND: {"first": FIRST, "neurons": 8}},
+            {SECOND: {"first": [FIRST], "neurons": 0}}, {SECOND: {"first": [FIRST], "neurons": True}},
+            {SECOND: {"first": [3], "neurons": 8}}, {"bert.encoder": {"first": [FIRST], "neurons": 8}},
+            {SECOND: {"first": ["bert.embeddings.word_embeddings"], "neurons": 8}},
+        ],
+    ),
     Row(
         Int8(),
         ["--int8"],

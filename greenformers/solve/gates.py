@@ -1,0 +1,68 @@
+"""Fisher information of units of a network: how the loss feels gates on them. Kwon 2022, arXiv:2204.09656, section 3.
+
+A unit's output o is multiplied by a gate m = 1; for each example g = dL/dm = <dL/do, o>, and F = E g g^T.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.measure.quality import evaluating
+from greenformers.solve.watch import Batch, Loss, padding
+
+
+def gate_gradients(
+    model: nn.Module,
+    paths: Sequence[str],
+    batches: Sequence[Batch],
+    loss: Loss,
+    progress: Callable[[float], None] = lambda _: None,
+) -> dict[str, Tensor]:
+    """The gradients g of gates on the inputs of layers: one row for each example, one column for each input.
+
+    Args:
+        model: The network, left as it was.
+        paths: Paths of layers with inputs (B, N, n).
+        batches: Batches of examples.
+        loss: Loss of the model on a batch, a sum over its examples.
+        progress: Function that is called with the share of the batches that is done.
+
+    Returns:
+        Gradients (examples, n) by path, float32.
+    """
+    rows: dict[str, list[Tensor]] = {path: [] for path in paths}
+    seen: list[tuple[str, Tensor, Tensor | None]] = []
+
+    def watch(path: str) -> Any:
+        def see(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            x = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
+            kept = next((mask for mask in masks.at(x).values() if mask.shape == x.shape[:2]), None)
+            seen.append((path, x, kept))
+            return (x, *args[1:])
+
+        return see
+
+    restart = getattr(loss, "restart", None)
+    if restart is not None:
+        restart()
+    with evaluating(model), torch.enable_grad(), padding(model) as masks, ExitStack() as stack:
+        for path in paths:
+            stack.callback(model.get_submodule(path).register_forward_pre_hook(watch(path)).remove)
+        for number, batch in enumerate(batches):
+            seen.clear()
+            masks.begin(batch)
+            value = loss(model, batch)
+            slopes = torch.autograd.grad(value, [x for _, x, _ in seen])
+            felt: dict[str, Tensor] = {}
+            for (path, x, kept), slope in zip(seen, slopes, strict=True):
+                product = slope * x.detach()
+                product = product if kept is None else product * kept[..., None]
+                total = product.float().sum(1)  # of all calls of a layer: they share its gates
+                felt[path] = felt[path] + total if path in felt else total
+            for path, total in felt.items():
+                rows[path].append(total.cpu())
+            progress((number + 1) / len(batches))
+    return {path: torch.cat(parts) for path, parts in rows.items() if parts}
