@@ -1,0 +1,240 @@
+"""Fewer neurons: which ones, that they are gone, and that what is left makes up for them; beside oracles."""
+
+import copy
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
+from zoo import inputs, network, outputs
+
+import greenformers
+from greenformers.changes import Neurons
+from greenformers.solve.feed_forward import FeedForward, feed_forwards
+from greenformers.solve.gates import gate_gradients
+from greenformers.solve.loss import default
+from greenformers.solve.neurons import chosen, counts
+
+SECOND = {"bert": "bert.encoder.layer.{}.output.dense", "gpt2": "transformer.h.{}.mlp.c_proj",
+          "llama": "model.layers.{}.mlp.down_proj"}  # fmt: skip
+
+
+def texts(count: int = 6, length: int = 9, *, garbage: int = 3) -> list[dict[str, Tensor]]:
+    """Batches of three texts of several lengths; `garbage` stands at the padding."""
+    draw = torch.Generator().manual_seed(5)
+    mask = (torch.arange(length) < torch.tensor([length, 3, length - 2])[:, None]).long()
+    return [
+        {
+            "input_ids": torch.randint(3, 53, (3, length), generator=draw).where(mask.bool(), torch.tensor(garbage)),
+            "attention_mask": mask,
+        }
+        for _ in range(count)
+    ]
+
+
+def lively(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> PreTrainedModel:
+    model = network(name, **more).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() == 2 else 1)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_keep_most_of_the_information(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    fisher = {name: torch.rand(8, generator=draw) ** 3 for name in "abc"}
+    kept = counts(fisher, 0.5, 2)
+    assert sum(kept.values()) == 12
+
+    def held(numbers: dict[str, int]) -> float:
+        return sum(fisher[name].sort(descending=True).values[:count].sum().item() for name, count in numbers.items())
+
+    choices = [dict(zip("abc", numbers, strict=True)) for numbers in product((2, 4, 6, 8), repeat=3)]
+    assert held(kept) == pytest.approx(max(held(choice) for choice in choices if sum(choice.values()) <= 12))
+    assert counts(fisher, 0.99, 5) == {"a": 8, "b": 8, "c": 5} or sum(counts(fisher, 0.99, 5).values()) <= 23
+    with pytest.raises(ValueError, match=r"neurons to keep must be a share of at least 0.25, 2 in each layer; got 0.2"):
+        counts(fisher, 0.2, 2)
+
+
+@pytest.mark.parametrize("keep", [1, 4, 9])
+def test_rearranged_as_a_loop_would(keep: int) -> None:
+    g = torch.randn(7, 10, generator=torch.Generator().manual_seed(1)).double()
+    information = [sum(g[e, n].item() ** 2 for e in range(7)) for n in range(10)]
+    order = sorted(range(10), key=lambda n: -information[n])
+    kept, dropped = order[:keep], order[keep:]
+    left = []
+    for neuron in reversed(kept):
+        dropped.append(neuron)
+        sums = {back: sum(sum(g[e, n].item() for n in dropped if n != back) ** 2 for e in range(7)) for back in dropped}
+        back = min(dropped, key=sums.__getitem__)
+        dropped.remove(back)
+        left.append(back)
+    assert chosen(g, keep).tolist() == sorted(left)
+    assert chosen(g, 10).tolist() == list(range(10))
+
+    def lost(numbers: Any) -> float:
+        return g[:, [n for n in range(10) if n not in numbers]].sum(1).square().sum().item()
+
+    assert lost(left) <= lost(order[:keep]) + 1e-9
+    assert lost(left) >= min(lost(some) for some in combinations(range(10), keep)) - 1e-9
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_gates_are_felt_text_by_text(name: str) -> None:
+    # The output of the encoder is pooled: no probe reads what stands at the padding.
+    model, batches = lively(name, **({"cls": "BertModel"} if name == "bert" else {})), texts(2)
+    paths = [SECOND[name].format(place).removeprefix("bert.") for place in range(2)]
+    got = gate_gradients(model, paths, batches, default(model, batches[0]))
+    loss = default(model, batches[0])
+    wanted: dict[str, list[Tensor]] = {path: [] for path in paths}
+    for batch in batches:  # a gate for each text, so that its gradient is that text's
+        gates = [torch.ones(3, 1, 44, dtype=torch.float64, requires_grad=True) for _ in paths]
+        handles = [
+            model.get_submodule(path).register_forward_pre_hook(lambda _, args, gate=gate: (args[0] * gate,))
+            for path, gate in zip(paths, gates, strict=True)
+        ]
+        value = loss(model, batch)
+        for path, slope in zip(paths, torch.autograd.grad(value, gates), strict=True):
+            wanted[path].append(slope[:, 0])
+        for handle in handles:
+            handle.remove()
+    for path in paths:
+        assert got[path].shape == (6, 44)
+        torch.testing.assert_close(got[path], torch.cat(wanted[path]).float(), rtol=1e-4, atol=1e-5)
+        assert got[path].abs().max() > 1e-3
+
+
+def test_frozen_networks_are_felt_too() -> None:
+    model, batches = lively("bert"), texts(1)
+    expected = gate_gradients(model, [SECOND["bert"].format(1)], batches, default(model, batches[0]))
+    model.requires_grad_(False)
+    got = gate_gradients(model, [SECOND["bert"].format(1)], batches, default(model, batches[0]))
+    torch.testing.assert_close(got, expected)
+    greenformers.compress(model, Neurons(0.5, multiple=2), calibration=batches)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_neurons_that_are_gone_are_neurons_of_zero(name: str) -> None:
+    model, batches = lively(name), texts()
+    masked, layers = copy.deepcopy(model), feed_forwards(model, batches[0])
+    assert [layer.second for layer in layers] == [SECOND[name].format(place) for place in range(2)]
+    greenformers.compress(model, Neurons(0.5, multiple=2, refit=False), calibration=batches)
+    total = 0
+    for layer in layers:
+        narrow: Any = model.get_submodule(layer.second)
+        whole: Any = masked.get_submodule(layer.second)
+        columns = [at.weight if name == "gpt2" else at.weight.T for at in (narrow, whole)]
+        left = {tuple(row.tolist()) for row in columns[0]}
+        total += len(left)
+        with torch.no_grad():
+            for row in columns[1]:
+                if tuple(row.tolist()) not in left:
+                    row.zero_()
+    assert total == sum(layer.width for layer in layers) // 2
+    torch.testing.assert_close(outputs(model, batches[0]), outputs(masked, batches[0]), rtol=1e-9, atol=1e-9)
+    assert sum(x.numel() for x in model.parameters()) < sum(x.numel() for x in masked.parameters())
+    if name != "bert":
+        ids = inputs(name)["input_ids"]
+        more = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
+        assert model.generate(ids, **more).equal(model.generate(ids, **more, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_what_reads_them_is_fitted_by_least_squares(name: str) -> None:
+    model, batches = lively(name), texts()
+    dense, plain = copy.deepcopy(model), copy.deepcopy(model)
+    greenformers.compress(model, Neurons(0.5, multiple=2), calibration=batches)
+    greenformers.compress(plain, Neurons(0.5, multiple=2, refit=False), calibration=batches)
+
+    def at(other: PreTrainedModel, of: str, path: str) -> Tensor:
+        rows: list[Tensor] = []
+        module = other.get_submodule(path)
+        handle = module.register_forward_hook(lambda _, args, out: rows.append(args[0] if of == "in" else out))
+        for batch in batches:
+            outputs(other, batch)
+        handle.remove()
+        kept = [row[batch["attention_mask"].bool()] for row, batch in zip(rows, batches, strict=True)]
+        return torch.cat(kept)
+
+    for place in range(2):
+        path = SECOND[name].format(place)
+        h, y = at(model, "in", path), at(dense, "out", path)
+        layer: Any = model.get_submodule(path)
+        old: Any = plain.get_submodule(path)
+        weight, before = (x.weight.detach() if name == "gpt2" else x.weight.detach().T for x in (layer, old))
+        if layer.bias is not None:
+            shift = y.mean(0) - h.mean(0) @ weight
+            torch.testing.assert_close(layer.bias.detach(), shift, rtol=1e-6, atol=1e-6)
+            h, y = h - h.mean(0), y - y.mean(0)
+        damping = 1e-3 * h.square().sum(0).mean()
+        rows = torch.cat([h, damping.sqrt() * torch.eye(h.shape[1]).double()])
+        targets = torch.cat([y, damping.sqrt() * before])
+        torch.testing.assert_close(weight, torch.linalg.lstsq(rows, targets).solution, rtol=1e-2, atol=1e-4)
+
+    def moved(other: PreTrainedModel) -> float:
+        return sum(
+            (outputs(other, batch)[0] - outputs(dense, batch)[0])[batch["attention_mask"].bool()].square().sum().item()
+            for batch in batches
+        )
+
+    assert moved(model) < moved(plain)
+
+
+def test_nothing_depends_on_what_stands_at_the_padding() -> None:
+    models = [lively("bert", num_hidden_layers=1) for _ in range(2)]
+    for model, garbage in zip(models, (3, 40), strict=True):
+        greenformers.compress(model, Neurons(0.5, multiple=2), calibration=texts(garbage=garbage))
+    for name, value in models[0].state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[name], value)
+
+
+class ReadTwice(nn.Module):
+    """A feed-forward layer whose neurons are summed up, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        return self.second(h) + h.mean(-1, keepdim=True)
+
+
+class Mixed(ReadTwice):
+    """One whose neurons a norm mixes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.layer_norm(self.first(x), (32,)))
+
+
+def test_neurons_that_are_read_elsewhere_stay() -> None:
+    batches = [torch.randn(2, 5, 8)]
+    model = ReadTwice()
+    assert feed_forwards(model, batches[0]) == [FeedForward(("first",), "second", 32, 1)]
+    before, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
+    with pytest.raises(ValueError, match="ReadTwice reads its neurons elsewhere too"):
+        greenformers.compress(model, Neurons(0.5), calibration=batches)
+    assert dict(model.named_modules()) == modules
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="Mixed has no feed-forward layers of two or three linear layers"):
+        greenformers.compress(Mixed(), Neurons(0.5), calibration=batches)
+
+
+def test_refusals() -> None:
+    for keep in (0, 1, 1.5):
+        with pytest.raises(ValueError, match=r"neurons to keep must be a share in \(0, 1\), got"):
+            Neurons(keep)
+    with pytest.raises(ValueError, match="multiple must be at least 1, got 0"):
+        Neurons(0.5, multiple=0)
+    with pytest.raises(ValueError, match=r"neurons 0.5 needs examples to calibrate with"):
+        greenformers.compress(network("bert"), Neurons(0.5))
+    with pytest.raises(ValueError, match=r"a share of at least 0.18, 8 in each layer; got 0.1"):
+        greenformers.compress(network("bert"), Neurons(0.1), calibration=texts(1))
+    sizes = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(vocab_size=53, num_key_value_heads=2, num_local_experts=2, **sizes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="MixtralForCausalLM has no feed-forward layers"):
+        greenformers.compress(MixtralForCausalLM(config).eval(), Neurons(0.5), calibration=texts(1))
