@@ -85,19 +85,19 @@ class Neurons(Change):
             model, [layer.second for layer in layers], batches, loss, lambda share: given.progress("weighing", share)
         )
         fisher = {path: g.square().mean(0) for path, g in gradients.items()}
-        kept = {}
+        remaining = {}
         for path, count in neurons.counts(fisher, self.keep, self.multiple).items():
             g = gradients[path]
             by_itself = fisher[path].argsort(descending=True)[:count].sort().values
-            kept[path] = neurons.chosen(g, count) if self.rearrange else by_itself
-        layers = [layer for layer in layers if len(kept[layer.second]) < layer.width]
+            remaining[path] = neurons.chosen(g, count) if self.rearrange else by_itself
+        layers = [layer for layer in layers if len(remaining[layer.second]) < layer.width]
         paths = [path for layer in layers for path in (*layer.first, layer.second)]
         before = {path: model.get_submodule(path) for path in paths}
         dense = copy.deepcopy(model) if self.refit else None
-        expected = _masked(model, layers, kept, batches[0])
+        expected = _masked(model, layers, remaining, batches[0])
         try:
             for layer in layers:
-                neurons.narrow(model, layer, kept[layer.second].to(before[layer.second].weight.device))  # type: ignore[arg-type]
+                neurons.narrow(model, layer, remaining[layer.second].to(before[layer.second].weight.device))  # type: ignore[arg-type]
             _check_same(model, expected, batches[0])
             if dense is not None:
                 outputs = neurons.Outputs(model, dense, batches)
@@ -110,26 +110,26 @@ class Neurons(Change):
             raise
         after, units = {path: model.get_submodule(path) for path in paths}, []
         for layer in layers:
-            width, information = len(kept[layer.second]), fisher[layer.second]
+            width, information = len(remaining[layer.second]), fisher[layer.second]
             _mark(model, layer, width)
             was, left = (
                 sum(_bytes(by_path[path]) for path in (*layer.first, layer.second)) for by_path in (before, after)
             )
-            lost = 1 - (information[kept[layer.second]].sum() / information.sum()).item()
+            lost = 1 - (information[remaining[layer.second]].sum() / information.sum()).item()
             units.append(UnitReport(layer.second, f"{width} of {layer.width} neurons", was, left, predicted=lost))
-        total = sum(layer.width for layer in layers), sum(len(kept[layer.second]) for layer in layers)
+        total = sum(layer.width for layer in layers), sum(len(remaining[layer.second]) for layer in layers)
         summary = f"{total[1]:,} of {total[0]:,} neurons are left in {len(layers)} feed-forward layers"
         return Report(as_dict(self), summary, units)
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
         """Numbers of neurons, and the layers that make them, by the path of the layer that reads them."""
-        found = {}
+        description = {}
         for path, module in model.named_modules():
             for first, second, width in getattr(module, NARROWED, ()):
                 stem = f"{path}." if path else ""
-                found[stem + second] = {"first": [stem + name for name in first], "neurons": width}
-        return found or None
+                description[stem + second] = {"first": [stem + name for name in first], "neurons": width}
+        return description or None
 
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
@@ -147,7 +147,8 @@ class Neurons(Change):
             check_paths(f"the first layers of {path}", there["first"])
             if type(there["neurons"]) is not int or there["neurons"] < 1:
                 raise ValueError(f"the neurons of {path} must be a whole number from 1 on, got {there['neurons']!r}")
-        at = located(model, [*description, *(name for there in description.values() for name in there["first"])])
+        paths = [*description, *(name for there in description.values() for name in there["first"])]
+        at = located(model, paths)
         for path, there in description.items():
             if not all(name in at for name in (path, *there["first"])):
                 continue
@@ -159,7 +160,7 @@ class Neurons(Change):
                 put(model, where, empty(model.get_submodule(where), rows=there["neurons"]))
             put(model, second, empty(model.get_submodule(second), columns=there["neurons"]))
             _mark(model, FeedForward(first, second, there["neurons"], 1), there["neurons"])
-        return [path for path in description if path not in at]
+        return [path for path in paths if path not in at]
 
     @classmethod
     def replaced(cls, model: "nn.Module") -> Iterable[str]:
@@ -173,7 +174,7 @@ class Neurons(Change):
         return []
 
 
-def _masked(model: "nn.Module", layers: "Sequence[FeedForward]", kept: Any, batch: Any) -> Any:
+def _masked(model: "nn.Module", layers: "Sequence[FeedForward]", remaining: Any, batch: Any) -> Any:
     """The output of a batch where all other neurons are 0."""
     import torch
 
@@ -185,7 +186,7 @@ def _masked(model: "nn.Module", layers: "Sequence[FeedForward]", kept: Any, batc
     handles = []
     for layer in layers:
         mask = torch.zeros(layer.width)
-        mask[kept[layer.second]] = 1
+        mask[remaining[layer.second]] = 1
 
         def silence(_: Any, args: Any, mask: Any = mask) -> Any:
             return (args[0] * mask.to(args[0]), *args[1:])

@@ -89,8 +89,8 @@ DECODERS = {
         'session = onnxruntime.InferenceSession("{path}")\n'
         "cache = {given.name: (len(new), given.shape[1], 0, given.shape[3]) for given in session.get_inputs()[2:]}\n"
         "cache, written = {name: np.zeros(shape, np.float32) for name, shape in cache.items()}, [new]",
-        'logits, *kept = session.run(None, {"input_ids": new, "attention_mask": mask, **cache})\n'
-        "    cache = dict(zip(cache, kept))",
+        'logits, *present = session.run(None, {"input_ids": new, "attention_mask": mask, **cache})\n'
+        "    cache = dict(zip(cache, present))",
     ),
 }
 """Lines before the loop over tokens, and its first ones, of files with a cache."""

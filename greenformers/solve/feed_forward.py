@@ -49,24 +49,24 @@ def feed_forwards(model: nn.Module, example: Batch) -> list[FeedForward]:
         ValueError: There are none.
     """
     linear = [site for site in sites(model, "linear") if len(site.paths) == 1]
-    given, made, calls = _seen(model, linear, example)
+    given, outputs, calls = _seen(model, linear, example)
     makers: dict[str, list[str]] = {}
     for second in linear:
         x = given.get(second.path)
         if x is not None and x.dim() == 3 and x.shape[1] > 1:
-            alike = (site.path for site in linear if site.m == second.n and site is not second and site.path in made)
-            makers[second.path] = [path for path in alike if _apart(made[path], x)]
+            alike = (site.path for site in linear if site.m == second.n and site is not second and site.path in outputs)
+            makers[second.path] = [path for path in alike if _apart(outputs[path], x)]
     readers = Counter(path for first in makers.values() for path in first)
-    found = [
+    layers = [
         FeedForward(tuple(first), second.path, second.n, calls[second.path])
         for second in linear
         # What several layers read is a hidden state, as that behind a projection of embeddings.
         if (first := makers.get(second.path)) and all(readers[path] == 1 for path in first)
     ]
-    if not found:
+    if not layers:
         raise ValueError(f"{type(model).__name__} has no feed-forward layers of two or three linear layers")
     order = list(given)
-    return sorted(found, key=lambda layer: order.index(layer.second))
+    return sorted(layers, key=lambda layer: order.index(layer.second))
 
 
 def _seen(
@@ -77,7 +77,7 @@ def _seen(
     Outputs are leaves, so that gradients end there.
     """
     given: dict[str, Tensor] = {}
-    made: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
     def note(path: str) -> Any:
@@ -85,7 +85,7 @@ def _seen(
             leaf = out.detach().requires_grad_()
             calls[path] += 1
             given.setdefault(path, args[0])
-            made.setdefault(path, leaf)
+            outputs.setdefault(path, leaf)
             return leaf
 
         return hook
@@ -94,7 +94,7 @@ def _seen(
         for site in linear:
             stack.callback(site.module.register_forward_hook(note(site.path)).remove)
         call(model, example)
-    return given, made, calls
+    return given, outputs, calls
 
 
 def _apart(y: Tensor, x: Tensor) -> bool:

@@ -39,8 +39,8 @@ def gate_gradients(
     def watch(path: str) -> Any:
         def see(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             x = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
-            kept = next((mask for mask in masks.at(x).values() if mask.shape == x.shape[:2]), None)
-            seen.append((path, x, kept))
+            key_mask = next((mask for mask in masks.at(x).values() if mask.shape == x.shape[:2]), None)
+            seen.append((path, x, key_mask))
             return (x, *args[1:])
 
         return see
@@ -57,9 +57,9 @@ def gate_gradients(
             value = loss(model, batch)
             slopes = torch.autograd.grad(value, [x for _, x, _ in seen])
             felt: dict[str, Tensor] = {}
-            for (path, x, kept), slope in zip(seen, slopes, strict=True):
+            for (path, x, key_mask), slope in zip(seen, slopes, strict=True):
                 product = slope * x.detach()
-                product = product if kept is None else product * kept[..., None]
+                product = product if key_mask is None else product * key_mask[..., None]
                 total = product.float().sum(1)  # of all calls of a layer: they share its gates
                 felt[path] = felt[path] + total if path in felt else total
             for path, total in felt.items():

@@ -36,24 +36,24 @@ def counts(fisher: Mapping[str, Tensor], share: float, multiple: int) -> dict[st
         ValueError: The share is less than `multiple` neurons for each layer.
     """
     budget = int(share * sum(map(len, fisher.values())) + 1e-9)
-    kept = {path: min(multiple, len(values)) for path, values in fisher.items()}
-    if budget < sum(kept.values()):
-        least = sum(kept.values()) / sum(map(len, fisher.values()))
+    numbers = {path: min(multiple, len(values)) for path, values in fisher.items()}
+    if budget < sum(numbers.values()):
+        least = sum(numbers.values()) / sum(map(len, fisher.values()))
         raise ValueError(
             f"neurons to keep must be a share of at least {least:.2g}, {multiple} in each layer; got {share}"
         )
     steps = []
     for path, values in fisher.items():
         ordered = values.sort(descending=True).values
-        for start in range(kept[path], len(values), multiple):
+        for start in range(numbers[path], len(values), multiple):
             part = ordered[start : start + multiple]
             steps.append((part.mean().item(), path, len(part)))
-    left = budget - sum(kept.values())
+    left = budget - sum(numbers.values())
     for _, path, size in sorted(steps, key=lambda step: -step[0]):  # within a layer they fall from step to step
         if size <= left:
-            kept[path] += size
+            numbers[path] += size
             left -= size
-    return kept
+    return numbers
 
 
 def chosen(gradients: Tensor, keep: int) -> Tensor:
@@ -72,11 +72,11 @@ def chosen(gradients: Tensor, keep: int) -> Tensor:
     g = gradients.double()
     own = g.square().sum(0)
     order = own.argsort(descending=True)
-    kept, dropped = order[:keep].flip(0), order[keep:].clone()
+    staying, dropped = order[:keep].flip(0), order[keep:].clone()
     if not len(dropped) or not keep:
         return order[:keep].sort().values
     total, left = g[:, dropped].sum(1), []
-    for neuron in kept:
+    for neuron in staying:
         with_it = total + g[:, neuron]
         candidates = torch.cat([dropped, neuron[None]])
         # |t - g_s|^2 = |t|^2 - 2 <t, g_s> + |g_s|^2
@@ -88,11 +88,11 @@ def chosen(gradients: Tensor, keep: int) -> Tensor:
     return torch.stack(left).sort().values
 
 
-def narrow(model: nn.Module, layer: FeedForward, kept: Tensor) -> None:
+def narrow(model: nn.Module, layer: FeedForward, neurons: Tensor) -> None:
     """Remove all other neurons from a feed-forward layer."""
     for path in layer.first:
-        put(model, path, _part(model.get_submodule(path), rows=kept))
-    put(model, layer.second, _part(model.get_submodule(layer.second), columns=kept))
+        put(model, path, _part(model.get_submodule(path), rows=neurons))
+    put(model, layer.second, _part(model.get_submodule(layer.second), columns=neurons))
 
 
 def empty(module: nn.Module, *, rows: int | None = None, columns: int | None = None) -> nn.Module:
@@ -101,19 +101,19 @@ def empty(module: nn.Module, *, rows: int | None = None, columns: int | None = N
     n, m = given.weight.shape if isinstance(given, TransposedLinear) else given.weight.shape[::-1]
     m, n = m if rows is None else rows, n if columns is None else columns
     with torch.device("meta"):  # where nothing is drawn
-        made: Any = (
+        smaller: Any = (
             TransposedLinear(m, n) if isinstance(given, TransposedLinear) else nn.Linear(n, m, given.bias is not None)
         )
-    made = made.to_empty(device=given.weight.device).to(given.weight.dtype).train(given.training)
-    for name, parameter in made.named_parameters():
+    smaller = smaller.to_empty(device=given.weight.device).to(given.weight.dtype).train(given.training)
+    for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(getattr(given, name).requires_grad)
-    return made
+    return smaller
 
 
 def _part(module: nn.Module, *, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
     given: Any = module
     sizes = {name: None if part is None else len(part) for name, part in (("rows", rows), ("columns", columns))}
-    made: Any = empty(module, **sizes)
+    smaller: Any = empty(module, **sizes)
     transposed = isinstance(given, TransposedLinear)
     weight, bias = given.weight.detach(), given.bias
     with torch.no_grad():
@@ -121,10 +121,10 @@ def _part(module: nn.Module, *, rows: Tensor | None = None, columns: Tensor | No
             weight, bias = weight[:, rows] if transposed else weight[rows], bias if bias is None else bias[rows]
         if columns is not None:
             weight = weight[columns] if transposed else weight[:, columns]
-        made.weight.copy_(weight)
+        smaller.weight.copy_(weight)
         if bias is not None:
-            made.bias.copy_(bias)
-    return made
+            smaller.bias.copy_(bias)
+    return smaller
 
 
 class Outputs:
