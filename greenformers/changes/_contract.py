@@ -141,6 +141,12 @@ class Change:
     reads_dense: ClassVar[bool] = False
     """Whether it takes dense linear layers apart, and so cannot follow a change that factorises them."""
 
+    fixes_heads: ClassVar[bool] = False
+    """Whether modules are made for the number of attention heads that there is."""
+
+    removes_heads: ClassVar[bool] = False
+    """Whether it removes attention heads, and so cannot follow a change that fixes their number."""
+
     built_by_the_class: ClassVar[bool] = False
     """Whether the class of a network builds the changed network from its configuration: fewer of its own layers."""
 
@@ -191,6 +197,12 @@ class Change:
         if self.reads_dense and factorising is not None:
             raise ValueError(
                 f"{self.name()} cannot follow {factorising.name()}, which leaves no dense weights: "
+                f"put {self.name()} before it"
+            )
+        fixing = next((kind for kind in before if kind.fixes_heads), None)
+        if self.removes_heads and fixing is not None:
+            raise ValueError(
+                f"{self.name()} cannot follow {fixing.name()}, which is made for a number of heads: "
                 f"put {self.name()} before it"
             )
 

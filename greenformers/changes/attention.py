@@ -35,6 +35,7 @@ class Attention(Change):
     options: dict[str, Any] = option({}, "An option of the attention, as name=value.", "--attention-option")
 
     order: ClassVar[int] = 10
+    fixes_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         from greenformers.attention import names

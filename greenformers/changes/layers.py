@@ -31,7 +31,7 @@ class Layers(Change):
         "--layers-by",
     )
 
-    order: ClassVar[int] = 20
+    order: ClassVar[int] = 3
     built_by_the_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

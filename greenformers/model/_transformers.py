@@ -32,6 +32,16 @@ sees_past = causal_mask_function
 sees_all = bidirectional_mask_function
 """The mask function of transformers for "every key"; `masking_utils.bidirectional_mask_function`."""
 
+HEAD_SIZES = (
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "num_key_value_heads",
+    "all_head_size", "inner_dim", "split_size",
+)  # fmt: skip
+"""Attributes by which attention modules of transformers know the number of their heads, or the width of all.
+
+Where one is missing here, a network without some of its heads does not compute what it did with these at 0, which
+`greenformers.solve.coupled.check_removed` sees, and refuses.
+"""
+
 
 # Attention that is chosen by name.
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenformers.changes import Attention, Change, Heal, Int8, Layers, LowRank, Neurons
+from zoo import ZOO
+
+from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune
 
 TEXT = ("bert", "roberta", "distilbert", "electra", "gpt2", "llama")
 
@@ -20,7 +22,7 @@ class Row:
         change: Of tiny networks, of two layers and of inputs of seven tokens.
         only: Networks of the zoo that it can be made of; of the others it says why not. None for all.
         plain: Whether it can be made of a network that is not of transformers.
-        shows: Whether anything of it is to be seen in the network, and to be described.
+        shows: Names of the changes that describe what is to be seen of it in the network; by default its own.
         flags: What one types for it after `greenformers compress MODEL`.
         hostile: Descriptions that must be refused.
     """
@@ -29,7 +31,7 @@ class Row:
     flags: Sequence[str]
     only: Sequence[str] | None = None
     plain: bool = False
-    shows: bool = True
+    shows: Sequence[str] | None = None
     hostile: Sequence[Any] = field(default_factory=tuple)
 
     @property
@@ -37,9 +39,17 @@ class Row:
         """Of the change."""
         return self.change.name()
 
+    @property
+    def described(self) -> list[str]:
+        """Names of the changes that describe it."""
+        return [self.name] if self.shows is None else list(self.shows)
+
 
 QUERY = "bert.encoder.layer.0.attention.self.query"
 FIRST, SECOND = "bert.encoder.layer.0.intermediate.dense", "bert.encoder.layer.0.output.dense"
+OUTPUT = "bert.encoder.layer.0.attention.output.dense"
+SIZES = {"first": {QUERY: 16}, "second": 16, "sizes": {"num_attention_heads": 1}}
+NARROW = {"first": {FIRST: 8}, "second": 8, "sizes": {}}
 SELF = "bert.encoder.layer.0.attention.self"
 SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": False, "layer": 0, "layers": 2}
 
@@ -72,15 +82,36 @@ ROWS = [
         {}, 3, [0], {"a": 3}, {"a": ["0"]}, {"a": [-1]}, {"a": [True]}, "0",
     ]),
     Row(
+        Heads(keep=0.5),
+        ["--heads", "0.5"],
+        only=tuple(name for name in ZOO if name != "t5"),
+        plain=True,
+        hostile=[
+            [], {}, {SECOND: 3}, {OUTPUT: {"first": {QUERY: 16}}}, {OUTPUT: SIZES | {"second": 0}},
+            {OUTPUT: SIZES | {"first": QUERY}}, {OUTPUT: SIZES | {"first": {QUERY: True}}},
+            {OUTPUT: SIZES | {"first": {}}}, {OUTPUT: SIZES | {"sizes": {"training": 1}}},
+            {OUTPUT: SIZES | {"sizes": {"num_heads": 1}}}, {"bert.encoder": SIZES},
+            {OUTPUT: SIZES | {"first": {"bert.embeddings.word_embeddings": 8}}},
+        ],
+    ),
+    Row(
         Neurons(keep=0.75),
         ["--neurons", "0.75"],
         plain=True,
         hostile=[
-            [], {}, {SECOND: 3}, {SECOND: {"first": [FIRST]}}, {SECOND: {"first": FIRST, "neurons": 8}},
-            {SECOND: {"first": [FIRST], "neurons": 0}}, {SECOND: {"first": [FIRST], "neurons": True}},
-            {SECOND: {"first": [3], "neurons": 8}}, {"bert.encoder": {"first": [FIRST], "neurons": 8}},
-            {SECOND: {"first": ["bert.embeddings.word_embeddings"], "neurons": 8}},
+            [], {}, {SECOND: 3}, {SECOND: {"first": {FIRST: 8}}}, {SECOND: NARROW | {"first": FIRST}},
+            {SECOND: NARROW | {"second": 0}}, {SECOND: NARROW | {"second": True}},
+            {SECOND: NARROW | {"first": [3]}}, {"bert.encoder": NARROW}, {SECOND: NARROW | {"sizes": [1]}},
+            {SECOND: NARROW | {"first": {"bert.embeddings.word_embeddings": 8}}},
         ],
+    ),
+    Row(
+        Prune(keep=0.45),
+        ["--prune", "0.45"],
+        only=tuple(name for name in ZOO if name != "t5"),
+        plain=True,
+        shows=("heads", "neurons"),
+        hostile=[{}, [], 1],
     ),
     Row(
         Int8(),
@@ -95,7 +126,7 @@ ROWS = [
         Heal(steps=2, batch_size=2),
         ["--heal", "2", "--heal-batch", "2"],
         only=(*TEXT, "albert"),
-        shows=False,
+        shows=(),
         hostile=[{}, [], 1],
     ),
 ]  # fmt: skip

@@ -12,10 +12,11 @@ from zoo import inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Neurons
-from greenformers.solve.feed_forward import FeedForward, feed_forwards
+from greenformers.solve.choose_units import chosen, counts
+from greenformers.solve.coupled import Coupled
+from greenformers.solve.feed_forward import feed_forwards
 from greenformers.solve.gates import gate_gradients
 from greenformers.solve.loss import default
-from greenformers.solve.neurons import chosen, counts
 
 SECOND = {"bert": "bert.encoder.layer.{}.output.dense", "gpt2": "transformer.h.{}.mlp.c_proj",
           "llama": "model.layers.{}.mlp.down_proj"}  # fmt: skip
@@ -46,7 +47,12 @@ def lively(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> PreTra
 def test_counts_keep_most_of_the_information(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     fisher = {name: torch.rand(8, generator=draw) ** 3 for name in "abc"}
-    kept = counts(fisher, 0.5, 2)
+    layers = [Coupled("neurons", {}, name, torch.arange(8)[:, None], 1) for name in "abc"]
+
+    def each(layer: Coupled, left: int) -> float:
+        return left
+
+    kept = counts(layers, fisher, 0.5, each, 2)
     assert sum(kept.values()) == 12
 
     def held(numbers: dict[str, int]) -> float:
@@ -54,9 +60,9 @@ def test_counts_keep_most_of_the_information(seed: int) -> None:
 
     choices = [dict(zip("abc", numbers, strict=True)) for numbers in product((2, 4, 6, 8), repeat=3)]
     assert held(kept) == pytest.approx(max(held(choice) for choice in choices if sum(choice.values()) <= 12))
-    assert counts(fisher, 0.99, 5) == {"a": 8, "b": 8, "c": 5} or sum(counts(fisher, 0.99, 5).values()) <= 23
-    with pytest.raises(ValueError, match=r"neurons to keep must be a share of at least 0.25, 2 in each layer; got 0.2"):
-        counts(fisher, 0.2, 2)
+    assert set(counts(layers, fisher, 0.99, each, 5).values()) == {5, 8}
+    with pytest.raises(ValueError, match=r"share to keep must be at least 0.25, 2 neurons in each layer; got 0.2"):
+        counts(layers, fisher, 0.2, each, 2)
 
 
 @pytest.mark.parametrize("keep", [1, 4, 9])
@@ -134,7 +140,7 @@ def test_neurons_that_are_gone_are_neurons_of_zero(name: str) -> None:
             for row in columns[1]:
                 if tuple(row.tolist()) not in left:
                     row.zero_()
-    assert total == sum(layer.width for layer in layers) // 2
+    assert total == sum(layer.count for layer in layers) // 2
     torch.testing.assert_close(outputs(model, batches[0]), outputs(masked, batches[0]), rtol=1e-9, atol=1e-9)
     assert sum(x.numel() for x in model.parameters()) < sum(x.numel() for x in masked.parameters())
     if name != "bert":
@@ -214,7 +220,8 @@ class Mixed(ReadTwice):
 def test_neurons_that_are_read_elsewhere_stay() -> None:
     batches = [torch.randn(2, 5, 8)]
     model = ReadTwice()
-    assert feed_forwards(model, batches[0]) == [FeedForward(("first",), "second", 32, 1)]
+    (layer,) = feed_forwards(model, batches[0])
+    assert (layer.paths, layer.count) == (["first", "second"], 32)
     before, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
     with pytest.raises(ValueError, match="ReadTwice reads its neurons elsewhere too"):
         greenformers.compress(model, Neurons(0.5), calibration=batches)
@@ -232,7 +239,7 @@ def test_refusals() -> None:
         Neurons(0.5, multiple=0)
     with pytest.raises(ValueError, match=r"neurons 0.5 needs examples to calibrate with"):
         greenformers.compress(network("bert"), Neurons(0.5))
-    with pytest.raises(ValueError, match=r"a share of at least 0.18, 8 in each layer; got 0.1"):
+    with pytest.raises(ValueError, match=r"at least 0.182, 8 neurons in each layer; got 0.1"):
         greenformers.compress(network("bert"), Neurons(0.1), calibration=texts(1))
     sizes = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = MixtralConfig(vocab_size=53, num_key_value_heads=2, num_local_experts=2, **sizes)  # type: ignore[arg-type]

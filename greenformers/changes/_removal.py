@@ -1,0 +1,267 @@
+"""What changes share that remove coupled units, as heads and neurons, without training. Kwon 2022, arXiv:2204.09656."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from greenformers.solve.coupled import Coupled
+
+NARROWED = "_{}_left"
+"""Attribute of the innermost module around a layer that has lost units of a kind."""
+
+
+@dataclass(frozen=True)
+class Removal(Change):
+    """Fewer units, those first that outputs depend on least; the others make up for them."""
+
+    keep: float = 0.5
+    rearrange: bool = option(True, "Choose the units of a layer by how their effects cancel, too.")
+    refit: bool = option(True, "Fit what reads the units to the outputs of the whole network, by least squares.")
+
+    reads_weights: ClassVar[bool] = True
+    reads_dense: ClassVar[bool] = True
+    removes: ClassVar[Sequence[str]] = ()
+    """Kinds of units: "heads", "neurons"."""
+
+    multiple = 8
+    of = "units"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep < 1:
+            raise ValueError(f"{self.name()} to keep must be a share in (0, 1), got {self.keep}")
+        if self.multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {self.multiple}")
+
+    @property
+    def label(self) -> str:
+        """The share, as in "neurons 0.5"."""
+        return f"{self.name()} {self.keep:g}"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Examples to calibrate with."""
+        return frozenset({"calibration"})
+
+    def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
+        """Check also that there are such layers, and enough units in them, and that nothing else reads these."""
+        super().check(model, before, given)
+        import torch
+
+        from greenformers.solve.choose_units import check_budget
+        from greenformers.solve.unit_cost import cost_of
+
+        assert given.calibration is not None
+        batch = given.calibration[0]
+        layers = self._layers(model, batch)
+        if self.of != "latency":
+            check_budget(layers, self.keep, cost_of(model, layers, self.of, batch), self.multiple)
+        all_but_one = {layer.second: torch.arange(layer.count - 1) for layer in layers}
+        with _removed(model, layers, all_but_one, batch):
+            pass
+
+    def _layers(self, model: "nn.Module", batch: Any) -> "list[Coupled]":
+        from greenformers.solve.feed_forward import feed_forwards
+        from greenformers.solve.heads import heads
+
+        found = {"heads": heads, "neurons": feed_forwards}
+        return [layer for kind in self.removes for layer in found[kind](model, batch)]
+
+    def apply(self, model: "nn.Module", given: Given) -> Report:
+        """Take units out of the network's layers.
+
+        Raises:
+            ValueError: The network has no such layers, its units are read elsewhere too, or there are too few.
+        """
+        import copy
+
+        from greenformers.changes._options import as_dict
+        from greenformers.solve.choose_units import chosen, counts
+        from greenformers.solve.gates import gate_gradients
+        from greenformers.solve.loss import default
+        from greenformers.solve.refit import Refit
+        from greenformers.solve.unit_cost import cost_of
+
+        batches: Any = given.calibration
+        layers = self._layers(model, batches[0])
+        cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
+        loss = given.loss or default(model, batches[0], given.seed)
+        paths = [layer.second for layer in layers]
+        at_inputs = gate_gradients(model, paths, batches, loss, lambda share: given.progress("weighing", share))
+        gradients = {layer.second: layer.of_units(at_inputs[layer.second]) for layer in layers}
+        fisher = {path: g.square().mean(0) for path, g in gradients.items()}
+        left: dict[str, Tensor] = {}
+        for path, count in counts(layers, fisher, self.keep, cost, self.multiple).items():
+            by_itself = fisher[path].argsort(descending=True)[:count].sort().values
+            left[path] = chosen(gradients[path], count) if self.rearrange else by_itself
+        layers = [layer for layer in layers if len(left[layer.second]) < layer.count]
+        before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
+        dense = copy.deepcopy(model) if self.refit else None
+        with _removed(model, layers, left, batches[0]) as keep:
+            if dense is not None:
+                fitting = Refit(model, dense, batches, given.memory)
+                for number, layer in enumerate(_in_order(model, layers, batches[0])):
+                    fitting.fit(layer.second, layer.calls)
+                    given.progress("fitting", (number + 1) / len(layers))
+            keep()
+        units = []
+        for layer in layers:
+            path, count = layer.second, len(left[layer.second])
+            was, now = (
+                sum(_bytes(by_path(each)) for each in layer.paths) for by_path in (before.get, model.get_submodule)
+            )
+            lost = 1 - (fisher[path][left[path]].sum() / fisher[path].sum().clamp_min(1e-300)).item()
+            units.append(UnitReport(path, f"{count} of {layer.count} {layer.kind}", was, now, predicted=lost))
+        return Report(as_dict(self), _summary(self.removes, layers, left), units)
+
+    @classmethod
+    def describe(cls, model: "nn.Module") -> Any:
+        """Sizes of the layers that make units, and of the one that reads them, by the path of the latter."""
+        (kind,) = cls.removes
+        description: dict[str, Any] = {}
+        for path, module in model.named_modules():
+            stem = f"{path}." if path else ""
+            for second, there in getattr(module, NARROWED.format(kind), {}).items():
+                first = {stem + name: size for name, size in there["first"].items()}
+                description[stem + second] = {**there, "first": first}
+        return description or None
+
+    @classmethod
+    def place(cls, model: "nn.Module", description: Any) -> list[str]:
+        """Put empty, narrower linear layers at the paths of a description."""
+        from greenformers.changes._paths import located
+        from greenformers.solve.coupled import common, empty
+        from greenformers.solve.units import put
+        from greenformers.solve.walk import kind_of
+
+        (kind,) = cls.removes
+        _check_description(kind, description)
+        paths = [*description, *(name for there in description.values() for name in there["first"])]
+        at = located(model, paths)
+        for path, there in description.items():
+            if not all(name in at for name in (path, *there["first"])):
+                continue
+            first, second = {at[name]: size for name, size in there["first"].items()}, at[path]
+            for where in (*first, second):
+                if kind_of(model.get_submodule(where)) != "linear":
+                    raise ValueError(f"{where} is no linear layer: it has no {kind} to remove")
+            for where, rows in first.items():
+                put(model, where, empty(model.get_submodule(where), rows=rows))
+            put(model, second, empty(model.get_submodule(second), columns=there["second"]))
+            around = model.get_submodule(common(list(first)))
+            for name, size in there["sizes"].items():
+                if type(vars(around).get(name)) is not int:
+                    raise ValueError(f"{type(around).__name__} has no number {name} of the {kind} of {path}")
+                setattr(around, name, size)
+            _mark(model, kind, first, second, there["second"], there["sizes"])
+        return [path for path in paths if path not in at]
+
+    @classmethod
+    def replaced(cls, model: "nn.Module") -> Iterable[str]:
+        """Paths of the narrower layers."""
+        for path, there in (cls.describe(model) or {}).items():
+            yield from (path, *there["first"])
+
+    @classmethod
+    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Removal]":
+        """No settings: alone they lose more than low rank does at the same speed."""
+        return []
+
+
+def _in_order(model: "nn.Module", layers: "Sequence[Coupled]", batch: Any) -> "list[Coupled]":
+    from greenformers.solve.walk import sites
+    from greenformers.solve.watch import trace
+
+    seconds = [layer.second for layer in layers]
+    order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
+    return sorted(layers, key=lambda layer: order.index(layer.second))
+
+
+@contextmanager
+def _removed(
+    model: "nn.Module", layers: "Sequence[Coupled]", left: "Mapping[str, Tensor]", batch: Any
+) -> "Iterator[Callable[[], None]]":
+    """A `with` block in which the other units are gone; at its end they are back, unless the given function is called.
+
+    Raises:
+        ValueError: Without them the network does not compute what it does with these at 0.
+    """
+    from greenformers.solve.coupled import check_removed, remove, silenced
+    from greenformers.solve.units import put
+
+    expected = silenced(model, layers, left, batch)
+    before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
+    around = {layer.around: model.get_submodule(layer.around) for layer in layers}
+    attributes = {path: {k: v for k, v in vars(module).items() if type(v) is int} for path, module in around.items()}
+    sizes: dict[str, dict[str, int]] = {}
+    kept = []
+    try:
+        for layer in layers:
+            sizes[layer.second] = remove(model, layer, left[layer.second])
+        check_removed(model, " and ".join(dict.fromkeys(layer.kind for layer in layers)), expected, batch)
+        yield lambda: kept.append(True)
+    finally:
+        if not kept:
+            for path, module in before.items():
+                put(model, path, module)
+            for path, module in around.items():
+                vars(module).update(attributes[path])
+    for layer in layers if kept else ():
+        first = {path: len(left[layer.second]) * rows.shape[1] for path, rows in layer.first.items()}
+        width = len(left[layer.second]) * layer.columns.shape[1]
+        _mark(model, layer.kind, first, layer.second, width, sizes[layer.second])
+
+
+def _mark(
+    model: "nn.Module", kind: str, first: Mapping[str, int], second: str, columns: int, sizes: Mapping[str, int]
+) -> None:
+    """Note at the innermost module around a layer how much of it is left."""
+    from greenformers.solve.coupled import common
+
+    path = common([*first, second])
+    stem = len(path) + 1 if path else 0
+    around: Any = model.get_submodule(path)
+    entry = {"first": {name[stem:]: size for name, size in first.items()}, "second": columns, "sizes": dict(sizes)}
+    name = NARROWED.format(kind)
+    setattr(around, name, {**getattr(around, name, {}), second[stem:]: entry})
+
+
+def _check_description(kind: str, description: Any) -> None:
+    from greenformers.changes._paths import check_keys
+    from greenformers.model._transformers import HEAD_SIZES
+
+    def numbers(about: str, given: Any) -> None:
+        if not isinstance(given, dict) or not all(
+            isinstance(name, str) and type(size) is int and size > 0 for name, size in given.items()
+        ):
+            raise ValueError(f"{about} must be whole numbers from 1 on, by name; got {given!r}")
+
+    if not isinstance(description, dict) or not description:
+        raise ValueError(f"the description of {kind} must be layers by path")
+    for path, there in description.items():
+        check_keys(f"the {kind} of {path}", there, ("first", "second", "sizes"))
+        numbers(f"the first layers of {path}", there["first"])
+        numbers(f"the inputs of {path}", {path: there["second"]})
+        numbers(f"the sizes around {path}", there["sizes"])
+        if not there["first"] or not set(there["sizes"]) <= set(HEAD_SIZES):
+            raise ValueError(f"the {kind} of {path} need first layers, and sizes of {', '.join(HEAD_SIZES)}")
+
+
+def _summary(kinds: Sequence[str], layers: "Sequence[Coupled]", left: "Mapping[str, Tensor]") -> str:
+    said = []
+    for kind in kinds:
+        mine = [layer for layer in layers if layer.kind == kind]
+        now, was = (sum(sizes) for sizes in zip(*((len(left[at.second]), at.count) for at in mine), strict=True)) if mine else (0, 0)  # fmt: skip
+        said.append(f"{now:,} of {was:,} {kind} are left in {len(mine)} layers" if mine else f"all {kind} are left")
+    return "; ".join(said)
+
+
+def _bytes(module: Any) -> int:
+    return sum(x.numel() * x.element_size() for x in module.parameters())
