@@ -258,7 +258,7 @@ def _summary(kinds: Sequence[str], layers: "Sequence[Coupled]", left: "Mapping[s
     said = []
     for kind in kinds:
         mine = [layer for layer in layers if layer.kind == kind]
-        now, was = (sum(sizes) for sizes in zip(*((len(left[at.second]), at.count) for at in mine), strict=True)) if mine else (0, 0)  # fmt: skip
+        now, was = sum(len(left[layer.second]) for layer in mine), sum(layer.count for layer in mine)
         said.append(f"{now:,} of {was:,} {kind} are left in {len(mine)} layers" if mine else f"all {kind} are left")
     return "; ".join(said)
 

@@ -10,7 +10,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -67,7 +67,8 @@ class Coupled:
 
 def common(paths: Sequence[str]) -> str:
     """Path of the innermost module around modules, none of which it is."""
-    return ".".join(commonprefix([path.split(".")[:-1] for path in paths]))
+    names = zip(*(path.split(".")[:-1] for path in paths), strict=False)
+    return ".".join(at[0] for at in takewhile(lambda at: len(set(at)) == 1, names))
 
 
 def remove(model: nn.Module, layer: Coupled, left: Tensor) -> dict[str, int]:

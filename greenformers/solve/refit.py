@@ -1,11 +1,17 @@
 """Linear layers fitted anew to the outputs of a whole network, on the inputs that a changed network gives them.
 
 In place of a factor for each unit (Kwon 2022, arXiv:2204.09656, section 3.3) the whole weight is fitted, layer by
-layer in the order of execution: least |W h + b - y|^2 over positions that are no padding.
+layer in the order of execution: least sum of |W h + b - y|^2 / |y|^2 over positions that are no padding.
+
+Not of |W h + b - y|^2: a few positions of trained networks have outputs that are 10 to 40 times as large as the others'
+(Sun 2024, arXiv:2402.17762), which a norm behind them takes back. Fitted to those, a layer misses all other positions:
+on all-MiniLM-L6 without a quarter of its neurons the correlation fell from 86.6 (not fitted) to 72; weighted, it rose
+to 87.0.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +21,7 @@ from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.watch import Batch, call, padding, unpadded
 
-DAMPING = 1e-3
+DAMPING = 1e-2
 """Share of the mean square of the inputs that is added to each in least squares."""
 
 
@@ -55,25 +61,30 @@ class Refit:
                 layer.bias.copy_(y_mean - h_mean @ fitted)
 
     def _sums(self, path: str, calls: int, *, centred: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sums h h^T and h y^T over positions, about the means where a bias makes up for these; and the means."""
+        """Weighted sums h h^T and h y^T, about the means where a bias makes up for these; and the weighted means."""
         with evaluating(self.now.model), evaluating(self.before.model), torch.no_grad():
             for replay in (self.now, self.before):
-                replay.advance(path, lambda number, network=replay.model: call(network, self.batches[number]))
-        C = cross = h_sum = y_sum = torch.zeros(())
-        count = 0
+                replay.advance(path, partial(self._call, replay.model))
+        C = cross = h_sum = y_sum = total = torch.zeros((), dtype=torch.float64)
         for number in range(len(self.batches)):
-            h = self._rows(self.now, path, number, calls, output=False)
-            y = self._rows(self.before, path, number, calls, output=True)
-            C, cross = C.to(h.device) + (h.T @ h).double(), cross.to(h.device) + (h.T @ y).double()
-            h_sum, y_sum = h_sum.to(h.device) + h.double().sum(0), y_sum.to(h.device) + y.double().sum(0)
-            count += len(h)
+            h = self._rows(self.now, path, number, calls, output=False).double()
+            y = self._rows(self.before, path, number, calls, output=True).double()
+            square = y.square().sum(1, keepdim=True)
+            weight = 1 / square.clamp(min=torch.finfo(torch.float32).tiny + 1e-6 * square.mean())
+            weighted = weight * h
+            C, cross = C.to(h.device) + weighted.T @ h, cross.to(h.device) + weighted.T @ y
+            h_sum, y_sum = h_sum.to(h.device) + weighted.sum(0), y_sum.to(h.device) + (weight * y).sum(0)
+            total = total.to(h.device) + weight.sum()
         if not (C.isfinite().all() and cross.isfinite().all()) and not (self.now.off and self.before.off):
             self.now.stop()  # the network reads layers that are not kept
             self.before.stop()
             return self._sums(path, calls, centred=centred)
         if centred:
-            C, cross = C - torch.outer(h_sum, h_sum) / count, cross - torch.outer(h_sum, y_sum) / count
-        return C, cross, h_sum / count, y_sum / count
+            C, cross = C - torch.outer(h_sum, h_sum) / total, cross - torch.outer(h_sum, y_sum) / total
+        return C, cross, h_sum / total, y_sum / total
+
+    def _call(self, network: nn.Module, number: int) -> object:
+        return call(network, self.batches[number])
 
     def _rows(self, replay: Replay, path: str, number: int, calls: int, *, output: bool) -> Tensor:
         """The inputs or outputs of a layer on a batch, at positions that are no padding."""

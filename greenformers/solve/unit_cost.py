@@ -26,7 +26,7 @@ def cost_of(model: nn.Module, layers: Sequence[Coupled], of: str, example: Batch
         example: A batch, for FLOPs and latency.
     """
     if of == "units":
-        return lambda layer, left: float(left)
+        return lambda _, left: float(left)
     if of == "parameters":
         return lambda layer, left: left / layer.count * _weights(model, layer)
     linear = [site for site in sites(model, "linear") if any(site.path in layer.paths for layer in layers)]

@@ -7,8 +7,15 @@ import pytest
 import torch
 from test_neurons import lively, texts
 from torch import Tensor, nn
-from transformers import BloomConfig, BloomForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
 from zoo import inputs, network, outputs
 
 import greenformers

@@ -49,7 +49,7 @@ def test_counts_keep_most_of_the_information(seed: int) -> None:
     fisher = {name: torch.rand(8, generator=draw) ** 3 for name in "abc"}
     layers = [Coupled("neurons", {}, name, torch.arange(8)[:, None], 1) for name in "abc"]
 
-    def each(layer: Coupled, left: int) -> float:
+    def each(_: Coupled, left: int) -> float:
         return left
 
     kept = counts(layers, fisher, 0.5, each, 2)
@@ -172,11 +172,13 @@ def test_what_reads_them_is_fitted_by_least_squares(name: str) -> None:
         layer: Any = model.get_submodule(path)
         old: Any = plain.get_submodule(path)
         weight, before = (x.weight.detach() if name == "gpt2" else x.weight.detach().T for x in (layer, old))
+        root = y.norm(dim=1, keepdim=True).reciprocal()  # of each position's weight, 1 / |y|^2
         if layer.bias is not None:
-            shift = y.mean(0) - h.mean(0) @ weight
-            torch.testing.assert_close(layer.bias.detach(), shift, rtol=1e-6, atol=1e-6)
-            h, y = h - h.mean(0), y - y.mean(0)
-        damping = 1e-3 * h.square().sum(0).mean()
+            h_mean, y_mean = ((root.square() * x).sum(0) / root.square().sum() for x in (h, y))
+            torch.testing.assert_close(layer.bias.detach(), y_mean - h_mean @ weight, rtol=1e-6, atol=1e-6)
+            h, y = h - h_mean, y - y_mean
+        h, y = root * h, root * y
+        damping = 1e-2 * h.square().sum(0).mean()
         rows = torch.cat([h, damping.sqrt() * torch.eye(h.shape[1]).double()])
         targets = torch.cat([y, damping.sqrt() * before])
         torch.testing.assert_close(weight, torch.linalg.lstsq(rows, targets).solution, rtol=1e-2, atol=1e-4)
