@@ -1,7 +1,7 @@
 """What changes share that remove coupled units, as heads and neurons, without training. Kwon 2022, arXiv:2204.09656."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -80,36 +80,41 @@ class Removal(Change):
         Raises:
             ValueError: The network has no such layers, its units are read elsewhere too, or there are too few.
         """
-        import copy
-
         from greenformers.changes._options import as_dict
-        from greenformers.solve.choose_units import chosen, counts
+        from greenformers.lowrank.rank import spend
+        from greenformers.solve.choose_units import chosen
         from greenformers.solve.gates import gate_gradients
         from greenformers.solve.loss import default
-        from greenformers.solve.refit import Refit
         from greenformers.solve.unit_cost import cost_of
+        from greenformers.solve.unit_curves import curves
 
         batches: Any = given.calibration
-        layers = self._layers(model, batches[0])
+        layers = _in_order(model, self._layers(model, batches[0]), batches[0])
         cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
-        loss = given.loss or default(model, batches[0], given.seed)
         paths = [layer.second for layer in layers]
+        loss = given.loss or default(model, batches[0], given.seed)
         at_inputs = gate_gradients(model, paths, batches, loss, lambda share: given.progress("weighing", share))
-        gradients = {layer.second: layer.of_units(at_inputs[layer.second]) for layer in layers}
+        gradients = {layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers}
         fisher = {path: g.square().mean(0) for path, g in gradients.items()}
-        left: dict[str, Tensor] = {}
-        for path, count in counts(layers, fisher, self.keep, cost, self.multiple).items():
+
+        def choose(layer: "Coupled", count: int) -> "Tensor":
+            path = layer.second
             by_itself = fisher[path].argsort(descending=True)[:count].sort().values
-            left[path] = chosen(gradients[path], count) if self.rearrange else by_itself
+            return chosen(gradients[path], count) if self.rearrange else by_itself
+
+        points = curves(
+            model, layers, choose, fisher, batches, cost, multiple=self.multiple, refit=self.refit, loss=given.loss,
+            memory=given.memory, progress=lambda share: given.progress("measuring", share),
+        )  # fmt: skip
+        spent = spend(points, self.keep * sum(row[-1].cost for row in points))
+        counts = {layer.second: point.rank or layer.count for layer, point in zip(layers, spent, strict=True)}
+        left = {layer.second: choose(layer, counts[layer.second]) for layer in layers}
         layers = [layer for layer in layers if len(left[layer.second]) < layer.count]
         before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
-        dense = copy.deepcopy(model) if self.refit else None
-        with _removed(model, layers, left, batches[0]) as keep:
-            if dense is not None:
-                fitting = Refit(model, dense, batches, given.memory)
-                for number, layer in enumerate(_in_order(model, layers, batches[0])):
-                    fitting.fit(layer.second, layer.calls)
-                    given.progress("fitting", (number + 1) / len(layers))
+        with (
+            _fitted(model, layers, left, given) if self.refit else nullcontext(),
+            _removed(model, layers, left, batches[0]) as keep,
+        ):
             keep()
         units = []
         for layer in layers:
@@ -182,6 +187,34 @@ def _in_order(model: "nn.Module", layers: "Sequence[Coupled]", batch: Any) -> "l
     seconds = [layer.second for layer in layers]
     order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
     return sorted(layers, key=lambda layer: order.index(layer.second))
+
+
+@contextmanager
+def _fitted(
+    model: "nn.Module", layers: "Sequence[Coupled]", left: "Mapping[str, Tensor]", given: Given
+) -> "Iterator[None]":
+    """A `with` block before which what is left makes up for what goes; if it raises, weights are as they were."""
+    import torch
+
+    from greenformers.solve.refit import Watch, fit
+
+    before = {
+        layer.second: [x.detach().clone() for x in model.get_submodule(layer.second).parameters()] for layer in layers
+    }
+    watch = Watch(model, given.calibration or (), given.memory)
+    try:
+        for number, layer in enumerate(layers):
+            moments = watch.moments({layer.second: layer.calls})[layer.second]
+            columns = layer.columns[left[layer.second]].flatten().sort().values
+            fit(model.get_submodule(layer.second), columns, moments)
+            given.progress("fitting", (number + 1) / len(layers))
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for path, values in before.items():
+                for parameter, value in zip(model.get_submodule(path).parameters(), values, strict=True):
+                    parameter.copy_(value)
+        raise
 
 
 @contextmanager

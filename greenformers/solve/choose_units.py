@@ -4,12 +4,11 @@ Search: how many units each layer keeps, so that least Fisher information is los
 Rearrangement: in each layer, units whose effects cancel go together, by the whole Fisher block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from greenformers.lowrank.rank import Point, spend
 from greenformers.solve.coupled import Coupled
 
 Cost = Callable[[Coupled, int], float]
@@ -37,34 +36,6 @@ def check_budget(layers: Sequence[Coupled], share: float, cost: Cost, multiple: 
             f"the share to keep must be at least {-(-least * 1000 // whole) / 1000:g}, {of_each} in each layer; "
             f"got {share}"
         )
-
-
-def counts(
-    layers: Sequence[Coupled], fisher: Mapping[str, Tensor], share: float, cost: Cost, multiple: int
-) -> dict[str, int]:
-    """The number of units that each layer keeps, by the path of its second linear layer.
-
-    Args:
-        layers: All layers.
-        fisher: Diagonal of F (U,) of the units of each layer.
-        share: Share of the cost of all of them to keep.
-        cost: Cost of a layer with a number of units.
-        multiple: Number of which numbers of neurons are multiples, for fast products.
-
-    Raises:
-        ValueError: The share is less than the least number of units of each layer.
-    """
-    check_budget(layers, share, cost, multiple)
-    points = []
-    for layer in layers:
-        lost = fisher[layer.second].double().sort().values.cumsum(0)
-        row = [
-            Point(left, cost(layer, left), lost[layer.count - left - 1].item() if left < layer.count else 0.0)
-            for left in offered(layer, multiple)
-        ]
-        points.append(row)
-    kept = spend(points, share * sum(row[-1].cost for row in points))
-    return {layer.second: point.rank or layer.count for layer, point in zip(layers, kept, strict=True)}
 
 
 def chosen(gradients: Tensor, keep: int) -> Tensor:

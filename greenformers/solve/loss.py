@@ -4,13 +4,13 @@ A language model has its own. For any other network it is how far the outputs mo
 d = gradient of <v, output> gives E[d d^T] = the Gauss-Newton matrix of the squared change of the output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from greenformers.data._pooling import MEAN, SentencePooling, pooling_of
-from greenformers.solve.watch import Batch, Loss, call
+from greenformers.solve.watch import Batch, Loss, call, padding, unpadded
 
 
 def own(model: nn.Module, batch: Batch) -> Tensor:
@@ -91,3 +91,23 @@ def default(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
     """`own` where the model gives a loss on this batch, else `Movement`."""
     labelled = isinstance(batch, Mapping) and "labels" in batch
     return own if labelled or generates(model) else Movement(seed)
+
+
+def difference(model: nn.Module, batches: Sequence[Batch], loss: Loss | None = None) -> Callable[[int], float]:
+    """How bad a network is that is changed after this call, on the batch of a number; to be called without gradients.
+
+    That is the loss, where one is given or the model has one: of labels, or of a language model's next tokens. Else it
+    is the squared distance of the outputs (of an encoder: of its pooled states) from those that it gives now.
+    """
+    if loss is not None or default(model, batches[0]) is own:
+        return lambda number: (loss or own)(model, batches[number]).item()
+
+    def outputs(number: int) -> Tensor:
+        batch = batches[number]
+        with padding(model) as masks:
+            masks.begin(batch)
+            given = output(call(model, batch), batch, pooling_of(model)).float()
+            return unpadded(given, given.shape[:-1], masks.masks)
+
+    whole = [outputs(number) for number in range(len(batches))]
+    return lambda number: (outputs(number) - whole[number]).square().sum().item()

@@ -1,17 +1,20 @@
-"""Linear layers fitted anew to the outputs of a whole network, on the inputs that a changed network gives them.
+"""Least squares for linear layers that lose inputs: what is left of a weight makes up for what goes.
 
-In place of a factor for each unit (Kwon 2022, arXiv:2204.09656, section 3.3) the whole weight is fitted, layer by
-layer in the order of execution: least sum of |W h + b - y|^2 / |y|^2 over positions that are no padding.
+With fewer inputs a layer is to give what it gave with all of them, on what the network as it is now gives it: least
+E |W' h + b' - (W h + b)|^2 / |W h + b|^2 over positions that are no padding, where W' is 0 at inputs that go. In place
+of a factor for each unit (Kwon 2022, arXiv:2204.09656, section 3.3) all of the weight is fitted.
 
-Not of |W h + b - y|^2: a few positions of trained networks have outputs that are 10 to 40 times as large as the others'
-(Sun 2024, arXiv:2402.17762), which a norm behind them takes back. Fitted to those, a layer misses all other positions:
-on all-MiniLM-L6 without a quarter of its neurons the correlation fell from 86.6 (not fitted) to 72; weighted, it rose
-to 87.0.
+Not of |W' h + b' - (W h + b)|^2: a few positions of trained networks have outputs that are 10 to 40 times as large as
+the others' (Sun 2024, arXiv:2402.17762), which a norm behind them takes back. Fitted to those, a layer misses all other
+positions: on all-MiniLM-L6 without a quarter of its heads and neurons the correlation fell from 86.6 (not fitted) to
+72; weighted, it rose to 87.0. And not of what the layer gave in the whole network, on other inputs: what these differ
+by no weight can undo, and those that try it shrink.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,88 +27,114 @@ from greenformers.solve.watch import Batch, call, padding, unpadded
 DAMPING = 1e-2
 """Share of the mean square of the inputs that is added to each in least squares."""
 
+LARGEST = 1e6
+"""Most times that one position counts as much as the mean of them: those with outputs near 0 do not decide alone."""
 
-class Refit:
-    """Least squares for linear layers of a changed network, one after the other, in the order of execution.
+
+@dataclass
+class Moments:
+    """Weighted moments of the inputs h of a layer.
+
+    Attributes:
+        C: Sums of h h^T (n, n), float64; about the mean where the layer has a bias, which makes up for it.
+        mean: The mean of h (n,).
+    """
+
+    C: Tensor
+    mean: Tensor
+
+
+class Watch:
+    """The moments of inputs of layers of a network, which may change from one to the next in the order of execution.
 
     Args:
-        model: The changed network.
-        dense: The network before; its layers give the outputs to be reached.
+        model: The network.
         batches: Batches of examples.
         memory: Bytes of outputs of finished layers that may be held, with which passes begin where the last one ended.
     """
 
-    def __init__(self, model: nn.Module, dense: nn.Module, batches: Sequence[Batch], memory: float) -> None:
-        self.batches = batches
+    def __init__(self, model: nn.Module, batches: Sequence[Batch], memory: float) -> None:
+        self.model, self.batches = model, batches
         with evaluating(model), torch.no_grad():
             order = layers(model, lambda: call(model, batches[0]))
-        self.now, self.before = (Replay(network, order, len(batches), memory / 2) for network in (model, dense))
+        self.replay = Replay(model, order, len(batches), memory)
 
-    def fit(self, path: str, calls: int) -> None:
-        """Fit weight and bias of a layer, damped towards the weight as it is.
+    def moments(self, calls: Mapping[str, int]) -> dict[str, Moments]:
+        """The moments of layers, given by path with how often a pass calls them; layers before these are finished."""
+        self._advance(next(iter(calls)))
+        sums = self._sums(calls)
+        if not all(C.isfinite().all() for C, *_ in sums.values()) and not self.replay.off:
+            self.replay.stop()  # the network reads layers that are not kept
+            sums = self._sums(calls)
+        given = {}
+        for path, (C, total, count) in sums.items():
+            mean = total / count
+            biased = getattr(self.model.get_submodule(path), "bias", None) is not None
+            given[path] = Moments(C - count * torch.outer(mean, mean) if biased else C, mean)
+        return given
 
-        Args:
-            path: Path of the layer.
-            calls: How often a pass calls it.
-        """
-        layer: nn.Linear | TransposedLinear = self.now.model.get_submodule(path)  # type: ignore[assignment]
-        transposed = isinstance(layer, TransposedLinear)
-        weight = (layer.weight if transposed else layer.weight.T).detach().double()  # (n, m)
-        C, cross, h_mean, y_mean = self._sums(path, calls, centred=layer.bias is not None)
+    def _advance(self, path: str) -> None:
+        with evaluating(self.model), torch.no_grad():
+            self.replay.advance(path, lambda number: call(self.model, self.batches[number]))
+
+    def _sums(self, calls: Mapping[str, int]) -> dict[str, list[Tensor]]:
+        sums: dict[str, list[Tensor]] = {}
+        missing: dict[str, int] = {}
+
+        def see(path: str) -> Any:
+            def add(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+                given = masks.at(args[0])
+                h, y = (unpadded(x, x.shape[:-1], given).double() for x in (args[0], out))
+                square = y.square().sum(1, keepdim=True)
+                weight = 1 / square.clamp(min=torch.finfo(torch.float32).tiny + square.mean() / LARGEST)
+                weighted = weight * h
+                parts = [weighted.T @ h, weighted.sum(0), weight.sum()]
+                sums[path] = [a + b for a, b in zip(sums[path], parts, strict=True)] if path in sums else parts
+                missing[path] -= 1
+                if not any(missing.values()):
+                    raise Reached
+
+            return add
+
+        with evaluating(self.model), torch.no_grad(), padding(self.model) as masks, ExitStack() as stack:
+            for path in calls:
+                stack.callback(self.model.get_submodule(path).register_forward_hook(see(path)).remove)
+            for number, batch in enumerate(self.batches):
+                missing.update(calls)
+                with self.replay.resumed(number), suppress(Reached):
+                    masks.begin(batch)
+                    call(self.model, batch)
+        return sums
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer of either layout, (n, m), not copied."""
+    given: Any = layer
+    weight: Tensor = given.weight.detach()
+    return weight if isinstance(layer, TransposedLinear) else weight.T
+
+
+def fit(layer: nn.Module, columns: Tensor, moments: Moments | None) -> None:
+    """Set a layer's weight to 0 at all inputs but some, and fit it at those, damped towards the weight as it is.
+
+    Args:
+        layer: A linear layer.
+        columns: Numbers of the inputs that stay.
+        moments: Moments of its inputs; None to fit nothing.
+    """
+    given: Any = layer
+    weight = weight_of(layer).clone()
+    goes = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+    goes[columns] = False
+    with torch.no_grad():
+        weight_of(layer)[goes] = 0
+        if moments is None:
+            return
+        C, W, columns = moments.C.to(weight.device), weight.double(), columns.to(weight.device)
+        among = C[columns][:, columns]
         damping = DAMPING * C.diagonal().mean().clamp(min=torch.finfo(C.dtype).tiny)
-        eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
-        fitted = weight + torch.linalg.solve(C + damping * eye, cross - C @ weight)
-        with torch.no_grad():
-            layer.weight.copy_(fitted if transposed else fitted.T)
-            if layer.bias is not None:
-                layer.bias.copy_(y_mean - h_mean @ fitted)
-
-    def _sums(self, path: str, calls: int, *, centred: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weighted sums h h^T and h y^T, about the means where a bias makes up for these; and the weighted means."""
-        with evaluating(self.now.model), evaluating(self.before.model), torch.no_grad():
-            for replay in (self.now, self.before):
-                replay.advance(path, partial(self._call, replay.model))
-        C = cross = h_sum = y_sum = total = torch.zeros((), dtype=torch.float64)
-        for number in range(len(self.batches)):
-            h = self._rows(self.now, path, number, calls, output=False).double()
-            y = self._rows(self.before, path, number, calls, output=True).double()
-            square = y.square().sum(1, keepdim=True)
-            weight = 1 / square.clamp(min=torch.finfo(torch.float32).tiny + 1e-6 * square.mean())
-            weighted = weight * h
-            C, cross = C.to(h.device) + weighted.T @ h, cross.to(h.device) + weighted.T @ y
-            h_sum, y_sum = h_sum.to(h.device) + weighted.sum(0), y_sum.to(h.device) + (weight * y).sum(0)
-            total = total.to(h.device) + weight.sum()
-        if not (C.isfinite().all() and cross.isfinite().all()) and not (self.now.off and self.before.off):
-            self.now.stop()  # the network reads layers that are not kept
-            self.before.stop()
-            return self._sums(path, calls, centred=centred)
-        if centred:
-            C, cross = C - torch.outer(h_sum, h_sum) / total, cross - torch.outer(h_sum, y_sum) / total
-        return C, cross, h_sum / total, y_sum / total
-
-    def _call(self, network: nn.Module, number: int) -> object:
-        return call(network, self.batches[number])
-
-    def _rows(self, replay: Replay, path: str, number: int, calls: int, *, output: bool) -> Tensor:
-        """The inputs or outputs of a layer on a batch, at positions that are no padding."""
-        parts: list[Tensor] = []
-
-        def see(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            x = out if output else args[0]
-            x = x if x.dtype == torch.float64 else x.float()
-            parts.append(unpadded(x, x.shape[:-1], masks.at(args[0])))
-            if len(parts) == calls:
-                raise Reached
-
-        network, batch = replay.model, self.batches[number]
-        handle = network.get_submodule(path).register_forward_hook(see)
-        try:
-            with (
-                evaluating(network), torch.no_grad(), padding(network) as masks, replay.resumed(number),
-                suppress(Reached),
-            ):  # fmt: skip
-                masks.begin(batch)
-                call(network, batch)
-        finally:
-            handle.remove()
-        return torch.cat(parts)
+        eye = torch.eye(len(among), dtype=C.dtype, device=C.device)
+        change = torch.linalg.solve(among + damping * eye, C[columns][:, goes] @ W[goes])
+        weight_of(layer)[columns] = (W[columns] + change).to(weight.dtype)
+        if given.bias is not None:
+            given.bias += (moments.mean.to(C.device) @ (W - weight_of(layer).double())).to(weight.dtype)

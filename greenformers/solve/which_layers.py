@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greenformers.data._pooling import pooling_of
 from greenformers.measure.quality import evaluating
-from greenformers.solve.loss import default, output, own
+from greenformers.solve.loss import difference
 from greenformers.solve.watch import Batch, Loss, call, padding, unpadded
 
 Progress = Callable[[float], None]
@@ -121,7 +120,7 @@ def by_loss(
     trials = sum(range(keep + 1, len(paths) + 1))
     done = 0
     with evaluating(model), torch.no_grad():
-        cost = _cost(model, batches, loss)
+        cost = difference(model, batches, loss)
         gone: set[int] = set()
         while len(left) > keep:
             costs = {}
@@ -134,22 +133,6 @@ def by_loss(
             gone.add(least)
             left.remove(least)
     return left
-
-
-def _cost(model: nn.Module, batches: Sequence[Batch], loss: Loss | None) -> Callable[[int], float]:
-    """The cost of the network as it is then, on a batch of a number."""
-    if loss is not None or default(model, batches[0]) is own:
-        return lambda number: (loss or own)(model, batches[number]).item()
-
-    def outputs(number: int) -> Tensor:
-        batch = batches[number]
-        with padding(model) as masks:
-            masks.begin(batch)
-            given = output(call(model, batch), batch, pooling_of(model)).float()
-            return unpadded(given, given.shape[:-1], masks.masks)
-
-    whole = [outputs(number) for number in range(len(batches))]
-    return lambda number: (outputs(number) - whole[number]).square().sum().item()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Fewer neurons: which ones, that they are gone, and that what is left makes up for them; beside oracles."""
 
 import copy
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ from zoo import inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Neurons
-from greenformers.solve.choose_units import chosen, counts
+from greenformers.solve.choose_units import check_budget, chosen
 from greenformers.solve.coupled import Coupled
 from greenformers.solve.feed_forward import feed_forwards
 from greenformers.solve.gates import gate_gradients
 from greenformers.solve.loss import default
+from greenformers.solve.unit_curves import curves
+from greenformers.solve.units import put
 
 SECOND = {"bert": "bert.encoder.layer.{}.output.dense", "gpt2": "transformer.h.{}.mlp.c_proj",
           "llama": "model.layers.{}.mlp.down_proj"}  # fmt: skip
@@ -43,26 +45,85 @@ def lively(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> PreTra
     return model
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_counts_keep_most_of_the_information(seed: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    fisher = {name: torch.rand(8, generator=draw) ** 3 for name in "abc"}
-    layers = [Coupled("neurons", {}, name, torch.arange(8)[:, None], 1) for name in "abc"]
+@pytest.mark.parametrize("refit", [False, True])
+def test_layers_lose_what_is_measured_one_at_a_time(refit: bool) -> None:
+    model, batches = lively("bert", cls="BertModel"), texts(2)
+    layers = feed_forwards(model, batches[0])
+    fisher = {layer.second: torch.arange(44.0) for layer in layers}
+
+    def last(_: Coupled, count: int) -> Tensor:
+        return torch.arange(44 - count, 44)
 
     def each(_: Coupled, left: int) -> float:
         return left
 
-    kept = counts(layers, fisher, 0.5, each, 2)
-    assert sum(kept.values()) == 12
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    points = curves(model, layers, last, fisher, batches, each, multiple=4, refit=refit)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
-    def held(numbers: dict[str, int]) -> float:
-        return sum(fisher[name].sort(descending=True).values[:count].sum().item() for name, count in numbers.items())
+    def pooled(other: PreTrainedModel) -> list[Tensor]:
+        with torch.no_grad():
+            states = [other(**batch).last_hidden_state for batch in batches]
+        means = [
+            (state * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)
+            for state, batch in zip(states, batches, strict=True)
+        ]
+        return [mean / mean.norm(dim=1, keepdim=True) for mean in means]
 
-    choices = [dict(zip("abc", numbers, strict=True)) for numbers in product((2, 4, 6, 8), repeat=3)]
-    assert held(kept) == pytest.approx(max(held(choice) for choice in choices if sum(choice.values()) <= 12))
-    assert set(counts(layers, fisher, 0.99, each, 5).values()) == {5, 8}
+    whole = pooled(model)
+    for layer, row in zip(layers, points, strict=True):
+        assert [(point.rank, point.cost) for point in row] == [(count, count) for count in range(4, 45, 4)]
+        assert row[-1].error == 0
+        losses = {}
+        for count in (4, 20, 40):
+            changed = copy.deepcopy(model)
+            second: Any = changed.get_submodule(layer.second)
+            if refit:
+                fitted(model, second, layer.second, batches, list(range(44 - count, 44)))
+            else:
+                second.weight.data[:, : 44 - count] = 0
+            far = [(a - b).square().sum().item() for a, b in zip(pooled(changed), whole, strict=True)]
+            losses[count] = sum(far)
+        got = {point.rank: point.error for point in row}
+        assert got[4] == pytest.approx(losses[4], rel=1e-4)
+        assert got[20] == pytest.approx(losses[20], rel=1e-3)
+        assert got[40] == pytest.approx(losses[40], rel=1e-3)
+
+
+def fitted(model: PreTrainedModel, second: nn.Linear, path: str, batches: list[dict[str, Tensor]], left: Any) -> None:
+    """Fit a copy of a layer of BERT to what it gives, by least squares over rows divided by their length."""
+    h, y = seen(model, path, batches)
+    root = y.norm(dim=1, keepdim=True).reciprocal()  # of each position's weight, 1 / |y|^2
+    total = root.square().sum()
+    centre = (root.square() * h).sum(0) / total
+    x, target = root * (h - centre), root * ((h - centre) @ second.weight.detach().T)
+    damping = 1e-2 * x.square().sum(0).mean()
+    rows = torch.cat([x[:, left], damping.sqrt() * torch.eye(len(left)).double()])
+    targets = torch.cat([target, damping.sqrt() * second.weight.detach()[:, left].T])
+    weight = torch.zeros(h.shape[1], second.out_features, dtype=torch.float64)
+    weight[left] = torch.linalg.lstsq(rows, targets).solution
+    with torch.no_grad():
+        second.bias.copy_((root.square() * (y - h @ weight)).sum(0) / total)
+        second.weight.copy_(weight.T)
+
+
+def seen(model: PreTrainedModel, path: str, batches: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Inputs and outputs of a layer at positions that are no padding."""
+    rows: list[tuple[Tensor, Tensor]] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda _, args, out: rows.append((args[0], out)))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    handle.remove()
+    masks = [batch["attention_mask"].bool() for batch in batches]
+    given, out = (torch.cat([row[at][mask] for row, mask in zip(rows, masks, strict=True)]) for at in (0, 1))
+    return given, out
+
+
+def test_budgets_below_the_least_of_each_layer_are_refused() -> None:
+    layers = [Coupled("neurons", {}, name, torch.arange(8)[:, None], 1) for name in "abc"]
     with pytest.raises(ValueError, match=r"share to keep must be at least 0.25, 2 neurons in each layer; got 0.2"):
-        counts(layers, fisher, 0.2, each, 2)
+        check_budget(layers, 0.2, lambda _, left: left, 2)
 
 
 @pytest.mark.parametrize("keep", [1, 4, 9])
@@ -152,44 +213,31 @@ def test_neurons_that_are_gone_are_neurons_of_zero(name: str) -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_what_reads_them_is_fitted_by_least_squares(name: str) -> None:
     model, batches = lively(name), texts()
-    dense, plain = copy.deepcopy(model), copy.deepcopy(model)
+    dense = copy.deepcopy(model)
     greenformers.compress(model, Neurons(0.5, multiple=2), calibration=batches)
-    greenformers.compress(plain, Neurons(0.5, multiple=2, refit=False), calibration=batches)
-
-    def at(other: PreTrainedModel, of: str, path: str) -> Tensor:
-        rows: list[Tensor] = []
-        module = other.get_submodule(path)
-        handle = module.register_forward_hook(lambda _, args, out: rows.append(args[0] if of == "in" else out))
-        for batch in batches:
-            outputs(other, batch)
-        handle.remove()
-        kept = [row[batch["attention_mask"].bool()] for row, batch in zip(rows, batches, strict=True)]
-        return torch.cat(kept)
-
-    for place in range(2):
-        path = SECOND[name].format(place)
-        h, y = at(model, "in", path), at(dense, "out", path)
-        layer: Any = model.get_submodule(path)
-        old: Any = plain.get_submodule(path)
-        weight, before = (x.weight.detach() if name == "gpt2" else x.weight.detach().T for x in (layer, old))
+    for layer in feed_forwards(dense, batches[0]):
+        # What the layer gives with all its neurons, on what the changed network gives it.
+        hybrid = copy.deepcopy(model)
+        for path in layer.paths:
+            put(hybrid, path, copy.deepcopy(dense.get_submodule(path)))
+        whole: Any = hybrid.get_submodule(layer.second)
+        narrow: Any = model.get_submodule(layer.second)
+        first: Any = [other.get_submodule(next(iter(layer.first))) for other in (hybrid, model)]
+        weights = [at.weight.detach().T if name == "gpt2" else at.weight.detach() for at in first]
+        left = [next(n for n in range(len(weights[0])) if weights[0][n].equal(row)) for row in weights[1]]
+        h, y = seen(hybrid, layer.second, batches)
+        weight, before = (x.weight.detach() if name == "gpt2" else x.weight.detach().T for x in (narrow, whole))
         root = y.norm(dim=1, keepdim=True).reciprocal()  # of each position's weight, 1 / |y|^2
-        if layer.bias is not None:
+        target = y
+        if narrow.bias is not None:
             h_mean, y_mean = ((root.square() * x).sum(0) / root.square().sum() for x in (h, y))
-            torch.testing.assert_close(layer.bias.detach(), y_mean - h_mean @ weight, rtol=1e-6, atol=1e-6)
-            h, y = h - h_mean, y - y_mean
-        h, y = root * h, root * y
+            torch.testing.assert_close(narrow.bias.detach(), y_mean - h_mean[left] @ weight, rtol=1e-6, atol=1e-6)
+            h, target = h - h_mean, y - y_mean
+        h, target = root * h, root * target
         damping = 1e-2 * h.square().sum(0).mean()
-        rows = torch.cat([h, damping.sqrt() * torch.eye(h.shape[1]).double()])
-        targets = torch.cat([y, damping.sqrt() * before])
-        torch.testing.assert_close(weight, torch.linalg.lstsq(rows, targets).solution, rtol=1e-2, atol=1e-4)
-
-    def moved(other: PreTrainedModel) -> float:
-        return sum(
-            (outputs(other, batch)[0] - outputs(dense, batch)[0])[batch["attention_mask"].bool()].square().sum().item()
-            for batch in batches
-        )
-
-    assert moved(model) < moved(plain)
+        rows = torch.cat([h[:, left], damping.sqrt() * torch.eye(len(left)).double()])
+        targets = torch.cat([target, damping.sqrt() * before[left]])
+        torch.testing.assert_close(weight, torch.linalg.lstsq(rows, targets).solution, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_depends_on_what_stands_at_the_padding() -> None:

@@ -1,0 +1,131 @@
+"""What each layer loses with fewer units, as measured: how far the network's outputs move, one layer at a time.
+
+Fisher information alone (Kwon 2022, arXiv:2204.09656) sums what each unit loses by itself. Of many units of a layer
+that go together it is far from what they lose: on all-MiniLM-L6 with half of all neurons it left 66 % of layer 1's and
+93 % of layer 4's at 85.7 points of correlation, where half in each kept 86.2.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from greenformers._torch import leaves
+from greenformers.lowrank.rank import Point
+from greenformers.measure.quality import evaluating
+from greenformers.solve.choose_units import Cost, offered
+from greenformers.solve.coupled import Coupled
+from greenformers.solve.loss import difference
+from greenformers.solve.refit import Moments, Watch, fit
+from greenformers.solve.replay import Replay, layers
+from greenformers.solve.watch import Batch, Loss, call
+
+MEASURED = 8
+"""Numbers of units of a layer that are tried; between them Fisher information shares the difference out."""
+
+EXAMPLES = 128
+"""Examples by which they are judged."""
+
+Choice = Callable[[Coupled, int], Tensor]
+"""The units of a layer that stay, of a number."""
+
+
+def curves(
+    model: nn.Module,
+    coupled: Sequence[Coupled],
+    choose: Choice,
+    fisher: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    cost: Cost,
+    *,
+    multiple: int = 8,
+    refit: bool = True,
+    loss: Loss | None = None,
+    memory: float = 2**30,
+    progress: Callable[[float], None] = lambda _: None,
+) -> list[list[Point]]:
+    """For each layer the cost and the loss of each number of units that it may keep.
+
+    Args:
+        model: The network, left as it was.
+        coupled: Its layers, in the order of execution.
+        choose: The units that stay, of a number.
+        fisher: Diagonal of F (U,) of the units of each layer, by path.
+        batches: Batches of examples, all to fit with and the first to judge by.
+        cost: Cost of a layer with a number of units.
+        multiple: Number of which numbers of neurons are multiples.
+        refit: Whether what is left of a layer is fitted, as it will be.
+        loss: Loss of the model on a batch, a sum over its examples; by default its own, or how far its outputs move.
+        memory: Bytes of outputs of finished layers that may be held.
+        progress: Function that is called with the share that is done.
+    """
+    points = []
+    watch = Watch(model, batches, memory / 2) if refit else None
+    batches = _first(batches, EXAMPLES)
+    with evaluating(model), torch.no_grad():
+        order = layers(model, lambda: call(model, batches[0]))
+        replay = Replay(model, order, len(batches), memory / 2)
+        risen = difference(model, batches, loss)
+        base = sum(risen(number) for number in range(len(batches)))
+        for place, layer in enumerate(coupled):
+            replay.advance(layer.second, lambda number: call(model, batches[number]))
+            moments = watch.moments({layer.second: layer.calls})[layer.second] if watch else None
+            counts = offered(layer, multiple)
+            lost = fisher[layer.second].double().sort().values.cumsum(0)
+            by_fisher = [lost[layer.count - count - 1].item() if count < layer.count else 0.0 for count in counts]
+            tried = sorted({round(at * (len(counts) - 1) / MEASURED) for at in range(MEASURED + 1)})
+            losses = [0.0] * len(counts)
+            above = 0.0
+            for at in reversed(tried[:-1]):
+                with _left(model, layer, choose(layer, counts[at]), moments):
+                    # Fewer units that by chance do better are no reason to keep fewer than was asked for.
+                    above = losses[at] = max(above, _total(risen, replay) - base)
+            for low, high in pairwise(tried):
+                for at in range(low + 1, high):
+                    share = (by_fisher[at] - by_fisher[high]) / max(by_fisher[low] - by_fisher[high], 1e-300)
+                    losses[at] = losses[high] + share * (losses[low] - losses[high])
+            tie = 1e-6 * max(above, 1e-6) / max(by_fisher[0], 1e-300)
+            points.append(
+                [
+                    Point(count, cost(layer, count), value + tie * alone)
+                    for count, value, alone in zip(counts, losses, by_fisher, strict=True)
+                ]
+            )
+            progress((place + 1) / len(coupled))
+    return points
+
+
+def _first(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
+    """As many batches as hold these examples."""
+    total = 0
+    for number, batch in enumerate(batches):
+        total += len(next(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)))
+        if total >= examples:
+            return batches[: number + 1]
+    return batches
+
+
+def _total(risen: Callable[[int], float], replay: Replay) -> float:
+    total = 0.0
+    for number in range(len(replay.outputs)):
+        with replay.resumed(number):
+            total += risen(number)
+    if total != total and not replay.off:
+        replay.stop()  # the network reads layers that are not kept
+        return _total(risen, replay)
+    return total
+
+
+@contextmanager
+def _left(model: nn.Module, layer: Coupled, units: Tensor, moments: Moments | None) -> Iterator[None]:
+    """A `with` block in which only these units of a layer have an effect."""
+    second = model.get_submodule(layer.second)
+    before = [parameter.detach().clone() for parameter in second.parameters()]
+    fit(second, layer.columns[units].flatten().sort().values, moments)
+    try:
+        yield
+    finally:
+        for parameter, value in zip(second.parameters(), before, strict=True):
+            parameter.copy_(value)
