@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo import ZOO
 
-from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune
+from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune, Sparse
 
 TEXT = ("bert", "roberta", "distilbert", "electra", "gpt2", "llama")
 
@@ -112,6 +112,15 @@ ROWS = [
         plain=True,
         shows=("heads", "neurons"),
         hostile=[{}, [], 1],
+    ),
+    Row(
+        Sparse(keep=0.5),
+        ["--sparse", "0.5"],
+        plain=True,
+        hostile=[
+            [], {}, 3, {QUERY: "2"}, {QUERY: True}, {QUERY: -1}, {QUERY: 10**9}, {"bert.encoder": 3},
+            {"bert.embeddings.word_embeddings": 3},
+        ],
     ),
     Row(
         Int8(),
