@@ -21,10 +21,7 @@ def commit(model: nn.Module, site: Site) -> Sparse:
 
 def counts(model: nn.Module) -> dict[str, int]:
     """The number of weights that are not 0 of each sparse layer, by path."""
-    return {
-        path: layer.count if isinstance(layer, StoredLinear) else int(layer.weight.count_nonzero())
-        for path, layer in sparse_layers(model)
-    }
+    return {path: layer.sizes[0] for path, layer in sparse_layers(model)}
 
 
 def checked(description: Any) -> dict[str, int]:
@@ -51,6 +48,8 @@ def place(model: nn.Module, numbers: Mapping[str, int]) -> list[str]:
     stored: dict[int, StoredLinear] = {}
     for path, where in at.items():
         module = model.get_submodule(where)
+        if isinstance(module, StoredLinear):
+            continue  # in a layer that is at several paths
         if kind_of(module) != "linear":
             raise ValueError(f"{path}: a {type(module).__name__} is no linear layer, and has no sparse form")
         try:
@@ -68,15 +67,14 @@ def settle(model: nn.Module) -> None:
     """
     opened: dict[int, Sparse] = {}
     for path, layer in list(sparse_layers(model)):
-        if isinstance(layer, StoredLinear):
+        if not isinstance(layer, StoredLinear):
+            continue
+        if id(layer) not in opened:
             try:
-                put(
-                    model,
-                    path,
-                    opened[id(layer)] if id(layer) in opened else opened.setdefault(id(layer), layer.opened()),
-                )
+                opened[id(layer)] = layer.opened()
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
+        put(model, path, opened[id(layer)])
 
 
 def revert(model: nn.Module) -> int:

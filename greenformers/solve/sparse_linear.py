@@ -59,10 +59,15 @@ class Sparse(nn.Module):
     weight: nn.Parameter
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """The number of weights that are not 0, and of all."""
+        return int(self.weight.count_nonzero()), self.weight.numel()
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of the weight in a file."""
-        itemsize = self.weight.element_size()
-        return mask_bytes(self.weight.numel()) + itemsize * int(self.weight.count_nonzero())
+        left, size = self.sizes
+        return mask_bytes(size) + left * self.weight.element_size()
 
     @property
     def bytes_spared(self) -> int:
@@ -155,7 +160,7 @@ class StoredLinear(nn.Linear):
         shape, like = module.weight.shape, module.weight
         if values > shape.numel():
             raise ValueError(f"{values} values are more than the {shape.numel()} weights of the layer")
-        self.turned, self.shape, self.count = _turned(module), shape, values
+        self.turned, self.shape = _turned(module), shape
         self.in_features, self.out_features = shape if self.turned else shape[::-1]
         self.values = nn.Parameter(torch.empty(values, dtype=like.dtype, device=like.device))
         mask = torch.empty(mask_bytes(shape.numel()), dtype=torch.uint8, device=like.device)
@@ -166,8 +171,13 @@ class StoredLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The weight that the values stand for, as the layer will hold it."""
+        """The weight that mask and values stand for, as the layer will hold it."""
         return computed(lambda: unpacked(self.mask, self.values, self.shape), tuple(self.shape), self.values)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The number of weights that are not 0, and of all."""
+        return len(self.values), self.shape.numel()
 
     def opened(self) -> SparseLinear | SparseTransposed:
         """The sparse linear layer.

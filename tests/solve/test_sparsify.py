@@ -18,10 +18,10 @@ def drawn(m: int = 5, n: int = 12, tokens: int = 40, seed: int = 0) -> tuple[Ten
 
 
 def obs(W: Tensor, C: Tensor, *, keep: float, block: int, two_of_four: bool = False) -> Tensor:
-    """SparseGPT by the inverses of the Hessians of all columns that are left: no Cholesky factor, no blocks of updates.
+    """SparseGPT by the inverses of the Hessians of the columns that are left: no Cholesky factor, no blocks of updates.
 
-    Frantar & Alistarh 2023, section 3: going from left to right, a weight that goes costs w^2 / [H_F^-1]_jj, where F are
-    the columns from j on, and the others of F change by -w / [H_F^-1]_jj times row j of H_F^-1.
+    Frantar & Alistarh 2023, section 3: from left to right, a weight that goes costs w^2 / [H_F^-1]_jj, where F are the
+    columns from j on, and the others of F change by -w / [H_F^-1]_jj times row j of H_F^-1.
     """
     m, n = W.shape
     H, Q = C + 0.01 * C.diagonal().mean() * torch.eye(n).double(), W.clone()
@@ -71,7 +71,7 @@ def test_sparsegpt_in_float32_and_better_than_no_update() -> None:
     def lost(Q: Tensor) -> float:
         return torch.trace((W - Q) @ C @ (W - Q).T).item()
 
-    assert lost(precise) < 0.8 * lost(wanda(W, C, keep=0.5)) < 0.8 * lost(magnitude(W, keep=0.5))
+    assert lost(precise) < 0.7 * lost(wanda(W, C, keep=0.5)) < 0.7 * lost(magnitude(W, keep=0.5))
 
 
 def test_wanda_takes_the_least_products_of_each_row() -> None:
