@@ -1,13 +1,15 @@
 """Movement pruning: weights that training moves towards 0 go, step by step. Sanh 2020, arXiv:2005.07683.
 
-Each weight has a score S, 0 at the start; the network computes with W' = M W, where M is 1 at the v weights of the
-matrix with the largest scores. Weights and scores are trained together, the latter straight through the choice:
+Each weight has a score S; the network computes with W' = M W, where M is 1 at the v weights of the matrix with the
+largest scores. Weights and scores are trained together, the latter straight through the choice:
 
     dL/dW = M dL/dW',  dL/dS = W dL/dW'.
 
-So S falls where a step of gradient descent would bring W nearer to 0. The share v of the weights that stay is 1 in the
-first tenth of the steps and as asked for in the last fifth; between them 1 - v rises as a cubic (Zhu & Gupta 2017,
-arXiv:1710.01878), fast at first.
+So S falls where a step of gradient descent would bring W nearer to 0. Scores start at 0, but for a term too small to
+matter once they move: by it weights that training says nothing of go in the order of their absolute values.
+
+The share v of the weights that stay is 1 in the first tenth of the steps and as asked for in the last fifth; between
+them it falls as a cubic, fast at first (Zhu & Gupta 2017, arXiv:1710.01878).
 """
 
 from collections.abc import Iterator
@@ -27,6 +29,10 @@ WARMUP, COOLDOWN = 0.1, 0.2
 """Shares of the steps before the first weight goes, and after the last one has gone."""
 
 
+TIES = 1e-6
+"""Score at the start of the largest weight of a matrix, far below a step of training."""
+
+
 class Moving(nn.Module):
     """The weight of a layer without those of the least scores, as a parametrization.
 
@@ -37,7 +43,8 @@ class Moving(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.scores = nn.Parameter(torch.zeros_like(weight))
+        size = weight.detach().abs()
+        self.scores = nn.Parameter(TIES * size / size.max().clamp(min=torch.finfo(size.dtype).tiny))
         self.share = 1.0
 
     def mask(self) -> Tensor:

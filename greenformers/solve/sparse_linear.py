@@ -77,7 +77,7 @@ class Sparse(nn.Module):
     def held(self) -> Tensor:
         """The weight; where it is trained, with no gradient at zeros."""
         weight: Tensor = self.weight
-        if not (torch.is_grad_enabled() and weight.requires_grad):
+        if not (torch.is_grad_enabled() and weight.requires_grad) or torch.compiler.is_exporting():
             return weight
         # A parametrization may round weights to 0 that are to be trained on.
         parts: Any = self._modules.get("parametrizations")
