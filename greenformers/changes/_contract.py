@@ -141,6 +141,9 @@ class Change:
     reads_dense: ClassVar[bool] = False
     """Whether it takes dense linear layers apart, and so cannot follow a change that factorises them."""
 
+    sparsifies: ClassVar[bool] = False
+    """Whether weights of linear layers are 0 afterwards, and stay so in training."""
+
     fixes_heads: ClassVar[bool] = False
     """Whether modules are made for the number of attention heads that there is."""
 
@@ -197,6 +200,12 @@ class Change:
         if self.reads_dense and factorising is not None:
             raise ValueError(
                 f"{self.name()} cannot follow {factorising.name()}, which leaves no dense weights: "
+                f"put {self.name()} before it"
+            )
+        sparsifying = next((kind for kind in before if kind.sparsifies), None)
+        if (self.reads_dense or self.factorises) and sparsifying is not None:
+            raise ValueError(
+                f"{self.name()} cannot follow {sparsifying.name()}, whose zeros it would fill: "
                 f"put {self.name()} before it"
             )
         fixing = next((kind for kind in before if kind.fixes_heads), None)

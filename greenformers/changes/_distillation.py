@@ -1,6 +1,6 @@
 """Healing: distillation of the original into the smaller network on unlabelled examples; losses in `_student`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +43,8 @@ def heal(
     folder: Path | None = None,
     resume: bool = False,
     progress: Callable[[str, float], None] = lambda *_: None,
+    callbacks: Sequence[TrainerCallback] = (),
+    better: bool = True,
 ) -> History:
     """Train a compressed network, the student, in place to give the outputs of its teacher.
 
@@ -57,6 +59,8 @@ def heal(
         folder: Folder for checkpoints; without it none are written.
         resume: Continue from the newest checkpoint of the folder.
         progress: Function that is called as work goes on.
+        callbacks: Further callbacks of the Trainer.
+        better: Put all weights back as they were where the loss is higher in the end than it was before.
 
     Returns:
         The log of training; "eval_distance" is the loss on the examples that are held out.
@@ -72,7 +76,7 @@ def heal(
             history = fit(
                 student,  # type: ignore[arg-type]  # the Trainer takes any module
                 examples, schedule, label="healing", console=Console(quiet=True), folder=folder, resume=resume,
-                callbacks=(_Progress(progress),),
+                callbacks=(_Progress(progress), *callbacks),
             )  # fmt: skip
     except DivergedError as error:
         model.load_state_dict(before)
@@ -83,7 +87,7 @@ def heal(
         ) from error
     model.eval()
     history.log.insert(0, {"step": 0, "eval_distance": start})
-    if history.stopped is None and distances(history)[-1] > start:
+    if better and history.stopped is None and distances(history)[-1] > start:
         # A network that hardly differs from its teacher may only lose by large steps.
         model.load_state_dict(before)
     return history

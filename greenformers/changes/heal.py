@@ -34,6 +34,10 @@ class Heal(Change):
     aware: bool = option(
         False, "Round weights and inputs in training as later changes of the recipe will round them.", "--heal-aware"
     )
+    movement: float | None = option(
+        None, "Share of the weights of linear layers to keep, in (0, 1): movement pruning, step by step.",
+        "--heal-movement",
+    )  # fmt: skip
 
     order: ClassVar[int] = 80
     trains: ClassVar[bool] = True
@@ -48,6 +52,12 @@ class Heal(Change):
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.movement is not None:
+            if not 0 < self.movement < 1:
+                raise ValueError(f"movement must be a share in (0, 1), got {self.movement}")
+            if self.aware or self.patience is not None:
+                other = "aware" if self.aware else "patience"
+                raise ValueError(f"movement and {other} exclude each other: heal once with each")
         for name, weight in self.weights.items():
             from greenformers.changes._student import PARTS
 
@@ -67,10 +77,19 @@ class Heal(Change):
         return frozenset({"training", "teacher"})
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
-        """Check also that there are examples for a batch, a fitting teacher, and with `aware` a change that rounds."""
+        """Check also that there are examples for a batch, a fitting teacher, and with `aware` a change that rounds.
+
+        With `movement` there must be linear layers without zeros.
+        """
         from greenformers.changes._distillation import check_teacher
+        from greenformers.solve.sparse_sites import prunable
 
         super().check(model, before, given)
+        if self.movement is not None:
+            sparsifying = next((change for change in before if change.sparsifies), None)
+            if sparsifying is not None:
+                raise ValueError(f"movement cannot follow {sparsifying.name()}, whose zeros stay: use one of the two")
+            prunable(model)
         examples = self._examples(model, given)
         self._rounding(model, given)
         check_teacher(model, given.teacher, examples, self.weights)
@@ -94,6 +113,7 @@ class Heal(Change):
             Stopped: A signal ended training early; the same call continues it.
         """
         from greenformers.changes._distillation import distances, heal
+        from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
         from greenformers.train.run import Stopped
 
@@ -103,16 +123,20 @@ class Heal(Change):
         with ExitStack() as stack:
             for block in self._rounding(model, given):
                 stack.enter_context(block)
+            schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,
                 temperature=self.temperature, folder=given.folder, resume=given.folder is not None,
-                progress=given.progress,
+                progress=given.progress, callbacks=() if schedule is None else (schedule,),
+                better=self.movement is None,
             )  # fmt: skip
-        if history.stopped is not None:
-            raise Stopped(history.stopped)
+            if history.stopped is not None:
+                raise Stopped(history.stopped)
         values = distances(history)
         said = f"{history.steps} steps of {self.batch_size} examples, distance {values[0]:.4g} -> {values[-1]:.4g}"
-        if values[-1] > values[0]:
+        if self.movement is not None:
+            said += f"; {_left(model)} of linear layers kept, by movement"
+        elif values[-1] > values[0]:
             said += ": farther than before, so all weights are as they were before; try a lower learning rate"
         return Report(as_dict(self), said, log=history.log)
 
@@ -144,3 +168,11 @@ class Heal(Change):
     def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
         """The default, with no more examples in a step than there are, and aware of later changes that round."""
         return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))
+
+
+def _left(model: "nn.Module") -> str:
+    from greenformers.solve.sparse_linear import sparse_layers
+
+    layers = {id(layer): layer for _, layer in sparse_layers(model)}.values()
+    left, total = (sum(sizes) for sizes in zip(*(layer.sizes for layer in layers), strict=True))
+    return f"{left:,} of {total:,} weights"

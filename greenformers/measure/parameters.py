@@ -12,7 +12,11 @@ def parameters(module: nn.Module) -> int:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Bytes of the weights as saved: tied ones count once, and buffers count where they are saved."""
+    """Bytes of the weights as saved: tied ones count once, and buffers count where they are saved.
+
+    Modules whose weights are saved in a shorter form than they are held in say so by `bytes_spared`.
+    """
     saved = model.state_dict().keys()
     tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    spared = sum(int(getattr(module, "bytes_spared", 0)) for module in model.modules())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) - spared

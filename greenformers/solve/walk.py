@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from greenformers.lowrank.experts import ExpertsLED, ExpertsLinear
 from greenformers.lowrank.linear import LED, HeadLED
 from greenformers.model._transformers import TransposedLinear
+from greenformers.solve.sparse_linear import SparseTransposed
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Select = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -41,7 +42,8 @@ def kind_of(module: nn.Module) -> str | None:
 
     Subclasses of nn.Linear that compute the same, as Falcon's, are linear layers. None for any other module.
     """
-    if type(module) in (nn.Linear, TransposedLinear) or computes_linear(type(module)):  # type: ignore[arg-type]
+    transposed = (TransposedLinear, SparseTransposed)
+    if type(module) in (nn.Linear, *transposed) or computes_linear(type(module)):  # type: ignore[arg-type]
         return "linear"
     if type(module) in get_args(Convolution):
         return "conv"
@@ -117,7 +119,7 @@ class Site:
         return weight.detach().reshape(self.groups, self.m, self.n)
 
 
-def sites(model: nn.Module, select: Select = None) -> list[Site]:
+def sites(model: nn.Module, select: Select = None, *, factors: bool = False) -> list[Site]:
     """The weights that are to be factorised.
 
     Args:
@@ -125,6 +127,7 @@ def sites(model: nn.Module, select: Select = None) -> list[Site]:
         select: None for all experts and all linear layers but those that share their weight with an embedding; a kind;
             a pattern of paths such as "*.layer.[0-3].*.query"; several kinds or patterns; or a function of path and
             module. Layers that share a selected weight come with it.
+        factors: Whether the two factors of a low-rank linear layer are linear layers too.
 
     Raises:
         ValueError: Nothing is selected, or a pattern selects nothing.
@@ -132,8 +135,11 @@ def sites(model: nn.Module, select: Select = None) -> list[Site]:
     by_weight: dict[int, list[tuple[str, nn.Module]]] = {}
     # An attention that could not be unpacked reads the weights of its projections, and never calls them.
     # And the factors of a low-rank layer are no layers to be factorised.
-    whole = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention | LED | HeadLED | ExpertsLED)]
-    read = {id(part) for around in whole for part in around.modules()}
+    around = (
+        nn.MultiheadAttention | HeadLED | ExpertsLED if factors else nn.MultiheadAttention | HeadLED | ExpertsLED | LED
+    )
+    whole = [part for part in model.modules() if isinstance(part, around)]
+    read = {id(part) for holder in whole for part in holder.modules()}
     for path, module in model.named_modules(remove_duplicate=False):
         if path and kind_of(module) and id(module) not in read:
             weight = module.weight
@@ -153,7 +159,7 @@ def _choosable(group: list[tuple[str, nn.Module]], holders: int) -> bool:
     # Not if something of another class holds the weight too: it would be left with a copy. And an embedding and the
     # linear layer tied to it share both factors, but a tied TransposedLinear would need them transposed.
     modules = {id(module): module for _, module in group}.values()
-    return len(modules) == holders and len({type(module) is TransposedLinear for module in modules}) == 1
+    return len(modules) == holders and len({isinstance(module, TransposedLinear) for module in modules}) == 1
 
 
 def _chosen(groups: list[list[tuple[str, nn.Module]]], select: Select) -> list[list[tuple[str, nn.Module]]]:

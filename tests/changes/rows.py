@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo import ZOO
 
-from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune
+from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune, Sparse
 
 TEXT = ("bert", "roberta", "distilbert", "electra", "gpt2", "llama")
 
@@ -23,6 +23,7 @@ class Row:
         only: Networks of the zoo that it can be made of; of the others it says why not. None for all.
         plain: Whether it can be made of a network that is not of transformers.
         shows: Names of the changes that describe what is to be seen of it in the network; by default its own.
+        hides: Names of changes before it that are to be seen no longer: int8 weights hold zeros as any other numbers.
         flags: What one types for it after `greenformers compress MODEL`.
         hostile: Descriptions that must be refused.
     """
@@ -32,6 +33,7 @@ class Row:
     only: Sequence[str] | None = None
     plain: bool = False
     shows: Sequence[str] | None = None
+    hides: Sequence[str] = ()
     hostile: Sequence[Any] = field(default_factory=tuple)
 
     @property
@@ -114,9 +116,19 @@ ROWS = [
         hostile=[{}, [], 1],
     ),
     Row(
+        Sparse(keep=0.5),
+        ["--sparse", "0.5"],
+        plain=True,
+        hostile=[
+            [], {}, 3, {QUERY: "2"}, {QUERY: True}, {QUERY: -1}, {QUERY: 10**9}, {"bert.encoder": 3},
+            {"bert.embeddings.word_embeddings": 3},
+        ],
+    ),
+    Row(
         Int8(),
         ["--int8"],
         plain=True,
+        hides=("sparse",),
         hostile=[
             [], {"paths": QUERY, "ties": []}, {"paths": [1], "ties": []}, {"paths": ["bert.encoder"], "ties": []},
             {"paths": [QUERY], "ties": 2}, {"paths": [QUERY], "ties": [[QUERY, 3]]}, {"paths": [QUERY]},
