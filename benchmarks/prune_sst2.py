@@ -2,8 +2,8 @@
 
     python benchmarks/prune_sst2.py [--quick] [--json results/prune_sst2.jsonl]
 
-MiniLM-L6, a BERT of six layers, is trained on SST-2 (6,920 sentences) for three epochs. It is pruned with 1,000 of these
-without their labels, and scored on the 872 and 1,821 sentences of dev and test, with 95 % intervals of the difference.
+MiniLM-L6, a BERT of six layers, is trained on SST-2 (6,920 sentences) for three epochs. It is pruned with 1,000 of
+these without labels, and scored on the 872 and 1,821 sentences of dev and test, with 95 % intervals of the difference.
 Published beside: half of BERT-base's FLOPs at less than 1 point lost, in 3 minutes on a GPU (Kwon 2022,
 arXiv:2204.09656), 2.1x at 93.0 with training (CoFi, arXiv:2204.00408); of the survey, 20 to 40 % of the heads gone
 without loss (Michel 2019) and 40 % of the layers with 97 to 98 % of the quality kept (Sajjad 2020).
