@@ -1,4 +1,4 @@
-"""A trained Llama without half of its weights, by SparseGPT, Wanda and magnitude: perplexity in the published order?
+"""A trained Llama without half of its weights, by SparseGPT, Wanda and magnitude, beside the published order.
 
     python benchmarks/sparse_language_model.py [--quick] [--json results/sparse_language_model.jsonl]
 
