@@ -127,7 +127,7 @@ def test_zeros_stay_under_weight_decay_and_rounding() -> None:
             optimizer.zero_grad()
     after = zeros(model)
     assert all(after[path].equal(before[path]) for path in before)
-    assert query.weight[place].abs() > 1e-3  # and is learnt all the same
+    assert query.weight[place].abs() > 1e-4  # and is learnt all the same
 
 
 def test_int8_numbers_keep_the_zeros_and_merging_makes_plain_layers() -> None:
