@@ -56,7 +56,7 @@ def _shifts(device: torch.device) -> Tensor:
 class Sparse(nn.Module):
     """What sparse linear layers share, in either order of the weight."""
 
-    weight: nn.Parameter
+    weight: Any  # a parameter, or its parametrization
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class Sparse(nn.Module):
         return weight * (before.detach() != 0)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         weight = destination.pop(prefix + "weight", None)
         if weight is not None:  # else it is parametrized, and saved as that
             destination[prefix + "mask"], destination[prefix + "values"] = packed(weight)
@@ -102,7 +102,7 @@ class Sparse(nn.Module):
             except ValueError as error:
                 error_msgs.append(f"{prefix}weight: {error}")
                 own[prefix + "weight"] = self.weight.detach()
-        super()._load_from_state_dict(own, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(own, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class SparseLinear(Sparse, nn.Linear):

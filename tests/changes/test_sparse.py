@@ -53,6 +53,7 @@ def test_half_of_the_weights_take_little_more_than_half_of_the_bytes(tmp_path: P
     greenformers.save(model, tmp_path / "small", report)
     written = load_file(tmp_path / "small" / "model.safetensors")
     for path, layer in sparse_layers(model):
+        assert isinstance(layer, SparseLinear)
         size = sum(written[f"{path}.{name}"].nbytes for name in ("mask", "values"))
         assert size == layer.stored_bytes <= 0.55 * layer.weight.nbytes
         assert written[f"{path}.values"].equal(layer.weight[layer.weight != 0])
@@ -65,7 +66,7 @@ def test_half_of_the_weights_take_little_more_than_half_of_the_bytes(tmp_path: P
 def test_layers_are_pruned_in_order_on_inputs_as_changed() -> None:
     """By hand: the second layer sees what the pruned first one gives."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6)).double()
+    model: Any = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6)).double()
     first, second = (copy.deepcopy(model[place]) for place in (0, 2))
     batches = [torch.randn(5, 7, 8).double() for _ in range(3)]
     greenformers.compress(model, Sparse(), calibration=batches)
@@ -133,14 +134,15 @@ def test_zeros_stay_under_weight_decay_and_rounding() -> None:
 def test_int8_numbers_keep_the_zeros_and_merging_makes_plain_layers() -> None:
     model, _ = sparse("gpt2", Sparse(by="magnitude"))
     before, expected = zeros(model), outputs(model, inputs("gpt2"))[0]
-    merged = copy.deepcopy(model)
+    merged: Any = copy.deepcopy(model)
+    plain: Any = network("gpt2")
     assert greenformers.merge(merged) == len(before) == 8
     assert not list(sparse_layers(merged))
-    assert type(merged.transformer.h[0].attn.c_attn) is type(network("gpt2").transformer.h[0].attn.c_attn)
+    assert type(merged.transformer.h[0].attn.c_attn) is type(plain.transformer.h[0].attn.c_attn)
     assert outputs(merged, inputs("gpt2"))[0].equal(expected)
     greenformers.compress(model, Int8())
     for path, at in before.items():
-        assert not model.get_submodule(path).quantised[at.T].any(), path  # type: ignore[index,union-attr]
+        assert not model.get_parameter(f"{path}.quantised")[at.T].any(), path
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -166,6 +168,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_refusals_leave_the_network_as_it_was() -> None:
+    options: dict[str, Any]
     for options, message in (
         ({"keep": 1.0}, r"weights to keep must be a share in \(0, 1\), got 1.0"),
         ({"pattern": "1:2"}, "pattern must be of any, 2:4; got '1:2'"),
@@ -174,7 +177,7 @@ def test_refusals_leave_the_network_as_it_was() -> None:
         ({"pattern": "2:4", "by": "magnitude_all"}, "chooses among each four inputs: by magnitude, not magnitude_all"),
     ):
         with pytest.raises(ValueError, match=message):
-            Sparse(**options)  # type: ignore[arg-type]
+            Sparse(**options)
     model, batches = network("bert"), texts(2)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"sparse 0\.5 needs examples to calibrate with"):
@@ -184,7 +187,7 @@ def test_refusals_leave_the_network_as_it_was() -> None:
             greenformers.compress(model, [Sparse(), change], calibration=batches)
     with pytest.raises(ValueError, match="BertForMaskedLM has no linear layer to prune"):
         greenformers.compress(model, Sparse(select=("*word_embeddings",)), calibration=batches)
-    broken: Any = model.bert.encoder.layer[1].output.dense.bias
+    broken: Any = model.get_parameter("bert.encoder.layer.1.output.dense.bias")
     with torch.no_grad():
         broken.fill_(torch.inf)
     with pytest.raises(ValueError, match=r"the inputs of '.*' are not finite|inputs of calibration"):
