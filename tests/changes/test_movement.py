@@ -15,7 +15,7 @@ from greenformers.changes import Heal, Int8, Sparse
 from greenformers.changes._movement import Moving, share_at
 from greenformers.solve.sparse_linear import SparseLinear, sparse_layers
 
-PRUNING = Heal(steps=20, batch_size=16, learning_rate=3e-3, movement=0.25)
+PRUNING = Heal(steps=12, batch_size=16, learning_rate=3e-3, movement=0.25)
 
 
 def test_gradients_of_weights_and_scores_are_those_of_the_paper() -> None:
