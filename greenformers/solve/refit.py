@@ -41,17 +41,18 @@ class Refit:
             order = layers(model, lambda: call(model, batches[0]))
         self.now, self.before = (Replay(network, order, len(batches), memory / 2) for network in (model, dense))
 
-    def fit(self, path: str, calls: int) -> None:
+    def fit(self, path: str, calls: int, basis: Tensor | None = None) -> None:
         """Fit weight and bias of a layer, damped towards the weight as it is.
 
         Args:
             path: Path of the layer.
             calls: How often a pass calls it.
+            basis: Matrix (m, m') by which the outputs (m,) of the network before are multiplied, to be reached.
         """
         layer: nn.Linear | TransposedLinear = self.now.model.get_submodule(path)  # type: ignore[assignment]
         transposed = isinstance(layer, TransposedLinear)
         weight = (layer.weight if transposed else layer.weight.T).detach().double()  # (n, m)
-        C, cross, h_mean, y_mean = self._sums(path, calls, centred=layer.bias is not None)
+        C, cross, h_mean, y_mean = self._sums(path, calls, basis, centred=layer.bias is not None)
         damping = DAMPING * C.diagonal().mean().clamp(min=torch.finfo(C.dtype).tiny)
         eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
         fitted = weight + torch.linalg.solve(C + damping * eye, cross - C @ weight)
@@ -60,7 +61,9 @@ class Refit:
             if layer.bias is not None:
                 layer.bias.copy_(y_mean - h_mean @ fitted)
 
-    def _sums(self, path: str, calls: int, *, centred: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _sums(
+        self, path: str, calls: int, basis: Tensor | None, *, centred: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weighted sums h h^T and h y^T, about the means where a bias makes up for these; and the weighted means."""
         with evaluating(self.now.model), evaluating(self.before.model), torch.no_grad():
             for replay in (self.now, self.before):
@@ -69,6 +72,7 @@ class Refit:
         for number in range(len(self.batches)):
             h = self._rows(self.now, path, number, calls, output=False).double()
             y = self._rows(self.before, path, number, calls, output=True).double()
+            y = y if basis is None else y @ basis
             square = y.square().sum(1, keepdim=True)
             weight = 1 / square.clamp(min=torch.finfo(torch.float32).tiny + 1e-6 * square.mean())
             weighted = weight * h
@@ -78,7 +82,7 @@ class Refit:
         if not (C.isfinite().all() and cross.isfinite().all()) and not (self.now.off and self.before.off):
             self.now.stop()  # the network reads layers that are not kept
             self.before.stop()
-            return self._sums(path, calls, centred=centred)
+            return self._sums(path, calls, basis, centred=centred)
         if centred:
             C, cross = C - torch.outer(h_sum, h_sum) / total, cross - torch.outer(h_sum, y_sum) / total
         return C, cross, h_sum / total, y_sum / total
