@@ -95,11 +95,16 @@ def _check(description: Any) -> None:
         check_keys(f"the hidden coordinates of {path}", entry, KEYS)
         width, dimensions, bias, eps = (entry[key] for key in KEYS)
         whole = isinstance(dimensions, dict) and all(
-            isinstance(name, str) and isinstance(at, list) and at and all(type(number) is int and number >= 0 for number in at)
+            isinstance(name, str)
+            and isinstance(at, list)
+            and at
+            and all(type(number) is int and number >= 0 for number in at)
             for name, at in dimensions.items()
         )
         if type(width) is not int or width < 1 or not whole or type(bias) is not bool:
-            raise ValueError(f"the hidden coordinates of {path} must be a width, dimensions by parameter, and a bias or not")
+            raise ValueError(
+                f"the hidden coordinates of {path} must be a width, dimensions by parameter, and a bias or not"
+            )
         if eps is not None and not (type(eps) is float and eps >= 0):
             raise ValueError(f"the eps of {path} must be a number from 0 on, or none; got {eps!r}")
 
@@ -150,7 +155,8 @@ def _is_built(model: PreTrainedModel, changed: dict[str, Any], width: int, narro
         except ValueError:  # which it must not be told: its heads do not divide this size
             return False
     shapes = [
-        {name: x.shape for name, x in (*network.named_parameters(), *network.named_buffers())} for network in (placed, built)
+        {name: x.shape for name, x in (*network.named_parameters(), *network.named_buffers())}
+        for network in (placed, built)
     ]
     modules = dict(built.named_modules())
     return shapes[0] == shapes[1] and all(

@@ -21,7 +21,7 @@ BY = ("rotation", "deletion")
 
 @dataclass(frozen=True)
 class Width(Change):
-    """Fewer hidden coordinates in embeddings, layers and norms; attention heads and neurons stay as many as they are."""
+    """Fewer hidden coordinates in embeddings, layers and norms; heads and neurons stay as many as they are."""
 
     keep: float = option(0.75, "Share of the hidden width to keep, in (0, 1).", "--width")
     by: str = option(

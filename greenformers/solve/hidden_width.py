@@ -1,7 +1,6 @@
-"""The hidden width of a network: the dimensions of its weights that are one with the residual stream, coordinate by
-coordinate, found by what the network computes and not by name.
+"""The hidden width of a network: the dimensions of its weights that are those of the residual stream.
 
-A dimension of a weight belongs to the inputs or to the outputs of its layer. Two layers share coordinates where the
+They are found by what the network computes and not by name. A dimension of a weight belongs to the inputs or to the outputs of its layer. Two layers share coordinates where the
 input of one at coordinate j depends, by gradients, on the output of the other at coordinate j alone: as in a sum of
 outputs. A norm has one set of coordinates for both sides, and so has a weight that two layers share. The largest set of
 dimensions that hang together so, and that a norm and several linear layers belong to, is the hidden width.
@@ -165,9 +164,7 @@ class _Pass:
     """Inputs and outputs of all layers in one pass; the outputs are leaves, at which gradients end."""
 
     def __init__(self, model: nn.Module, example: Batch) -> None:
-        self.layers = {
-            path: layer for path, module in model.named_modules() if (layer := layer_of(module)) is not None
-        }
+        self.layers = {path: layer for path, module in model.named_modules() if (layer := layer_of(module)) is not None}
         self.inputs: dict[str, list[Tensor]] = {}
         self.outputs: list[tuple[str, Tensor]] = []
         self.calls: Counter[str] = Counter()
@@ -253,9 +250,7 @@ class _Pass:
                 members.setdefault(sets.of(key), {}).setdefault(path, set()).add(dimension)
         return members
 
-    def width(
-        self, members: Mapping[str, set[Dimension]], sources: Mapping[str, Mapping[str, object]]
-    ) -> HiddenWidth:
+    def width(self, members: Mapping[str, set[Dimension]], sources: Mapping[str, Mapping[str, object]]) -> HiddenWidth:
         """The hidden width whose dimensions are these."""
         writers, readers, norms = [], [], []
         for path, dimensions in members.items():

@@ -1,4 +1,4 @@
-"""What a norm computes: y = w (x - c mean x) / sqrt(mean (x - c mean x)^2 + eps) + b, with c = 1 (LayerNorm) or 0 (RMS).
+"""What a norm computes: y = w z / sqrt(mean z^2 + eps) + b, with z = x - mean x (LayerNorm) or z = x (RMS norm).
 
 It is read from its outputs, since classes differ in what they call eps, and some multiply by 1 + w.
 """

@@ -15,7 +15,7 @@ summed over the norms: its first d' columns keep most of their energy. The paper
 which each shortcut needs a matrix d' x d'; with one for all there is none, and none of its multiply-adds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -112,7 +112,9 @@ def rotate(exchange: Exchange, width: HiddenWidth, Q: Tensor) -> None:
     shared: dict[tuple[int, bool], nn.Parameter] = {}
     for path in dict.fromkeys((*width.writers, *width.readers)):
         module = model.get_submodule(path)
-        source = next(iter(width.sources.get(path, frozenset()) & set(width.norms)), None) if path in width.readers else None
+        source = (
+            next(iter(width.sources.get(path, frozenset()) & set(width.norms)), None) if path in width.readers else None
+        )
         exchange.parameters(path, _rotated(module, width.dimensions[path], Q, centred, forms.get(source or ""), shared))
     for path, form in forms.items():
         norm = rms_norm(model.get_submodule(path), narrow, form.eps * d / narrow)
@@ -155,4 +157,3 @@ def _rotated(
 def unit_columns(left: Tensor, d: int) -> Tensor:
     """The matrix (d, d') that picks the coordinates with the numbers `left`, float64."""
     return torch.eye(d, dtype=torch.float64, device=left.device)[:, left]
-

@@ -1,5 +1,4 @@
-"""Whether a network computes what it did, with its hidden coordinates turned or put in another order; and whether it
-runs with fewer of them."""
+"""Whether a network computes what it did with its hidden coordinates turned, and runs with fewer of them."""
 
 from collections.abc import Callable, Sequence
 

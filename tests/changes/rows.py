@@ -89,9 +89,11 @@ ROWS = [
         hostile=[
             [], {}, 3, {QUERY: 24}, {QUERY: {"width": 24}}, {QUERY: COORDINATES | {"width": 0}},
             {QUERY: COORDINATES | {"width": True}}, {QUERY: COORDINATES | {"width": 33}},
-            {QUERY: COORDINATES | {"dimensions": {"weight": [2]}}}, {QUERY: COORDINATES | {"dimensions": {"weight": 1}}},
+            {QUERY: COORDINATES | {"dimensions": {"weight": [2]}}},
+            {QUERY: COORDINATES | {"dimensions": {"weight": 1}}},
             {QUERY: COORDINATES | {"dimensions": {"training": [0]}}}, {QUERY: COORDINATES | {"dimensions": [1]}},
-            {QUERY: COORDINATES | {"eps": 1e-5}}, {QUERY: COORDINATES | {"eps": "1"}}, {QUERY: COORDINATES | {"bias": 1}},
+            {QUERY: COORDINATES | {"eps": 1e-5}}, {QUERY: COORDINATES | {"eps": "1"}},
+            {QUERY: COORDINATES | {"bias": 1}},
             {"bert.encoder": COORDINATES}, {QUERY: COORDINATES | {"more": 1}},
             {"bert.embeddings.word_embeddings": COORDINATES | {"bias": True}},
         ],
