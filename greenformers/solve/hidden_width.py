@@ -1,9 +1,10 @@
 """The hidden width of a network: the dimensions of its weights that are those of the residual stream.
 
-They are found by what the network computes and not by name. A dimension of a weight belongs to the inputs or to the outputs of its layer. Two layers share coordinates where the
-input of one at coordinate j depends, by gradients, on the output of the other at coordinate j alone: as in a sum of
-outputs. A norm has one set of coordinates for both sides, and so has a weight that two layers share. The largest set of
-dimensions that hang together so, and that a norm and several linear layers belong to, is the hidden width.
+They are found by what the network computes and not by name. A dimension of a weight belongs to the inputs or to the
+outputs of its layer. Two layers share coordinates where the input of one at coordinate j depends, by gradients, on
+the output of the other at coordinate j alone: as in a sum of outputs. A norm has one set of coordinates for both
+sides, and so has a weight that two layers share. The largest set of dimensions that hang together so, and that a norm
+and several linear layers belong to, is the hidden width.
 """
 
 from collections import Counter
@@ -134,7 +135,7 @@ def hidden_width(model: nn.Module, example: Batch, *, shared: bool) -> HiddenWid
 
 def _is_stream(layers: Mapping[str, Layer], members: Mapping[str, set[Dimension]]) -> bool:
     """Whether a set of dimensions is a sum that is normalised: several linear layers write it, and several read it."""
-    kinds = Counter()
+    kinds: Counter[str] = Counter()
     for path, dimensions in members.items():
         layer = layers[path]
         kinds["norm"] += layer.kind == "norm"
