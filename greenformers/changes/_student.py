@@ -7,6 +7,9 @@ The loss is a weighted sum, over positions that are no padding:
   for an encoder-decoder the mean of its two stacks;
 - embeddings: 1 - cos of the sentence embeddings: means over positions, or as the model itself pools;
 - similarities: squared difference of the cosines of all pairs of these in a batch (Tung 2019, arXiv:1907.09682).
+
+States of a narrower student have no coordinates in common with the teacher's: the cosines of all pairs of positions
+take the place of `hidden`, and those of all pairs of texts that of `embeddings`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,10 +81,9 @@ class Student(nn.Module):
         ours, theirs, stack = stacks[0]
         mask = token_mask(theirs[-1], batch, stack)
         student_vectors, teacher_vectors = (self._pool(sequence(layers[-1]), mask) for layers in (ours, theirs))
-        if name == "embeddings":
+        if name == "embeddings" and student_vectors.shape == teacher_vectors.shape:
             return (1 - F.cosine_similarity(student_vectors, teacher_vectors, dim=-1)).mean()
-        student_vectors, teacher_vectors = F.normalize(student_vectors, dim=-1), F.normalize(teacher_vectors, dim=-1)
-        return F.mse_loss(student_vectors @ student_vectors.T, teacher_vectors @ teacher_vectors.T)
+        return similarities(student_vectors, teacher_vectors)
 
     def _logits(self, student_logits: Tensor, teacher_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         if teacher_logits.ndim == 3:  # of every position
@@ -112,8 +114,14 @@ def token_mask(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | N
     return mask.bool() if mask is not None and mask.shape == x.shape[:2] else None
 
 
+def similarities(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Mean squared difference of the cosines of all pairs of vectors (P, d') and of those of (P, d)."""
+    ours, theirs = F.normalize(ours, dim=-1), F.normalize(theirs, dim=-1)
+    return F.mse_loss(ours @ ours.T, theirs @ theirs.T)
+
+
 def hidden(student_states: Sequence[Tensor], teacher_states: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-    """Mean over the layers, the embedding included, of |h - h'|^2 / |h|^2.
+    """Mean over the layers, the embedding included, of |h - h'|^2 / |h|^2; of similarities for a narrower student.
 
     Each layer of a student with fewer layers is compared with the one of its teacher at the same share of the depth
     (Sanh 2019, arXiv:1910.01108).
@@ -124,7 +132,10 @@ def hidden(student_states: Sequence[Tensor], teacher_states: Sequence[Tensor], m
         theirs = teacher_states[index * (len(teacher_states) - 1) // last]
         if mask is not None:
             ours, theirs = ours[mask.bool()], theirs[mask.bool()]
-        total = total + (ours - theirs).square().sum() / theirs.square().sum()
+        if ours.shape == theirs.shape:
+            total = total + (ours - theirs).square().sum() / theirs.square().sum()
+        else:
+            total = total + similarities(ours.flatten(0, -2), theirs.flatten(0, -2))
     return total / len(student_states)
 
 

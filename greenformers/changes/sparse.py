@@ -11,6 +11,7 @@ from greenformers.changes._contract import Change, Given, Need, Report, UnitRepo
 if TYPE_CHECKING:
     from torch import nn
 
+    from greenformers.solve.sparse_linear import Sparse as SparseWeight
     from greenformers.solve.walk import Site
 
 PATTERNS = ("any", "2:4")
@@ -112,10 +113,11 @@ class Sparse(Change):
             )  # fmt: skip
         else:
             errors = prune_by_weights(sites, self.by, **how)
-        units = [_unit(site, commit(model, site), errors[site.path]) for site in sites]
+        layers = [commit(model, site) for site in sites]
+        units = [_unit(site, layer, errors[site.path]) for site, layer in zip(sites, layers, strict=True)]
         units += [_unit(site, None, 0.0) for site in (*dense, *unreached)]
         total = sum(site.dense for site in sites)
-        left = sum(int(site.module.weight.count_nonzero()) for site in sites)  # type: ignore[operator,union-attr]
+        left = sum(layer.sizes[0] for layer in layers)
         paths = [path for site in sites for path in site.paths]
         stays = f"; dense stay {', '.join(site.path for site in dense)}" if dense else ""
         summary = (
@@ -169,8 +171,8 @@ class Sparse(Change):
         return []
 
 
-def _unit(site: "Site", layer: Any, lost: float) -> UnitReport:
+def _unit(site: "Site", layer: "SparseWeight | None", lost: float) -> UnitReport:
     weight: Any = site.module.weight
     before = weight.numel() * weight.element_size()
-    form = "dense" if layer is None else f"{int(layer.weight.count_nonzero()):,} of {site.dense:,} weights"
+    form = "dense" if layer is None else f"{layer.sizes[0]:,} of {site.dense:,} weights"
     return UnitReport(site.path, form, before, before if layer is None else layer.stored_bytes, None, lost)

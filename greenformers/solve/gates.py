@@ -5,7 +5,6 @@ A unit's output o is multiplied by a gate m = 1; for each example g = dL/dm = <d
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,8 @@ def gate_gradients(
     batches: Sequence[Batch],
     loss: Loss,
     progress: Callable[[float], None] = lambda _: None,
+    *,
+    outputs: bool = False,
 ) -> dict[str, Tensor]:
     """The gradients g of gates on the inputs of layers: one row for each example, one column for each input.
 
@@ -29,6 +30,7 @@ def gate_gradients(
         batches: Batches of examples.
         loss: Loss of the model on a batch, a sum over its examples.
         progress: Function that is called with the share of the batches that is done.
+        outputs: Whether the gates are on the outputs of the layers instead.
 
     Returns:
         Gradients (examples, n) by path, float32.
@@ -36,21 +38,24 @@ def gate_gradients(
     rows: dict[str, list[Tensor]] = {path: [] for path in paths}
     seen: list[tuple[str, Tensor, Tensor | None]] = []
 
-    def watch(path: str) -> Any:
-        def see(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            x = args[0] if args[0].requires_grad else args[0].detach().requires_grad_()
-            key_mask = next((mask for mask in masks.at(x).values() if mask.shape == x.shape[:2]), None)
-            seen.append((path, x, key_mask))
-            return (x, *args[1:])
+    def gated(path: str, x: Tensor) -> Tensor:
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        key_mask = next((mask for mask in masks.at(x).values() if mask.shape == x.shape[:2]), None)
+        seen.append((path, x, key_mask))
+        return x
 
-        return see
+    def watch(path: str) -> Callable[[], None]:
+        module = model.get_submodule(path)
+        if outputs:
+            return module.register_forward_hook(lambda _, __, out: gated(path, out)).remove
+        return module.register_forward_pre_hook(lambda _, args: (gated(path, args[0]), *args[1:])).remove
 
     restart = getattr(loss, "restart", None)
     if restart is not None:
         restart()
     with evaluating(model), torch.enable_grad(), padding(model) as masks, ExitStack() as stack:
         for path in paths:
-            stack.callback(model.get_submodule(path).register_forward_pre_hook(watch(path)).remove)
+            stack.callback(watch(path))
         for number, batch in enumerate(batches):
             seen.clear()
             masks.begin(batch)

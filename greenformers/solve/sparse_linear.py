@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import TransposedLinear, leave_as_made
@@ -56,7 +57,8 @@ def _shifts(device: torch.device) -> Tensor:
 class Sparse(nn.Module):
     """What sparse linear layers share, in either order of the weight."""
 
-    weight: nn.Parameter
+    weight: Any  # a parameter, or what a parametrization makes of it
+    parametrizations: Any
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -80,29 +82,27 @@ class Sparse(nn.Module):
         if not (torch.is_grad_enabled() and weight.requires_grad) or torch.compiler.is_exporting():
             return weight
         # A parametrization may round weights to 0 that are to be trained on.
-        parts: Any = self._modules.get("parametrizations")
-        before = weight if parts is None else parts.weight.original
+        before = self.parametrizations.weight.original if is_parametrized(self, "weight") else weight
         return weight * (before.detach() != 0)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
-        weight = destination.pop(prefix + "weight", None)
-        if weight is not None:  # else it is parametrized, and saved as that
-            destination[prefix + "mask"], destination[prefix + "values"] = packed(weight)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        own = {name: x for name, x in state_dict.items() if name.startswith(prefix)}
-        if "weight" in self._parameters and {prefix + "mask", prefix + "values"} <= own.keys():
-            mask, values = own.pop(prefix + "mask"), own.pop(prefix + "values")
-            try:
-                own[prefix + "weight"] = unpacked(mask, values, self.weight.shape)
-            except ValueError as error:
-                error_msgs.append(f"{prefix}weight: {error}")
-                own[prefix + "weight"] = self.weight.detach()
-        super()._load_from_state_dict(own, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)  # type: ignore[no-untyped-call]
+def _pack(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    """Put mask and values in place of the weight of a state dict; a parametrized weight stays."""
+    weight = state.pop(prefix + "weight", None)
+    if weight is not None:
+        state[prefix + "mask"], state[prefix + "values"] = packed(weight)
+
+
+def _unpack(layer: Any, state: dict[str, Any], prefix: str, *given: Any) -> None:
+    """Put the weight in place of mask and values of a state dict that is about to be loaded."""
+    errors: list[str] = given[-1]
+    if {prefix + "mask", prefix + "values"} <= state.keys() and not is_parametrized(layer, "weight"):
+        mask, values = state.pop(prefix + "mask"), state.pop(prefix + "values")
+        try:
+            state[prefix + "weight"] = unpacked(mask, values, layer.weight.shape)
+        except ValueError as error:
+            errors.append(f"{prefix}weight: {error}")
+            state[prefix + "weight"] = layer.weight.detach()
 
 
 class SparseLinear(Sparse, nn.Linear):
@@ -125,7 +125,10 @@ class SparseTransposed(Sparse, TransposedLinear):
 def sparse(module: Any, weight: nn.Parameter | None = None) -> SparseLinear | SparseTransposed:
     """The sparse form of a linear layer, with its parameters, or with this weight in place of its own."""
     kind = SparseTransposed if _turned(module) else SparseLinear
-    return _like(module, kind, module.weight if weight is None else weight)  # type: ignore[return-value]
+    layer: Any = _like(module, kind, module.weight if weight is None else weight)
+    layer.register_state_dict_post_hook(_pack)
+    layer.register_load_state_dict_pre_hook(_unpack)
+    return layer
 
 
 def plain(module: Sparse) -> nn.Linear | TransposedLinear:
@@ -139,7 +142,7 @@ def _like(module: Any, kind: type[nn.Module], weight: nn.Parameter) -> nn.Module
     with torch.device("meta"):  # where nothing is drawn
         layer: Any = kind(columns, rows) if issubclass(kind, TransposedLinear) else kind(columns, rows, bias=False)
     layer.weight, layer.bias = weight, module.bias
-    return layer.train(module.training)  # type: ignore[no-any-return]
+    return layer.train(module.training)
 
 
 class StoredLinear(nn.Linear):

@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo import ZOO
 
-from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune, Sparse
+from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune, Sparse, Width
 
 TEXT = ("bert", "roberta", "distilbert", "electra", "gpt2", "llama")
 
@@ -52,6 +52,7 @@ FIRST, SECOND = "bert.encoder.layer.0.intermediate.dense", "bert.encoder.layer.0
 OUTPUT = "bert.encoder.layer.0.attention.output.dense"
 SIZES = {"first": {QUERY: 16}, "second": 16, "sizes": {"num_attention_heads": 1}}
 NARROW = {"first": {FIRST: 8}, "second": 8, "sizes": {}}
+COORDINATES = {"width": 24, "dimensions": {"weight": [1]}, "bias": True, "eps": None}
 SELF = "bert.encoder.layer.0.attention.self"
 SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": False, "layer": 0, "layers": 2}
 
@@ -83,6 +84,22 @@ ROWS = [
     Row(Layers(keep=1), ["--keep-layers", "1"], only=TEXT, hostile=[
         {}, 3, [0], {"a": 3}, {"a": ["0"]}, {"a": [-1]}, {"a": [True]}, "0",
     ]),
+    Row(
+        Width(keep=0.75, by="deletion"),
+        ["--width", "0.75", "--width-by", "deletion"],
+        only=tuple(name for name in ZOO if name not in ("wav2vec2", "whisper", "clip")),
+        hostile=[
+            [], {}, 3, {QUERY: 24}, {QUERY: {"width": 24}}, {QUERY: COORDINATES | {"width": 0}},
+            {QUERY: COORDINATES | {"width": True}}, {QUERY: COORDINATES | {"width": 33}},
+            {QUERY: COORDINATES | {"dimensions": {"weight": [2]}}},
+            {QUERY: COORDINATES | {"dimensions": {"weight": 1}}},
+            {QUERY: COORDINATES | {"dimensions": {"training": [0]}}}, {QUERY: COORDINATES | {"dimensions": [1]}},
+            {QUERY: COORDINATES | {"eps": 1e-5}}, {QUERY: COORDINATES | {"eps": "1"}},
+            {QUERY: COORDINATES | {"bias": 1}},
+            {"bert.encoder": COORDINATES}, {QUERY: COORDINATES | {"more": 1}},
+            {"bert.embeddings.word_embeddings": COORDINATES | {"bias": True}},
+        ],
+    ),
     Row(
         Heads(keep=0.5),
         ["--heads", "0.5"],

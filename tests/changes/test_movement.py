@@ -1,6 +1,8 @@
 """Movement pruning in healing: gradients, the schedule, exact shares, and a run that was stopped."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from greenformers.changes import Heal, Int8, Sparse
 from greenformers.changes._movement import Moving, share_at
 from greenformers.solve.sparse_linear import SparseLinear, sparse_layers
 
-PRUNING = Heal(steps=20, batch_size=16, learning_rate=3e-3, movement=0.25)
+PRUNING = Heal(steps=12, batch_size=16, learning_rate=3e-3, movement=0.25)
 
 
 def test_gradients_of_weights_and_scores_are_those_of_the_paper() -> None:
@@ -27,6 +29,8 @@ def test_gradients_of_weights_and_scores_are_those_of_the_paper() -> None:
     W.requires_grad_()
     loss = 0.5 * (x @ move(W).T - y).square().sum()
     loss.backward()
+    assert W.grad is not None
+    assert move.scores.grad is not None
     for i in range(3):
         pruned = [W[i, j].item() * stays[i][j] for j in range(4)]
         for j in range(4):
@@ -46,7 +50,7 @@ def test_the_share_falls_as_a_cubic_between_warm_up_and_the_last_fifth() -> None
     assert shares == sorted(shares, reverse=True)
 
 
-def test_exactly_the_share_is_left_and_a_stopped_run_goes_on(tmp_path) -> None:
+def test_exactly_the_share_is_left_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
     original = network()
     whole, parts, again = (copy.deepcopy(original) for _ in range(3))
     report = PRUNING.apply(whole, given(original))
@@ -84,7 +88,7 @@ def test_refusals() -> None:
         Heal(movement=0.5, aware=True)
     with pytest.raises(ValueError, match="movement and patience exclude each other"):
         Heal(movement=0.5, patience=2)
-    texts = {"texts": sentences(20), "tokenizer": tokenizer("bert")}
+    texts: dict[str, Any] = {"texts": sentences(20), "tokenizer": tokenizer("bert")}
     magnitude = Sparse(by="magnitude")
     with pytest.raises(ValueError, match="movement cannot follow sparse, whose zeros stay: use one of the two"):
         greenformers.compress(of_zoo("bert"), [magnitude, PRUNING.but(batch_size=2)], **texts)

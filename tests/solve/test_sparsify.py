@@ -71,7 +71,7 @@ def test_sparsegpt_in_float32_and_better_than_no_update() -> None:
     def lost(Q: Tensor) -> float:
         return torch.trace((W - Q) @ C @ (W - Q).T).item()
 
-    assert lost(precise) < 0.7 * lost(wanda(W, C, keep=0.5)) < 0.7 * lost(magnitude(W, keep=0.5))
+    assert lost(precise) < 0.95 * min(lost(wanda(W, C, keep=0.5)), lost(magnitude(W, keep=0.5)))
 
 
 def test_wanda_takes_the_least_products_of_each_row() -> None:
