@@ -92,15 +92,15 @@ def linear_weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
     Of the two networks of replaced token detection, the discriminator's are meant, which is the one that is saved.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     both = isinstance(model, GeneratorAndDiscriminator)
-    return {
-        names[id(module.weight)]: module.weight
+    linear = {
+        id(module.weight)
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear)
         and "layers" in path.split(".")
         and not (both and path.startswith("generator."))
     }
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in linear}
 
 
 def everything(model: nn.Module) -> Masks:
