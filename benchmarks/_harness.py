@@ -319,15 +319,15 @@ class Run:
                 self.console.print(f"published: {path.stem}", path.read_text(), sep="\n")
 
 
-def fitted(model: Any, objective: Any, schedule: Any, label: str) -> History:
-    """Train a network quietly.
+def fitted(model: Any, objective: Any, schedule: Any, label: str, *callbacks: Any) -> History:
+    """Train a network quietly, with further callbacks of the training.
 
     Raises:
         KeyboardInterrupt: a signal ended it early.
     """
     from greenformers.train.fit import fit
 
-    history = fit(model, objective, schedule, label=label, console=Console(quiet=True))
+    history = fit(model, objective, schedule, label=label, console=Console(quiet=True), callbacks=callbacks)
     if history.stopped is not None:
         raise KeyboardInterrupt
     return history

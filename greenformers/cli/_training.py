@@ -5,13 +5,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import flags, given
 from greenformers.train.settings import Training, read
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _FIXED: dict[str, tuple[object, object]] = {
     "config": (Annotated[Path | None, typer.Argument(help="TOML or JSON file of settings.")], None),
@@ -69,14 +72,27 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
     if figure := run_curves(out.name, outcome.history.log):
         save(figure, out / "curves.png")
     if outcome.history.stopped is not None:
-        console.print(f"stopped after step {outcome.history.steps} of {outcome.steps}; go on with --resume")
+        done = f", with {len(outcome.rounds)} rounds finished" if outcome.rounds else ""
+        console.print(f"stopped after step {outcome.history.steps} of {outcome.steps}{done}; go on with --resume")
         sys.exit(128 + outcome.history.stopped)
+    if outcome.rounds:
+        console.print(_table(outcome.rounds))
     scores = ", ".join(f"{name} {value:.4g}" for name, value in outcome.scores.items())
     console.print(
         f"{parameters(run.trained(out, kind)):,} parameters, validation {scores}, "
         f"{outcome.history.seconds:.1f} s of training\nmodel: {out / run.MODEL}",
         soft_wrap=True,
     )
+
+
+def _table(rounds: dict[int, dict[str, float]]) -> "Table":
+    """Scores of the rounds of a lottery ticket, on the validation split."""
+    from rich.table import Table
+
+    table = Table("round", "weights left, %", *list(rounds[0])[1:], title="Lottery ticket")
+    for number, (share, *scores) in ((number, row.values()) for number, row in rounds.items()):
+        table.add_row(str(number), f"{100 * share:.2f}", *(f"{score:.4g}" for score in scores))
+    return table
 
 
 def _given(kind: type[Training], config: Path | None, values: dict[str, Any]) -> dict[str, Any]:

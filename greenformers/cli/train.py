@@ -16,7 +16,8 @@ train = training(
 
     The run folder OUT holds run.json (all settings), metrics.jsonl,
     curves.png, scores.json and model/, for `from_pretrained`; during
-    training also checkpoints/.
+    training also checkpoints/. With --lottery-rounds, rounds/N/ holds
+    the mask, metrics.jsonl and scores.json of each round.
 
     A run that was stopped goes on with --resume.
 

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
+from greenformers.train.rounds import Rounds
 from greenformers.train.save import check_new, save
 from greenformers.train.settings import Settings, Training, read
 from greenformers.train.state import put_weights, weights
@@ -49,12 +50,14 @@ class Outcome:
     Attributes:
         scores: Scores of the trained model, such as "loss"; empty where a signal ended the run early.
         history: History of the training.
-        steps: Number of optimisation steps of the whole run.
+        steps: Number of optimisation steps of the whole run, or of one round of a lottery ticket.
+        rounds: Scores of each finished round of a lottery ticket, "weights_left" among them, by its number.
     """
 
     scores: dict[str, float]
     history: History
     steps: int
+    rounds: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 def start(folder: Path, settings: Training, console: Console) -> Outcome:
@@ -136,7 +139,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 
 def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     """Task and network of a run; errors in the settings are raised here, before anything is written."""
-    schedule = settings.schedule
+    schedule, lottery = settings.schedule, settings.lottery
     per_process(schedule, whole=settings.micro_batches is not None)
     if settings.micro_batches is not None and _alone():
         raise ValueError("micro_batches needs several processes: start the run with torchrun")
@@ -152,6 +155,8 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
                     f"{name} must be off with residual reversible, which stores no activations to recompute"
                 )
     steps, snapshots = schedule.stream(task.objective).steps, settings.snapshot_steps
+    if lottery is not None:
+        lottery.check(model, steps)
     if snapshots and settings.micro_batches is not None:
         raise ValueError(f"snapshots are not made in a pipeline (micro_batches), got {settings.snapshots}")
     if snapshots and not 1 <= snapshots[0] <= snapshots[-1] <= steps:
@@ -163,13 +168,58 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
 def _train(
     folder: Path, settings: Training, task: Task, model: PreTrainedModel, console: Console, *, resume: bool
 ) -> Outcome:
+    if settings.lottery is not None:
+        return _train_rounds(folder, settings, task, console)
+    label, checkpoints = folder.name, folder / CHECKPOINTS
+    outcome = _train_once(folder, settings, task, model, console, label=label, checkpoints=checkpoints, resume=resume)
+    if outcome.history.stopped is None:
+        _finish(folder, task, model, outcome.scores)
+    return outcome
+
+
+def _train_rounds(folder: Path, settings: Training, task: Task, console: Console) -> Outcome:
+    """Train the rounds of a lottery ticket that are not finished."""
+    assert settings.lottery is not None
+    steps = settings.schedule.stream(task.objective).steps
+    rounds = Rounds(folder, folder / CHECKPOINTS, settings.lottery, task, steps, writes=first_process())
+    seconds = 0.0
+    for number in rounds.unfinished:
+        model = rounds.network(number)
+        outcome = _train_once(
+            rounds.folder(number), settings, task, model, console, label=f"{folder.name}, round {number}",
+            checkpoints=rounds.checkpoints(number), resume=True, callbacks=rounds.callbacks(number),
+        )  # fmt: skip
+        seconds += outcome.history.seconds
+        if outcome.history.stopped is not None:
+            break
+        rounds.end(number, model, weights(model), outcome.scores)
+    else:
+        if first_process():
+            checkpoint.replace(folder / METRICS, (rounds.folder(number) / METRICS).read_text())
+        _finish(folder, task, model, outcome.scores)
+    return replace(outcome, history=replace(outcome.history, seconds=seconds), rounds=rounds.rows)
+
+
+def _train_once(
+    folder: Path,
+    settings: Training,
+    task: Task,
+    model: PreTrainedModel,
+    console: Console,
+    *,
+    label: str,
+    checkpoints: Path,
+    resume: bool,
+    callbacks: tuple[TrainerCallback, ...] = (),
+) -> Outcome:
     schedule = settings.schedule
+    snapshots = _Snapshots(folder / SNAPSHOTS, settings.snapshot_steps, task, model)
     options: dict[str, Any] = {
-        "label": folder.name,
+        "label": label,
         "console": console,
-        "folder": folder / CHECKPOINTS,
+        "folder": checkpoints,
         "resume": resume,
-        "callbacks": (_Metrics(folder / METRICS), _Snapshots(folder / SNAPSHOTS, settings.snapshot_steps, task, model)),
+        "callbacks": (_Metrics(folder / METRICS), snapshots, *callbacks),
     }
     if settings.micro_batches is None:
         history = fit(model, task.objective, schedule, **options)
@@ -178,11 +228,7 @@ def _train(
     steps = schedule.stream(task.objective).steps
     if history.stopped is not None:
         return Outcome({}, history, steps)
-    scores = _scores_of(history, task.objective, best=schedule.patience is not None)
-    tensors = weights(model)  # every process has a part of a sharded model
-    if first_process():
-        _finish(folder, task, tensors, scores)
-    return Outcome(scores, history, steps)
+    return Outcome(_scores_of(history, task.objective, best=schedule.patience is not None), history, steps)
 
 
 def _scores_of(history: History, objective: Objective, *, best: bool) -> dict[str, float]:
@@ -195,10 +241,12 @@ def _scores_of(history: History, objective: Objective, *, best: bool) -> dict[st
     return {name.removeprefix("eval_"): value for name, value in chosen.items() if name.startswith("eval_")}
 
 
-def _finish(folder: Path, task: Task, tensors: dict[str, Tensor], scores: dict[str, float]) -> None:
-    _save_model(folder, task, tensors)
-    checkpoint.replace(folder / SCORES, json.dumps(scores, indent=1) + "\n")
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+def _finish(folder: Path, task: Task, model: PreTrainedModel, scores: dict[str, float]) -> None:
+    tensors = weights(model)  # every process has a part of a sharded model
+    if first_process():
+        _save_model(folder, task, tensors)
+        checkpoint.replace(folder / SCORES, json.dumps(scores, indent=1) + "\n")
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
 def _save_model(folder: Path, task: Task, tensors: dict[str, Tensor]) -> None:

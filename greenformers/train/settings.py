@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
+    from greenformers.train.lottery import Lottery
     from greenformers.train.task import Start, Task
 
 KEPT = 16
@@ -95,6 +96,23 @@ class Training:
         None, "Pipeline over the processes of torchrun (GPipe): number of parts of a batch that are in it at once."
     )
 
+    lottery_rounds: int = setting(
+        0,
+        "Lottery ticket: number of times that the linear layers' weights of least size are dropped and the rest is "
+        "trained again from the start; 0 for none.",
+    )
+    lottery_drop: float | None = setting(
+        None, "Lottery ticket: share of the weights left that each round drops; 0.2 if not given."
+    )
+    lottery_rewind: float | None = setting(
+        None, "Lottery ticket: share of the steps that later rounds do not train again; 0 if not given."
+    )
+    lottery_control: str | None = setting(
+        None,
+        "Lottery ticket: network of the last round: none, which is the ticket, or a control: random (mask), reinit "
+        "(new weights) or worst (mask, of the dense network's least weights); none if not given.",
+    )
+
     @property
     def schedule(self) -> "Schedule":
         """How long and how fast the model is trained.
@@ -107,6 +125,32 @@ class Training:
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}
         return Schedule(batch_size=self.batch, **given)
+
+    @property
+    def lottery(self) -> "Lottery | None":
+        """The rounds of a lottery ticket; None for a plain training.
+
+        Raises:
+            ValueError: A setting is out of range, has no effect without rounds, or excludes them.
+        """
+        from greenformers.train.lottery import Lottery
+
+        names = ("drop", "rewind", "control")
+        given = {name: getattr(self, f"lottery_{name}") for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not self.lottery_rounds:
+            for name, value in given.items():
+                raise ValueError(f"lottery_{name} is for lottery_rounds of at least 1, got {value}")
+            return None
+        if self.micro_batches is not None:
+            raise ValueError(f"micro_batches is not for lottery_rounds: must be left out, got {self.micro_batches}")
+        if self.shard:
+            raise ValueError("shard must be off with lottery_rounds: masks are of whole weights")
+        if self.lottery_rewind and self.patience is not None:
+            raise ValueError(
+                f"patience must be left out with lottery_rewind, whose step it could end before; got {self.patience}"
+            )
+        return Lottery(self.lottery_rounds, **given)
 
     @property
     def snapshot_steps(self) -> list[int]:
