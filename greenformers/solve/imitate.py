@@ -1,8 +1,8 @@
 """Linear layers fitted to the outputs of another network, on the inputs that the network they are in gives them.
 
-Where hidden states have fewer coordinates than before, no layer has what it gave before: it is fitted to part of what the
-whole network gives, least E |W h + b - B^T y|^2 / |B^T y|^2 over positions that are no padding, B the coordinates that
-are left (SliceGPT, Ashkboos 2024, arXiv:2401.15024, fits nothing). The weights of positions are those of
+Where hidden states have fewer coordinates than before, no layer has what it gave before: it is fitted to part of what
+the whole network gives, least E |W h + b - B^T y|^2 / |B^T y|^2 over positions that are no padding, B the coordinates
+that are left (SliceGPT, Ashkboos 2024, arXiv:2401.15024, fits nothing). The weights of positions are those of
 `greenformers.solve.refit`.
 """
 
