@@ -1,7 +1,6 @@
 """The description of a network with fewer hidden coordinates, and its placement in one of its class."""
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +11,8 @@ from greenformers.changes._paths import check_keys, located
 from greenformers.model._transformers import all_ties
 from greenformers.solve.hidden_width import HiddenWidth
 from greenformers.solve.narrow import Exchange, exchanged, rms_norm
+from greenformers.solve.unchanged import outputs
+from greenformers.solve.watch import Batch
 
 NARROWED = "_hidden_coordinates_left"
 """Attribute of a module with the description of each of its children that holds fewer coordinates, by name."""
@@ -109,30 +110,39 @@ def _check(description: Any) -> None:
             raise ValueError(f"the eps of {path} must be a number from 0 on, or none; got {eps!r}")
 
 
-def configure(model: PreTrainedModel, width: int, narrow: int) -> bool:
+def configure(model: PreTrainedModel, width: int, narrow: int, batch: Batch) -> bool:
     """Have the configuration say what is true of the narrower network, as far as its class builds that from it.
 
     A head that no longer shares its weight with the embedding is said to be apart. The hidden size is that of the
     narrower network where its class builds the same from it, as where the size of a head is an option of its own;
     elsewhere it stays that of the network before, which the description then makes narrower.
 
+    Args:
+        model: The narrower network, which has been marked.
+        width: Its hidden size before.
+        narrow: Its hidden size now.
+        batch: A batch, by which it is seen that it computes the same by either configuration.
+
     Returns:
         Whether the head has been parted from the embedding.
     """
-    changed: dict[str, Any] = {}
-    names = dict(model.named_parameters(remove_duplicate=False))
-    ties = ((names.get(target), names.get(origin)) for target, origin in all_ties(model).items())
-    if any(a is not b for a, b in ties if a is not None and b is not None):
-        changed["tie_word_embeddings"] = False
-    if getattr(model.config, "hidden_size", None) == width and _is_built(model, changed, width, narrow):
-        changed["hidden_size"] = narrow
-    if changed:
-        shared: Any = model.config
-        own = _with(shared, changed)
-        for part in model.modules():
-            if vars(part).get("config") is shared:
-                vars(part)["config"] = own
-    return "tie_word_embeddings" in changed
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    ties = ((parameters.get(target), parameters.get(origin)) for target, origin in all_ties(model).items())
+    parted = any(a is not b for a, b in ties if a is not None and b is not None)
+    if parted:
+        _set_config(model, tie_word_embeddings=False)
+    if getattr(model.config, "hidden_size", None) == width:
+        _resize(model, width, narrow, batch)
+    return parted
+
+
+def _set_config(model: PreTrainedModel, **values: Any) -> None:
+    """Set options in a configuration of the model's own, since another network may use the same object."""
+    shared: Any = model.config
+    own = _with(shared, values)
+    for part in model.modules():
+        if vars(part).get("config") is shared:
+            vars(part)["config"] = own
 
 
 def _with(config: Any, values: dict[str, Any]) -> Any:
@@ -142,33 +152,54 @@ def _with(config: Any, values: dict[str, Any]) -> Any:
     return own
 
 
-def _is_built(model: PreTrainedModel, changed: dict[str, Any], width: int, narrow: int) -> bool:
-    """Whether the class builds from a smaller hidden size what the description makes of the network before."""
+def _resize(model: PreTrainedModel, width: int, narrow: int, batch: Batch) -> None:
+    """Set the hidden size in the configuration and where modules hold it, if the class then builds the same network."""
+    numbers = _numbers_of_class(model, width, narrow)
+    if numbers is None:
+        return
+    config, before = model.config, outputs(model, batch)
+    _set_config(model, hidden_size=narrow)
+    for module, name in numbers:
+        setattr(module, name, narrow)
+    # Equal to the bit, since a network that is read again must be: some scale their outputs by the hidden size.
+    if not all(map(torch.equal, outputs(model, batch), before)):
+        own = model.config
+        for part in model.modules():
+            if vars(part).get("config") is own:
+                vars(part)["config"] = config
+        for module, name in numbers:
+            setattr(module, name, width)
+
+
+def _numbers_of_class(model: PreTrainedModel, width: int, narrow: int) -> list[tuple[nn.Module, str]] | None:
+    """The numbers, of the modules of a narrower network, that its class sets to its hidden size.
+
+    None where the class builds from this size something else than what the description makes of the network before.
+    """
     config: Any = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
-        placed = type(model)(_with(config, changed))
+        placed = type(model)(copy.copy(config))
         place(placed, described(model))
         try:
-            built = type(model)(_with(config, {**changed, "hidden_size": narrow}))
+            built = type(model)(_with(config, {"hidden_size": narrow}))
         except ValueError:  # which it must not be told: its heads do not divide this size
-            return False
+            return None
     shapes = [
         {name: x.shape for name, x in (*network.named_parameters(), *network.named_buffers())}
         for network in (placed, built)
     ]
-    modules = dict(built.named_modules())
-    return shapes[0] == shapes[1] and all(
-        (ours, theirs) in ((ours, ours), (width, narrow))
-        for path, module in placed.named_modules()
-        if type(module) is type(modules[path])
-        for ours, theirs in _numbers(module, modules[path])
-    )
-
-
-def _numbers(a: nn.Module, b: nn.Module) -> Iterable[tuple[Any, Any]]:
-    """The numbers that two modules hold, of one name each."""
-    for name, value in vars(a).items():
-        if type(value) in (int, float) and not name.startswith("_"):
-            yield value, vars(b).get(name)
+    if shapes[0] != shapes[1]:
+        return None
+    own, modules, numbers = dict(model.named_modules()), dict(built.named_modules()), []
+    for path, module in placed.named_modules():
+        held = vars(modules[path]) if type(module) is type(modules[path]) else {}
+        for name, value in vars(module).items():
+            if type(value) not in (int, float) or name.startswith("_") or held.get(name, value) == value:
+                continue
+            if (value, held[name]) != (width, narrow):
+                return None
+            if path in own and vars(own[path]).get(name) == width:
+                numbers.append((own[path], name))
+    return numbers

@@ -176,7 +176,7 @@ class Width(Change):
                 self._fit(network, dense, width, basis, given)
             work.append(flops(lambda: outputs(model, example)) / 2)
         mark(model, width, narrow)
-        untied = configure(network, width.size, narrow)
+        untied = configure(network, width.size, narrow, batches[0])
         units = [
             UnitReport(path, f"{narrow} of {width.size} hidden coordinates", size, _bytes(model.get_submodule(path)))
             for path, size in sizes.items()

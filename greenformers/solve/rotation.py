@@ -56,8 +56,8 @@ def norm_forms(model: nn.Module, width: HiddenWidth) -> dict[str, NormForm]:
     unread = [path for path in width.norms if not any(path in width.sources[reader] for reader in width.readers)]
     if unread:
         raise ValueError(
-            f"{name} returns the output of {unread[0]}, whose weight no layer could take in: load it with its head, or "
-            'take by="deletion"'
+            f"{name} has no linear layer that reads {unread[0]} and could take in its weight: load it with its head, "
+            'or take by="deletion"'
         )
     return forms
 

@@ -16,6 +16,7 @@ from greenformers.train.callbacks import better
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
+from greenformers.train.lottery import Lottery
 from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.rounds import Rounds
@@ -168,8 +169,8 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
 def _train(
     folder: Path, settings: Training, task: Task, model: PreTrainedModel, console: Console, *, resume: bool
 ) -> Outcome:
-    if settings.lottery is not None:
-        return _train_rounds(folder, settings, task, console)
+    if (lottery := settings.lottery) is not None:
+        return _train_rounds(folder, settings, lottery, task, console)
     label, checkpoints = folder.name, folder / CHECKPOINTS
     outcome = _train_once(folder, settings, task, model, console, label=label, checkpoints=checkpoints, resume=resume)
     if outcome.history.stopped is None:
@@ -177,11 +178,10 @@ def _train(
     return outcome
 
 
-def _train_rounds(folder: Path, settings: Training, task: Task, console: Console) -> Outcome:
+def _train_rounds(folder: Path, settings: Training, lottery: Lottery, task: Task, console: Console) -> Outcome:
     """Train the rounds of a lottery ticket that are not finished."""
-    assert settings.lottery is not None
     steps = settings.schedule.stream(task.objective).steps
-    rounds = Rounds(folder, folder / CHECKPOINTS, settings.lottery, task, steps, writes=first_process())
+    rounds = Rounds(folder, folder / CHECKPOINTS, lottery, task, steps, writes=first_process())
     seconds = 0.0
     for number in rounds.unfinished:
         model = rounds.network(number)
