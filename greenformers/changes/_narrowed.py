@@ -184,7 +184,7 @@ def _numbers_of_class(model: PreTrainedModel, width: int, narrow: int) -> list[t
         place(placed, described(model))
         try:
             built = type(model)(_with(config, {"hidden_size": narrow}))
-        except ValueError:  # which it must not be told: its heads do not divide this size
+        except Exception:  # whatever classes raise that this size does not fit, as where heads do not divide it
             return None
     shapes = [
         {name: x.shape for name, x in (*network.named_parameters(), *network.named_buffers())}

@@ -31,7 +31,7 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
     Pairs with scores judge an encoder of texts (Spearman's correlation of cosines), labelled examples a classifier
     (accuracy), plain text a language model (perplexity), sources and targets an encoder-decoder (perplexity of the
     target, and BLEU or the word error rate of the texts it writes), recordings a CTC model (word error rate). Encoders
-    have the mean cosine between their embeddings and those of the dense model, too.
+    have the mean cosine between their embeddings and those of the dense model, too, if they are as wide.
 
     Raises:
         ValueError: The examples cannot judge this kind of model.
@@ -124,7 +124,9 @@ def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader:
         else:
             rows = embed_files(model, examples, reader)
         dense = rows if dense is None else dense
-        scores[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)}
+        # A narrower model's embeddings have no coordinates in common with these.
+        same = rows.shape == dense.shape
+        scores[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)} if same else {}
         if isinstance(examples, Texts) and examples.labels is not None:
             cosines = (rows[::2] * rows[1::2]).sum(-1).numpy()  # segments of an example stand beside each other
             value = 100 * spearman(cosines, np.asarray(examples.labels))

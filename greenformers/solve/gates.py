@@ -60,7 +60,7 @@ def gate_gradients(
             seen.clear()
             masks.begin(batch)
             value = loss(model, batch)
-            slopes = torch.autograd.grad(value, [x for _, x, _ in seen])
+            slopes = torch.autograd.grad(value, [x for _, x, _ in seen], allow_unused=True, materialize_grads=True)
             felt: dict[str, Tensor] = {}
             for (path, x, key_mask), slope in zip(seen, slopes, strict=True):
                 product = slope * x.detach()

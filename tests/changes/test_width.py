@@ -1,11 +1,13 @@
 """Fewer hidden coordinates: found by what a network computes, rotated or deleted; beside oracles from the formulas."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fresh import read_again
+from models import folder, pairs
 from test_neurons import lively, texts
 from torch import Tensor
 from transformers import (
@@ -18,6 +20,7 @@ from transformers import (
     OPTForCausalLM,
     PreTrainedModel,
 )
+from typer.testing import CliRunner
 from zoo import inputs, network, outputs
 
 import greenformers
@@ -94,7 +97,7 @@ def test_a_llama_that_is_cut_is_one_whose_stream_is_projected() -> None:
     assert model.generate(ids, **more).equal(model.generate(ids, **more, use_cache=False))
 
 
-def test_what_is_rotated_is_read_again(tmp_path: Any) -> None:
+def test_what_is_rotated_is_read_again(tmp_path: Path) -> None:
     """Norms of another kind, a head with a bias and apart from the embedding, and one cut after the other."""
     models = []
     for name in ("gpt2", "llama", "vit"):
@@ -257,3 +260,21 @@ def test_states_and_vectors_are_narrower_and_nothing_else() -> None:
     greenformers.compress(model, Width(0.75, by="deletion"), calibration=[inputs("bert")])
     out = model(**inputs("bert"))
     assert (out.last_hidden_state.shape[-1], out.pooler_output.shape[-1]) == (24, 32)
+
+
+def test_a_narrower_sentence_encoder_is_judged_by_its_own_cosines(tmp_path: Path) -> None:
+    from greenformers.cli import application
+
+    model, texts_of_pairs, out = folder(tmp_path, "bert", "BertModel"), pairs(tmp_path / "pairs.tsv"), tmp_path / "out"
+    words = ["compress", model, "--texts", texts_of_pairs, "--width", "0.75", "--width-by", "deletion", "--evaluate",
+             texts_of_pairs, "--lengths", "", "--out", out]  # fmt: skip
+    done = CliRunner().invoke(application(), [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    rows = {row.split("|")[1].strip(): row.split("|")[3:-1] for row in (out / "README.md").read_text().splitlines()
+            if row.count("|") == 5}  # fmt: skip
+    (original, narrow), (ours, none) = (
+        [float(x.split()[0]) if x.strip() else None for x in rows[label]]
+        for label in ("Spearman's correlation", "Cosine to dense")
+    )
+    assert original is not None and narrow is not None  # noqa: PT018
+    assert (ours, none) == (1, None)
