@@ -76,7 +76,10 @@ def main(run: Run) -> bool:
         seconds = time.monotonic() - start
         models = {"dense": dense, change.label: small}
         new = [run.record("compression_time", seconds, change.label)]
-        new += [run.record("flops", flops(partial(model, **example)), name) for name, model in models.items()]
+        new += [
+            run.record("flops", flops(partial(model, **example)) / 1e9, name, source="counted")
+            for name, model in models.items()
+        ]
         for split in ("valid", "test"):
             part = getattr(texts, split)
             judged = Texts(f"sst2 {split}", list(part.texts), [float(label) for label in part.labels])
