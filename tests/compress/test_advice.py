@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from zoo import network
 
 import greenformers
+from greenformers._torch import has_vnni
 from greenformers.advise.checkpoint import (
     Advice,
     Measured,
@@ -395,5 +396,8 @@ def test_in_another_runtime(home: Path, tmp_path: Path, monkeypatch: Patch, caps
     shown = capsys.readouterr().out
     assert re.search(r"^(Advice: (int8|low rank)|No change that keeps 97 % of the quality)", shown, re.MULTILINE)
     records = read("results.jsonl")
-    assert {record.variant for record in records} == set(SHORT)
+    # Without VNNI ONNX Runtime's int8 sums overflow, which is found out when the file is run, and told.
+    told = {name for name in SHORT if "int8" in name and not has_vnni()}
+    assert {record.variant for record in records} == set(SHORT) - told
+    assert shown.count("differs from the model by") == len(told)
     assert {record.setting["runtime"] for record in records if record.metric == "latency"} == {"onnx"}

@@ -201,7 +201,7 @@ WINDOW = "BertModel --attention sliding_window"
         ("BertModel --attention routing", "has a loss of its own"),
         ("GPT2LMHeadModel --attention linformer", "linformer has no causal form"),
         ("t5 --attention full --attention-length 40", "position bias|its mask is a bias|of its own"),
-        ("vit --keep-layers 1 --attention full", "names no longest input: give a length"),
+        ("vit --attention full", "names no longest input: give a length"),
         ("t5 --keep-layers 1", "has no stack of layers of which some could be kept"),
         ("BertModel --change int8:3", "a change must be one of .*; got 'int8:3'"),
         ("BertModel --heal 3", "healed 3 needs examples to learn from (--texts or --heal-texts)"),
