@@ -389,6 +389,7 @@ def test_refused_in_one_line(
     assert message in refused_unchanged(monkeypatch, capsys, home, tmp_path, "recommend", *typed)
 
 
+@pytest.mark.slow
 def test_in_another_runtime(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["recommend", "--model", str(home / "BertModel"), "--texts", str(home / "pairs.tsv"), "--batch", "2"]
