@@ -194,27 +194,17 @@ def _fitted(
     model: "nn.Module", layers: "Sequence[Coupled]", left: "Mapping[str, Tensor]", given: Given
 ) -> "Iterator[None]":
     """A `with` block before which what is left makes up for what goes; if it raises, weights are as they were."""
-    import torch
+    from greenformers.solve.refit import fit, moments
+    from greenformers.solve.seen import Seen
+    from greenformers.solve.units import restored_by_errors
 
-    from greenformers.solve.refit import Watch, fit
-
-    before = {
-        layer.second: [x.detach().clone() for x in model.get_submodule(layer.second).parameters()] for layer in layers
-    }
-    watch = Watch(model, given.calibration or (), given.memory)
-    try:
+    seen = Seen(model, given.calibration or (), given.memory)
+    with restored_by_errors([model.get_submodule(layer.second) for layer in layers]):
         for number, layer in enumerate(layers):
-            moments = watch.moments({layer.second: layer.calls})[layer.second]
             columns = layer.columns[left[layer.second]].flatten().sort().values
-            fit(model.get_submodule(layer.second), columns, moments)
+            fit(model.get_submodule(layer.second), columns, moments(seen, layer.second, layer.calls))
             given.progress("fitting", (number + 1) / len(layers))
         yield
-    except BaseException:
-        with torch.no_grad():
-            for path, values in before.items():
-                for parameter, value in zip(model.get_submodule(path).parameters(), values, strict=True):
-                    parameter.copy_(value)
-        raise
 
 
 @contextmanager

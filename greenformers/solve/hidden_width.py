@@ -123,14 +123,14 @@ def hidden_width(model: nn.Module, example: Batch, *, shared: bool) -> HiddenWid
             for key in seen.keys(name, outputs, shared):  # several of a module with parameters of its own
                 sets.unite(read, key)
     members = seen.members(sets, shared)
-    found = [key for key, layers in members.items() if _is_stream(seen.layers, layers)]
-    found.sort(key=lambda key: -len(members[key]))
+    streams = [key for key, layers in members.items() if _is_stream(seen.layers, layers)]
+    streams.sort(key=lambda key: -len(members[key]))
     name = type(model).__name__
-    if not found:
+    if not streams:
         raise ValueError(f"{name} has no hidden width that its embeddings, linear layers and norms have in common")
-    if len(found) > 1 and 2 * len(members[found[1]]) > len(members[found[0]]):
+    if len(streams) > 1 and 2 * len(members[streams[1]]) > len(members[streams[0]]):
         raise ValueError(f"{name} has several hidden widths, as of an encoder and a decoder: none of them alone is cut")
-    return seen.width(members[found[0]], sources)
+    return seen.width(members[streams[0]], sources)
 
 
 def _is_stream(layers: Mapping[str, Layer], members: Mapping[str, set[Dimension]]) -> bool:

@@ -7,17 +7,14 @@ that are left (SliceGPT, Ashkboos 2024, arXiv:2401.15024, fits nothing). The wei
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from greenformers.measure.quality import evaluating
 from greenformers.model._transformers import TransposedLinear
-from greenformers.solve.refit import DAMPING
-from greenformers.solve.replay import Reached, Replay, layers
-from greenformers.solve.watch import Batch, call, padding, unpadded
+from greenformers.solve.refit import DAMPING, importance
+from greenformers.solve.seen import Seen, summed
+from greenformers.solve.watch import Batch
 
 
 class Imitate:
@@ -31,10 +28,7 @@ class Imitate:
     """
 
     def __init__(self, model: nn.Module, dense: nn.Module, batches: Sequence[Batch], memory: float) -> None:
-        self.batches = batches
-        with evaluating(model), torch.no_grad():
-            order = layers(model, lambda: call(model, batches[0]))
-        self.now, self.before = (Replay(network, order, len(batches), memory / 2) for network in (model, dense))
+        self.now, self.before = (Seen(network, batches, memory / 2) for network in (model, dense))
 
     def fit(self, path: str, calls: int, basis: Tensor | None = None) -> None:
         """Fit weight and bias of a layer, damped towards the weight as it is.
@@ -60,51 +54,22 @@ class Imitate:
         self, path: str, calls: int, basis: Tensor | None, *, centred: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weighted sums h h^T and h y^T, about the means where a bias makes up for these; and the weighted means."""
-        with evaluating(self.now.model), evaluating(self.before.model), torch.no_grad():
-            for replay in (self.now, self.before):
-                replay.advance(path, partial(self._call, replay.model))
-        C = cross = h_sum = y_sum = total = torch.zeros((), dtype=torch.float64)
-        for number in range(len(self.batches)):
-            h = self._rows(self.now, path, number, calls, output=False).double()
-            y = self._rows(self.before, path, number, calls, output=True).double()
-            y = y if basis is None else y @ basis
-            square = y.square().sum(1, keepdim=True)
-            weight = 1 / square.clamp(min=torch.finfo(torch.float32).tiny + 1e-6 * square.mean())
-            weighted = weight * h
-            C, cross = C.to(h.device) + weighted.T @ h, cross.to(h.device) + weighted.T @ y
-            h_sum, y_sum = h_sum.to(h.device) + weighted.sum(0), y_sum.to(h.device) + (weight * y).sum(0)
-            total = total.to(h.device) + weight.sum()
-        if not (C.isfinite().all() and cross.isfinite().all()) and not (self.now.off and self.before.off):
-            self.now.stop()  # the network reads layers that are not kept
-            self.before.stop()
-            return self._sums(path, calls, basis, centred=centred)
+
+        def sums() -> list[Tensor]:
+            C = cross = h_sum = y_sum = total = torch.zeros((), dtype=torch.float64)
+            sides = (seen.rows(path, calls) for seen in (self.now, self.before))
+            for (h, _), (_, y) in zip(*sides, strict=True):
+                h, y = h.double(), y.double() if basis is None else y.double() @ basis
+                weight = importance(y)
+                weighted = weight * h
+                C, cross = C.to(h.device) + weighted.T @ h, cross.to(h.device) + weighted.T @ y
+                h_sum, y_sum = h_sum.to(h.device) + weighted.sum(0), y_sum.to(h.device) + (weight * y).sum(0)
+                total = total.to(h.device) + weight.sum()
+            return [C, cross, h_sum, y_sum, total]
+
+        C, cross, h_sum, y_sum, total = summed(
+            [self.now, self.before], sums, lambda given: all(bool(part.isfinite().all()) for part in given)
+        )
         if centred:
             C, cross = C - torch.outer(h_sum, h_sum) / total, cross - torch.outer(h_sum, y_sum) / total
         return C, cross, h_sum / total, y_sum / total
-
-    def _call(self, network: nn.Module, number: int) -> object:
-        return call(network, self.batches[number])
-
-    def _rows(self, replay: Replay, path: str, number: int, calls: int, *, output: bool) -> Tensor:
-        """The inputs or outputs of a layer on a batch, at positions that are no padding."""
-        parts: list[Tensor] = []
-
-        def see(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            x = out if output else args[0]
-            x = x if x.dtype == torch.float64 else x.float()
-            parts.append(unpadded(x, x.shape[:-1], masks.at(args[0])))
-            if len(parts) == calls:
-                raise Reached
-
-        network, batch = replay.model, self.batches[number]
-        handle = network.get_submodule(path).register_forward_hook(see)
-        try:
-            with (
-                evaluating(network), torch.no_grad(), padding(network) as masks, replay.resumed(number),
-                suppress(Reached),
-            ):  # fmt: skip
-                masks.begin(batch)
-                call(network, batch)
-        finally:
-            handle.remove()
-        return torch.cat(parts)

@@ -4,20 +4,19 @@ Solvers that look at inputs take the layers in the order of execution, each on t
 after the layers before it have been pruned.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from greenformers.measure.quality import evaluating
 from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.calibrate import Sums
-from greenformers.solve.replay import Reached, Replay, layers
+from greenformers.solve.seen import Seen, summed
 from greenformers.solve.sparsify import magnitude, magnitude_all, sparsegpt, wanda
+from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
-from greenformers.solve.watch import Batch, Trace, call, hooked, padding, rows
+from greenformers.solve.watch import Batch, Trace
 
 SOLVERS = ("sparsegpt", "wanda", "magnitude", "magnitude_rows", "magnitude_all")
 LOOKING = ("sparsegpt", "wanda")
@@ -63,10 +62,10 @@ def prune_by_inputs(
         ValueError: Inputs or weights are not finite. The weights are then as they were.
     """
     solve = sparsegpt if solver == "sparsegpt" else wanda
-    inputs, errors = _Inputs(model, traced, batches, memory), dict[str, float]()
-    with restored_by_errors([site for group in traced.groups for site in group]):
+    seen, errors = Seen(model, batches, memory), dict[str, float]()
+    with restored_by_errors([site.module for group in traced.groups for site in group]):
         for number, group in enumerate(traced.groups):
-            C = inputs.products(group[0])
+            C = _products(seen, group[0], len(traced.shapes[group[0].path]))
             for site in group:
                 W = _weight(site)
                 if not W.isfinite().all():
@@ -78,68 +77,23 @@ def prune_by_inputs(
     return errors
 
 
-@contextmanager
-def restored_by_errors(sites: Sequence[Site]) -> Iterator[None]:
-    """A `with` block after whose errors the weights of layers are as they were."""
-    before = [_weight(site).clone() for site in sites]
-    try:
-        yield
-    except BaseException:
-        for site, W in zip(sites, before, strict=True):
-            _write(site, W)
-        raise
+def _products(seen: Seen, site: Site, calls: int) -> Tensor:
+    """The sum of x x^T over the inputs of a layer, at positions that are no padding, (n, n) float64.
 
-
-class _Inputs:
-    """The inputs of a network's layers as the network is by now.
-
-    Args:
-        model: The network, which is changed from call to call, in the order of execution.
-        traced: The layers.
-        batches: Batches to calibrate with.
-        memory: Bytes of outputs of finished layers, with which passes begin where the last one ended.
+    Raises:
+        ValueError: Inputs are not finite.
     """
 
-    def __init__(self, model: nn.Module, traced: Trace, batches: Sequence[Batch], memory: float) -> None:
-        self.model, self.batches = model, batches
-        self.calls = {path: len(shapes) for path, shapes in traced.shapes.items()}
-        with evaluating(model), torch.no_grad():
-            order = layers(model, lambda: call(model, batches[0]))
-        self.replay = Replay(model, order, len(batches), memory)
+    def sums() -> Tensor:
+        total = Sums()
+        for x, _ in seen.rows(site.path, calls):
+            total.products("C", x[None])
+        return total.done()["C"][0]
 
-    def products(self, site: Site) -> Tensor:
-        """The sum of x x^T over the inputs of a layer, at positions that are no padding, (n, n) float64.
-
-        Raises:
-            ValueError: Inputs are not finite.
-        """
-        with evaluating(self.model), torch.no_grad():
-            self.replay.advance(site.path, lambda number: call(self.model, self.batches[number]))
-            C = self._summed(site)
-            if not C.isfinite().all() and not self.replay.off:
-                self.replay.stop()  # the network reads layers that are not kept
-                C = self._summed(site)
-        if not C.isfinite().all():
-            raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
-        return C
-
-    def _summed(self, site: Site) -> Tensor:
-        sums, calls = Sums(), 0
-
-        def see(_: nn.Module, args: tuple[Any, ...], __: object) -> None:
-            nonlocal calls
-            sums.products("C", rows(site, args[0], masks.at(args[0])))
-            calls += 1
-            if calls == self.calls[site.path]:
-                raise Reached
-
-        with padding(self.model) as masks, hooked(self.model, [(site, see)], before=True):
-            for number, batch in enumerate(self.batches):
-                calls = 0
-                masks.begin(batch)
-                with self.replay.resumed(number), suppress(Reached):
-                    call(self.model, batch)
-        return sums.done()["C"][0]
+    C = summed([seen], sums, lambda given: bool(given.isfinite().all()))
+    if not C.isfinite().all():
+        raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
+    return C
 
 
 def _weight(site: Site) -> Tensor:

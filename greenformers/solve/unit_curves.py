@@ -18,8 +18,9 @@ from greenformers.measure.quality import evaluating
 from greenformers.solve.choose_units import Cost, offered
 from greenformers.solve.coupled import Coupled
 from greenformers.solve.loss import difference
-from greenformers.solve.refit import Moments, Watch, fit
+from greenformers.solve.refit import Moments, fit, moments
 from greenformers.solve.replay import Replay, layers
+from greenformers.solve.seen import Seen
 from greenformers.solve.watch import Batch, Loss, call
 
 MEASURED = 8
@@ -62,7 +63,7 @@ def curves(
         progress: Function that is called with the share that is done.
     """
     points = []
-    watch = Watch(model, batches, memory / 2) if refit else None
+    seen = Seen(model, batches, memory / 2) if refit else None
     batches = _first(batches, EXAMPLES)
     with evaluating(model), torch.no_grad():
         order = layers(model, lambda: call(model, batches[0]))
@@ -71,7 +72,7 @@ def curves(
         base = sum(risen(number) for number in range(len(batches)))
         for place, layer in enumerate(coupled):
             replay.advance(layer.second, lambda number: call(model, batches[number]))
-            moments = watch.moments({layer.second: layer.calls})[layer.second] if watch else None
+            of_inputs = moments(seen, layer.second, layer.calls) if seen else None
             counts = offered(layer, multiple)
             lost = fisher[layer.second].double().sort().values.cumsum(0)
             by_fisher = [lost[layer.count - count - 1].item() if count < layer.count else 0.0 for count in counts]
@@ -79,7 +80,7 @@ def curves(
             losses = [0.0] * len(counts)
             above = 0.0
             for at in reversed(tried[:-1]):
-                with _left(model, layer, choose(layer, counts[at]), moments):
+                with _left(model, layer, choose(layer, counts[at]), of_inputs):
                     # Fewer units that by chance do better are no reason to keep fewer than was asked for.
                     above = losses[at] = max(above, _total(risen, replay) - base)
             for low, high in pairwise(tried):
@@ -119,11 +120,11 @@ def _total(risen: Callable[[int], float], replay: Replay) -> float:
 
 
 @contextmanager
-def _left(model: nn.Module, layer: Coupled, units: Tensor, moments: Moments | None) -> Iterator[None]:
+def _left(model: nn.Module, layer: Coupled, units: Tensor, of_inputs: Moments | None) -> Iterator[None]:
     """A `with` block in which only these units of a layer have an effect."""
     second = model.get_submodule(layer.second)
     before = [parameter.detach().clone() for parameter in second.parameters()]
-    fit(second, layer.columns[units].flatten().sort().values, moments)
+    fit(second, layer.columns[units].flatten().sort().values, of_inputs)
     try:
         yield
     finally:

@@ -4,7 +4,8 @@ The packed projections of an nn.MultiheadAttention and the fused weights of expe
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
@@ -228,3 +229,16 @@ def put(model: nn.Module, path: str, module: nn.Module) -> None:
             if isinstance(around, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 refuse_fast_path(around)
                 return
+
+
+@contextmanager
+def restored_by_errors(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """A `with` block after whose errors the parameters of modules hold what they held before."""
+    before = [(parameter, parameter.detach().clone()) for module in modules for parameter in module.parameters()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for parameter, values in before:
+                parameter.copy_(values)
+        raise

@@ -187,14 +187,14 @@ def hooked(model: nn.Module, hooks: Iterable[tuple[Site, Hook]], *, before: bool
                 # Of an embedding and the linear layer tied to it, the inputs of the embedding.
                 if (kind_of(module) or "linear") == site.kind:
                     if before:
-                        handle = module.register_forward_pre_hook(_positional(hook), with_kwargs=True)
+                        handle = module.register_forward_pre_hook(positional(hook), with_kwargs=True)
                     else:
-                        handle = module.register_forward_hook(_positional(hook), with_kwargs=True)
+                        handle = module.register_forward_hook(positional(hook), with_kwargs=True)
                     stack.callback(handle.remove)
         yield
 
 
-def _positional(hook: Hook) -> Callable[..., Any]:
+def positional(hook: Hook) -> Callable[..., Any]:
     """A hook that finds the input among the arguments, however it was passed."""
     return lambda module, args, kwargs, out=None: hook(module, args or tuple(kwargs.values()), out)
 
