@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from greenformers.lowrank.rank import Point
+    from greenformers.solve.choose_units import Cost
     from greenformers.solve.coupled import Coupled
 
 NARROWED = "_{}_left"
@@ -80,51 +83,95 @@ class Removal(Change):
         Raises:
             ValueError: The network has no such layers, its units are read elsewhere too, or there are too few.
         """
-        from greenformers.changes._options import as_dict
         from greenformers.lowrank.rank import spend
-        from greenformers.solve.choose_units import chosen
+        from greenformers.solve.unit_cost import cost_of
+
+        batches: Any = given.calibration
+        layers = self._in_order(model, batches[0])
+        cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
+        felt = self._felt(model, layers, given)
+        points = self._curves(model, layers, felt, cost, given)
+        spent = spend(points, self.keep * sum(row[-1].cost for row in points))
+        counts = {layer.second: point.choice for layer, point in zip(layers, spent, strict=True)}
+        with self._without(model, layers, counts, felt, given) as (report, stay):
+            stay()
+        return report
+
+    def _in_order(self, model: "nn.Module", batch: Any) -> "list[Coupled]":
+        """The layers whose units may go, in the order of execution."""
+        from greenformers.solve.walk import sites
+        from greenformers.solve.watch import trace
+
+        layers = self._layers(model, batch)
+        seconds = [layer.second for layer in layers]
+        order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
+        return sorted(layers, key=lambda layer: order.index(layer.second))
+
+    def _felt(self, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "dict[str, Tensor]":
+        """Gradients of gates on the units (examples, U), by path of the layer that reads them."""
         from greenformers.solve.gates import gate_gradients
         from greenformers.solve.loss import default
-        from greenformers.solve.unit_cost import cost_of
+
+        batches: Any = given.calibration
+        loss = given.loss or default(model, batches[0], given.seed)
+        paths = [layer.second for layer in layers]
+        at_inputs = gate_gradients(model, paths, batches, loss, lambda share: given.progress("weighing", share))
+        return {layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers}
+
+    def _choose(self, felt: "Mapping[str, Tensor]", layer: "Coupled", count: int) -> "Tensor":
+        from greenformers.solve.choose_units import chosen
+
+        g = felt[layer.second]
+        by_itself = g.square().sum(0).argsort(descending=True)[:count].sort().values
+        return chosen(g, count) if self.rearrange else by_itself
+
+    def _curves(
+        self, model: "nn.Module", layers: "Sequence[Coupled]", felt: "Mapping[str, Tensor]", cost: "Cost", given: Given
+    ) -> "list[list[Point[int]]]":
+        """What each layer costs and loses with each number of units."""
         from greenformers.solve.unit_curves import curves
 
         batches: Any = given.calibration
-        layers = _in_order(model, self._layers(model, batches[0]), batches[0])
-        cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
-        paths = [layer.second for layer in layers]
-        loss = given.loss or default(model, batches[0], given.seed)
-        at_inputs = gate_gradients(model, paths, batches, loss, lambda share: given.progress("weighing", share))
-        gradients = {layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers}
-        fisher = {path: g.square().mean(0) for path, g in gradients.items()}
-
-        def choose(layer: "Coupled", count: int) -> "Tensor":
-            path = layer.second
-            by_itself = fisher[path].argsort(descending=True)[:count].sort().values
-            return chosen(gradients[path], count) if self.rearrange else by_itself
-
-        points = curves(
-            model, layers, choose, fisher, batches, cost, multiple=self.multiple, refit=self.refit, loss=given.loss,
-            memory=given.memory, progress=lambda share: given.progress("measuring", share),
+        return curves(
+            model, layers, partial(self._choose, felt), {path: g.square().mean(0) for path, g in felt.items()}, batches,
+            cost, multiple=self.multiple, refit=self.refit, loss=given.loss, memory=given.memory,
+            progress=lambda share: given.progress("measuring", share),
         )  # fmt: skip
-        spent = spend(points, self.keep * sum(row[-1].cost for row in points))
-        counts = {layer.second: point.rank or layer.count for layer, point in zip(layers, spent, strict=True)}
-        left = {layer.second: choose(layer, counts[layer.second]) for layer in layers}
+
+    @contextmanager
+    def _without(
+        self,
+        model: "nn.Module",
+        layers: "Sequence[Coupled]",
+        counts: Mapping[str, int],
+        felt: "Mapping[str, Tensor]",
+        given: Given,
+    ) -> "Iterator[tuple[Report, Callable[[], None]]]":
+        """A `with` block in which a network has these numbers of units, and for good if the given function is called.
+
+        Raises:
+            ValueError: Its units are read elsewhere too.
+        """
+        from greenformers.changes._options import as_dict
+
+        batches: Any = given.calibration
+        left = {layer.second: self._choose(felt, layer, counts[layer.second]) for layer in layers}
         layers = [layer for layer in layers if len(left[layer.second]) < layer.count]
         before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
         with (
             _fitted(model, layers, left, given) if self.refit else nullcontext(),
-            _removed(model, layers, left, batches[0]) as keep,
+            _removed(model, layers, left, batches[0]) as stay,
         ):
-            keep()
-        units = []
-        for layer in layers:
-            path, count = layer.second, len(left[layer.second])
-            was, now = (
-                sum(_bytes(by_path(each)) for each in layer.paths) for by_path in (before.get, model.get_submodule)
-            )
-            lost = 1 - (fisher[path][left[path]].sum() / fisher[path].sum().clamp_min(1e-300)).item()
-            units.append(UnitReport(path, f"{count} of {layer.count} {layer.kind}", was, now, predicted=lost))
-        return Report(as_dict(self), _summary(self.removes, layers, left), units)
+            units = []
+            for layer in layers:
+                path, count = layer.second, len(left[layer.second])
+                was, now = (
+                    sum(_bytes(by_path(each)) for each in layer.paths) for by_path in (before.get, model.get_submodule)
+                )
+                fisher = felt[path].square().mean(0)
+                lost = 1 - (fisher[left[path]].sum() / fisher.sum().clamp_min(1e-300)).item()
+                units.append(UnitReport(path, f"{count} of {layer.count} {layer.kind}", was, now, predicted=lost))
+            yield Report(as_dict(self), _summary(self.removes, layers, left), units), stay
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
@@ -178,15 +225,6 @@ class Removal(Change):
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Removal]":
         """No settings: alone they lose more than low rank does at the same speed."""
         return []
-
-
-def _in_order(model: "nn.Module", layers: "Sequence[Coupled]", batch: Any) -> "list[Coupled]":
-    from greenformers.solve.walk import sites
-    from greenformers.solve.watch import trace
-
-    seconds = [layer.second for layer in layers]
-    order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
-    return sorted(layers, key=lambda layer: order.index(layer.second))
 
 
 @contextmanager

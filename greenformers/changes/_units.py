@@ -6,8 +6,10 @@ from typing import Any, get_args
 from torch import nn
 from transformers import PreTrainedModel
 
+from greenformers.changes._contract import UnitReport
 from greenformers.changes._paths import check_keys, check_paths, located
 from greenformers.model._transformers import all_ties
+from greenformers.solve.result import LayerReport
 from greenformers.solve.units import Unit, factor_names, factors, pack, put, share, unit, units, unpack
 from greenformers.solve.walk import kind_of
 
@@ -99,3 +101,10 @@ def _follow(model: nn.Module, shared: Mapping[str, str]) -> None:
             tied = unit(model.get_submodule(path), source.rank)
             share(tied, source)
             put(model, path, tied)
+
+
+def reported(layer: LayerReport) -> UnitReport:
+    """What became of a weight that was to be factorised."""
+    before, after = layer.itemsize * layer.parameters_before, layer.itemsize * layer.parameters_after
+    form = "dense" if layer.rank is None else f"rank {layer.rank}"
+    return UnitReport(layer.path, form, before, after, layer.predicted, layer.achieved, layer.tied)

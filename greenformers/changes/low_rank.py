@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, Need, Report, option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -137,6 +137,7 @@ class LowRank(Change):
     def report_of(self, layers: "Sequence[LayerReport]", solver: str, share: str) -> Report:
         """The report: what was done to each weight, and the share of the network that was covered."""
         from greenformers.changes._options import as_dict
+        from greenformers.changes._units import reported
 
         before, after = (
             sum(layer.parameters_before for layer in layers),
@@ -146,7 +147,7 @@ class LowRank(Change):
             f"{before:,} weights in {len(layers)} layers, {after:,} kept ({100 * after / before:.1f} %), "
             f"solver {solver}; they are {share}"
         )
-        return Report(as_dict(self), summary, [_unit(layer) for layer in layers])
+        return Report(as_dict(self), summary, [reported(layer) for layer in layers])
 
     def stream(self, model: "nn.Module", given: Given) -> "Stream":
         """The change applied weight by weight, by solvers that use weights alone; "randomized" by default."""
@@ -211,9 +212,3 @@ class LowRank(Change):
 
 def _paths(layers: "Sequence[LayerReport]") -> list[str]:
     return [path for layer in layers for path in (layer.path, *layer.tied)]
-
-
-def _unit(layer: "LayerReport") -> UnitReport:
-    before, after = layer.itemsize * layer.parameters_before, layer.itemsize * layer.parameters_after
-    form = "dense" if layer.rank is None else f"rank {layer.rank}"
-    return UnitReport(layer.path, form, before, after, layer.predicted, layer.achieved, layer.tied)

@@ -9,6 +9,7 @@ end at a step, and at most one step's saving away from it elsewhere (Lagrange; S
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -59,25 +60,28 @@ def stable_rank(energies: Tensor) -> float:
     return (energies.sum() / energies[0].clamp_min(1e-300)).item()
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Point:
-    """One way to hold a layer: at a rank, or dense.
+class Point(Generic[T]):
+    """One way to hold a layer: at a rank or dense, or with fewer units.
 
     Attributes:
-        rank: Rank of the factors; None: dense.
+        choice: Rank of the factors, None for dense; or what else tells this way from others.
         cost: Cost in units of the budget: parameters, FLOPs or seconds.
-        error: Squared error summed over outputs; 0 for the dense layer.
+        error: Squared error summed over outputs; 0 for the layer as it is.
     """
 
-    rank: int | None
+    choice: T
     cost: float
     error: float
 
 
-def hull(points: Sequence[Point]) -> list[Point]:
+def hull(points: Sequence[Point[T]]) -> list[Point[T]]:
     """The lower convex hull from the cheapest point on: cost rises, error falls, by less and less a unit of cost."""
     ordered = sorted(points, key=lambda point: (point.cost, point.error))
-    corners: list[Point] = []
+    corners: list[Point[T]] = []
     for point in ordered:
         if corners and point.error >= corners[-1].error:
             continue
@@ -87,12 +91,12 @@ def hull(points: Sequence[Point]) -> list[Point]:
     return corners
 
 
-def _slope(a: Point, b: Point) -> float:
+def _slope(a: Point[T], b: Point[T]) -> float:
     """Error saved per unit of cost."""
     return (a.error - b.error) / (b.cost - a.cost)
 
 
-def spend(layers: Sequence[Sequence[Point]], budget: float) -> list[Point]:
+def spend(layers: Sequence[Sequence[Point[T]]], budget: float) -> list[Point[T]]:
     """One point for each layer, with the least total error within the budget.
 
     Raises:
@@ -106,14 +110,8 @@ def spend(layers: Sequence[Sequence[Point]], budget: float) -> list[Point]:
         dearest = sum(max(point.cost for point in points) for points in layers)
         lowest = (budget - left) / dearest
         raise ValueError(f"the budget must be at least {lowest:.3f} of the dense layers', their lowest ranks")
-    steps = []
-    for index, points in enumerate(hulls):
-        slope = float("inf")
-        for a, b in pairwise(points):
-            slope = min(slope, _slope(a, b))  # they fall along a hull; rounding must not change their order
-            steps.append((slope, index, b))
     stopped = set()
-    for _, index, point in sorted(steps, key=lambda step: -step[0]):
+    for index, point in _steps(hulls):
         cost = point.cost - chosen[index].cost
         # A step that does not fit ends its layer's climb; steps of other layers may still fit.
         if index in stopped or cost > left:
@@ -123,10 +121,37 @@ def spend(layers: Sequence[Sequence[Point]], budget: float) -> list[Point]:
     return _filled(layers, chosen, left)
 
 
-def _filled(layers: Sequence[Sequence[Point]], chosen: list[Point], left: float) -> list[Point]:
+def _steps(hulls: Sequence[Sequence[Point[T]]]) -> list[tuple[int, Point[T]]]:
+    """The steps along hulls, the steepest first: the number of the hull, and the point that is reached."""
+    steps = []
+    for index, points in enumerate(hulls):
+        slope = float("inf")
+        for a, b in pairwise(points):
+            slope = min(slope, _slope(a, b))  # they fall along a hull; rounding must not change their order
+            steps.append((slope, index, b))
+    return [(index, point) for _, index, point in sorted(steps, key=lambda step: -step[0])]
+
+
+def together(parts: Sequence[Sequence[Point[T]]]) -> list[Point[tuple[T, ...]]]:
+    """The lower convex hull of what parts cost and lose together: of every budget the best point of each part."""
+    hulls = [hull(points) for points in parts]
+    chosen = [points[0] for points in hulls]
+
+    def total() -> Point[tuple[T, ...]]:
+        cost, error = sum(point.cost for point in chosen), sum(point.error for point in chosen)
+        return Point(tuple(point.choice for point in chosen), cost, error)
+
+    corners = [total()]
+    for index, point in _steps(hulls):
+        chosen[index] = point
+        corners.append(total())
+    return corners
+
+
+def _filled(layers: Sequence[Sequence[Point[T]]], chosen: list[Point[T]], left: float) -> list[Point[T]]:
     """Spend the rest of the budget on points off the hulls, the largest saving first: mostly ranks near dense."""
 
-    def best(index: int) -> Point:
+    def best(index: int) -> Point[T]:
         current = chosen[index]
         return min(
             (point for point in layers[index] if point.cost - current.cost <= left), key=lambda point: point.error

@@ -112,14 +112,14 @@ def _target_rank(layer: Layer, budget: Budget) -> float:
 
 
 def _spent(layers: Sequence[Layer], share: float, cost: Cost, multiple: int) -> list[int | None]:
-    points = []
+    points: list[list[Point[int | None]]] = []
     for layer in layers:
         assert layer.energies is not None
         dropped = layer.energies.sum() - layer.energies.cumsum(0)
-        offered = [
+        offered: list[Point[int | None]] = [
             Point(rank, cost(layer.site, rank), max(dropped[min(rank, len(dropped)) - 1].item(), 0.0))
             for rank in candidates(layer.site, multiple)
         ]
-        points.append([*offered, Point(None, cost(layer.site, None), 0.0)])
+        points.append([*offered, Point[int | None](None, cost(layer.site, None), 0.0)])
     everything = sum(row[-1].cost for row in points)
-    return [point.rank for point in spend(points, share * everything)]
+    return [point.choice for point in spend(points, share * everything)]

@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 def factorise(
     model: nn.Module,
-    budget: float | Budget = 0.5,
+    budget: float | Budget | Mapping[str, int] = 0.5,
     *,
     solver: str = "svd",
     select: Select = None,
@@ -48,7 +48,7 @@ def factorise(
 
     Args:
         model: Any network.
-        budget: A share of the parameters of the selected weights, or a `Budget`.
+        budget: A share of the parameters of the selected weights, a `Budget`, or the rank of each weight by path.
         solver: "svd" and "randomized" use the weights alone; "activation" and "sequential" also the inputs of the
             layers on the calibration data; "loss" and "sequential_loss" gradients too. "nmf", "semi_nmf" and "random"
             have no spectrum.
@@ -68,7 +68,11 @@ def factorise(
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver must be one of {', '.join(SOLVERS)}; got {solver!r}")
-    budget = _budget(budget, solver)
+    named = dict(budget) if isinstance(budget, Mapping) else None
+    if named is not None and select is not None:
+        raise ValueError("ranks by path select their weights themselves: leave select out")
+    select = select if named is None else list(named)
+    budget = _budget(1.0 if isinstance(budget, Mapping) else budget, solver)
     if multiple is not None and multiple < 1:
         raise ValueError(f"multiple must be at least 1, got {multiple}")
     if isinstance(calibration, Mapping | torch.Tensor):
@@ -98,7 +102,9 @@ def factorise(
         if multiple is None:
             multiple = 1 if budget.how == "rank" else MULTIPLE.get(selected[0].matrices().device.type, 8)
         cost = _cost(budget, traced, multiple)
-        if budget.needs_spectrum:
+        if named is not None:
+            highest = named
+        elif budget.needs_spectrum:
             highest = {site.path: limit for site in selected if (limit := largest(site.m, site.n))}
         else:
             highest = _ranks(selected, {}, budget, cost, multiple)
@@ -110,7 +116,7 @@ def factorise(
             solved, energies = _solve(
                 model, selected, traced, highest, solver, batches, loss, memory, seed, gradients, dense, progress
             )
-            chosen = _ranks(selected, energies, budget, cost, multiple)
+            chosen = _ranks(selected, energies, budget, cost, multiple) if named is None else named
             if only_if_faster and traced is not None:
                 chosen = {path: rank for path, rank in chosen.items() if _faster(_site(selected, path), rank, traced)}
             solved = _final(
@@ -131,7 +137,9 @@ def factorise(
     ]
     nearest = NEAREST.get(solver) if any(site.kind == "experts" for site in selected) else None
     left = [site.path for site in unreached]
-    return Factorisation(solver, asdict(budget), layers, before, parameters(model), left, nearest)
+    return Factorisation(
+        solver, asdict(budget) if named is None else {"ranks": named}, layers, before, parameters(model), left, nearest
+    )
 
 
 def _budget(budget: float | Budget, solver: str) -> Budget:

@@ -46,7 +46,7 @@ def curves(
     loss: Loss | None = None,
     memory: float = 2**30,
     progress: Callable[[float], None] = lambda _: None,
-) -> list[list[Point]]:
+) -> list[list[Point[int]]]:
     """For each layer the cost and the loss of each number of units that it may keep.
 
     Args:
@@ -64,7 +64,7 @@ def curves(
     """
     points = []
     seen = Seen(model, batches, memory / 2) if refit else None
-    batches = _first(batches, EXAMPLES)
+    batches = first(batches, EXAMPLES)
     with evaluating(model), torch.no_grad():
         order = layers(model, lambda: call(model, batches[0]))
         replay = Replay(model, order, len(batches), memory / 2)
@@ -82,7 +82,7 @@ def curves(
             for at in reversed(tried[:-1]):
                 with _left(model, layer, choose(layer, counts[at]), of_inputs):
                     # Fewer units that by chance do better are no reason to keep fewer than was asked for.
-                    above = losses[at] = max(above, _total(risen, replay) - base)
+                    above = losses[at] = max(above, total(risen, replay) - base)
             for low, high in pairwise(tried):
                 for at in range(low + 1, high):
                     share = (by_fisher[at] - by_fisher[high]) / max(by_fisher[low] - by_fisher[high], 1e-300)
@@ -98,7 +98,7 @@ def curves(
     return points
 
 
-def _first(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
+def first(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
     """As many batches as hold these examples."""
     total = 0
     for number, batch in enumerate(batches):
@@ -108,15 +108,16 @@ def _first(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
     return batches
 
 
-def _total(risen: Callable[[int], float], replay: Replay) -> float:
-    total = 0.0
+def total(risen: Callable[[int], float], replay: Replay) -> float:
+    """How bad a network is on all batches, run from the last finished layer on."""
+    added = 0.0
     for number in range(len(replay.outputs)):
         with replay.resumed(number):
-            total += risen(number)
-    if total != total and not replay.off:
+            added += risen(number)
+    if added != added and not replay.off:
         replay.stop()  # the network reads layers that are not kept
-        return _total(risen, replay)
-    return total
+        return total(risen, replay)
+    return added
 
 
 @contextmanager

@@ -9,7 +9,20 @@ from typing import Any
 
 from zoo import ZOO
 
-from greenformers.changes import Attention, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Prune, Sparse, Width
+from greenformers.changes import (
+    Attention,
+    Change,
+    Heads,
+    Heal,
+    Int8,
+    Layers,
+    LowRank,
+    Neurons,
+    Prune,
+    Shrink,
+    Sparse,
+    Width,
+)
 
 TEXT = ("bert", "roberta", "distilbert", "electra", "gpt2", "llama")
 
@@ -130,6 +143,14 @@ ROWS = [
         only=tuple(name for name in ZOO if name != "t5"),
         plain=True,
         shows=("heads", "neurons"),
+        hostile=[{}, [], 1],
+    ),
+    Row(
+        Shrink(keep=0.45),
+        ["--shrink", "0.45"],
+        only=tuple(name for name in ZOO if name != "t5"),
+        plain=True,
+        shows=("heads", "neurons", "low_rank"),
         hostile=[{}, [], 1],
     ),
     Row(

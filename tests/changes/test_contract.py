@@ -1,4 +1,4 @@
-"""The contract of a change, held by every row on every network of the zoo, alone and two by two."""
+"""The contract of a change, held by every row on every network of the zoo."""
 
 import copy
 import json
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from changes.rows import ROWS, Row
+from contract import BY_NAME, applies, apply, check_inverse, check_same, check_shown, made, snapshot
 from fresh import read_again
 from models import sentences, tokenizer
 from safetensors.torch import save_file
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from zoo import ZOO, difference, inputs, network, outputs
 
 import greenformers
-from greenformers.changes import Change, build, kind, kinds, names
+from greenformers.changes import build, kind, kinds, names
 from greenformers.changes._options import as_dict, as_flags, typed
 from greenformers.changes._recipe import parse, read_recipe, recipe_text
 from greenformers.checkpoint.description import Description
@@ -28,46 +29,6 @@ from greenformers.checkpoint.place import place
 from greenformers.checkpoint.structure import structure
 from greenformers.cli.compress import compress as command
 from greenformers.cli.compress import recipe_of
-
-BY_NAME = {row.name: row for row in ROWS}
-LARGER = {"bert": {"num_hidden_layers": 4, "num_attention_heads": 8}, "gpt2": {"n_layer": 4, "n_head": 8}}
-PAIRS = [(a.name, b.name) for a in ROWS for b in ROWS]
-# Two changes in one order on an encoder, in the other on a decoder; a decoder is healed as an encoder is.
-CASES = [("bert" if "heal" in pair or pair[0] <= pair[1] else "gpt2", *pair) for pair in PAIRS]
-
-
-def made(name: str, changes: Sequence[Change]) -> PreTrainedModel:
-    model = network(name, **LARGER.get(name, {}))
-    apply(model, changes, name)
-    return model
-
-
-def apply(model: nn.Module, changes: Sequence[Change], name: str) -> Any:
-    learns = any("training" in change.needs for change in changes)
-    texts: dict[str, Any] = {"texts": sentences(40), "tokenizer": tokenizer(name), "length": 9} if learns else {}
-    if any("calibration" in change.needs for change in changes):
-        texts["calibration"] = [inputs(name)]
-    return greenformers.compress(model, changes, example=inputs(name), **texts)
-
-
-def snapshot(model: nn.Module) -> dict[str, Any]:
-    """All that a change could change."""
-    config = getattr(model, "config", None)
-    return {
-        "weights": {name: x.clone() for name, x in model.state_dict().items()},
-        "modules": [(path, type(module)) for path, module in model.named_modules(remove_duplicate=False)],
-        "objects": {path: id(x) for path, x in model.named_parameters(remove_duplicate=False)},
-        "trainable": {path: x.requires_grad for path, x in model.named_parameters()},
-        "training": [module.training for module in model.modules()],
-        "config": None if config is None else json.dumps(config.to_dict(), sort_keys=True, default=str),
-        "described": structure(model).as_dict(),
-    }
-
-
-def check_same(before: dict[str, Any], after: dict[str, Any]) -> None:
-    for part in before.keys() - {"weights"}:
-        assert before[part] == after[part], part
-    torch.testing.assert_close(before["weights"], after["weights"], rtol=0, atol=0)
 
 
 def test_every_change_has_a_row() -> None:
@@ -77,23 +38,15 @@ def test_every_change_has_a_row() -> None:
         assert (kind(name).__doc__ or "").splitlines()[0].endswith(".")
 
 
-def applies(row: Row, name: str) -> bool:
-    return row.only is None or name in row.only
-
-
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What one fresh process reads of every row on every network that it can be made of, and of every two in a row."""
+    """What one fresh process reads of every row on every network that it can be made of."""
 
     def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
         for row in ROWS:
             for name in ZOO:
                 if applies(row, name):
                     yield f"{row.name}-{name}", name, made(name, [row.change])
-        for name, first, second in CASES:
-            if not refused(first, second):
-                changes = [*fitting(first), *fitting(second, again=first == second)]
-                yield f"{name}-{first}-{second}", name, made(name, changes)
 
     return read_again(tmp_path_factory.mktemp("changed"), models())
 
@@ -112,79 +65,9 @@ def test_alone(reloaded: dict[str, dict[str, Any]], row: Row, name: str) -> None
     assert read["after"]["difference"] == 0
     assert read["after"]["keys"] == {}
     described = structure(read["model"])
-    if row.name == "prune":
-        assert seen_of(list(described.changes), row.described)
-    else:
-        assert list(described.changes) == row.described
+    check_shown(list(described.changes), row.described, [row.name])
     if row.described:
         check_inverse(described, read["model"])
-
-
-def seen_of(shown: list[str], expected: list[str]) -> bool:
-    """Whether changes are described as expected; pruned on one budget, a network may have lost units of one kind."""
-    either = set(BY_NAME["prune"].described)
-    lost = [name for name in expected if name not in shown]
-    return (
-        set(lost) <= either
-        and bool(either & set(shown)) >= bool(either & set(expected))
-        and (sorted(shown) == sorted(name for name in expected if name not in lost))
-    )
-
-
-def check_inverse(described: Description, model: PreTrainedModel) -> None:
-    """What is placed by a description describes itself so, and has the parameters that the network has."""
-    with torch.device("meta"):
-        skeleton = type(model)(copy.deepcopy(model.config))
-    assert place(skeleton, described) == []
-    assert structure(skeleton).as_dict() == described.as_dict()
-    shapes = {key: (x.shape, x.dtype) for key, x in model.state_dict().items()}
-    assert {key: (x.shape, x.dtype) for key, x in skeleton.state_dict().items()} == shapes
-
-
-def fitting(name: str, again: bool = False) -> list[Change]:
-    change = BY_NAME[name].change
-    if name == "layers":
-        return [change.but(keep=1 if again else 2)]
-    if name == "prune":  # so that there are several heads left
-        return [change.but(keep=0.8)]
-    if name == "low_rank":
-        return [change.but(select=("embedding",) if again else ("linear",), multiple=1)]
-    return [change]
-
-
-def refused(first: str, second: str) -> bool:
-    before, after = kind(first), kind(second)
-    return (
-        (before.freezes and after.reads_weights)
-        or (before.factorises and after.reads_dense)
-        or (before.sparsifies and (after.reads_dense or after.factorises))
-        or (before.fixes_heads and after.removes_heads)
-    )
-
-
-@pytest.mark.parametrize(("name", "first", "second"), CASES)
-def test_two_by_two(reloaded: dict[str, dict[str, Any]], name: str, first: str, second: str) -> None:
-    if refused(first, second):
-        model = network(name)
-        before = snapshot(model)
-        with pytest.raises(ValueError, match=f"{second} cannot follow {first}"):
-            apply(model, [*fitting(first), *fitting(second)], name)
-        check_same(before, snapshot(model))
-        return
-    read = reloaded[f"{name}-{first}-{second}"]
-    assert read["after"]["difference"] == 0
-    assert read["after"]["keys"] == {}
-    visible = [name for name in BY_NAME[first].described if name not in BY_NAME[second].hides]
-    shown = list(dict.fromkeys([*visible, *BY_NAME[second].described]))
-    described = structure(read["model"])
-    if "prune" in (first, second):
-        assert seen_of(described.order, shown)
-    else:
-        assert described.order == shown
-    if shown:
-        check_inverse(described, read["model"])
-    if "cached" in read["after"] and not {"attention"} & {first, second}:
-        assert read["after"]["cached"] == read["after"]["uncached"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -72,7 +72,7 @@ def test_layers_lose_what_is_measured_one_at_a_time(refit: bool) -> None:
 
     whole = pooled(model)
     for layer, row in zip(layers, points, strict=True):
-        assert [(point.rank, point.cost) for point in row] == [(count, count) for count in range(4, 45, 4)]
+        assert [(point.choice, point.cost) for point in row] == [(count, count) for count in range(4, 45, 4)]
         assert row[-1].error == 0
         losses = {}
         for count in (4, 20, 40):
@@ -84,7 +84,7 @@ def test_layers_lose_what_is_measured_one_at_a_time(refit: bool) -> None:
                 second.weight.data[:, : 44 - count] = 0
             far = [(a - b).square().sum().item() for a, b in zip(pooled(changed), whole, strict=True)]
             losses[count] = sum(far)
-        got = {point.rank: point.error for point in row}
+        got = {point.choice: point.error for point in row}
         assert got[4] == pytest.approx(losses[4], rel=1e-4)
         assert got[20] == pytest.approx(losses[20], rel=1e-3)
         assert got[40] == pytest.approx(losses[40], rel=1e-3)

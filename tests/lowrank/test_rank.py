@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenformers.lowrank.rank import MULTIPLE, Point, hull, kept_energy, largest, rounded, spend, stable_rank
+from greenformers.lowrank.rank import MULTIPLE, Point, hull, kept_energy, largest, rounded, spend, stable_rank, together
 
 size = st.integers(1, 5000)
 f64 = torch.float64
@@ -108,7 +108,7 @@ def points(*pairs):
 
 
 def ranks(found):
-    return [point.rank for point in found]
+    return [point.choice for point in found]
 
 
 @pytest.mark.parametrize(
@@ -211,14 +211,14 @@ def layer(m, n, energies):
 def test_a_layer_of_full_rank_stays_dense_where_others_pay():
     flat, steep = layer(40, 40, [1.0] * 40), layer(40, 40, [100.0 * 0.5**i for i in range(40)])
     way = spend([flat, steep], 0.65 * 3200)
-    assert way[0].rank is None
-    assert 1 <= way[1].rank <= 19
+    assert way[0].choice is None
+    assert 1 <= way[1].choice <= 19
 
 
 def test_what_is_left_short_of_dense_is_spent_on_rank():
     """Flat spectra: every rank lies above the chord to dense, which three quarters do not pay for both."""
     way = spend([layer(40, 40, [1.0] * 40)] * 2, 0.72 * 3200)
-    assert sorted((point.rank for point in way), key=str) == [8, None]
+    assert sorted((point.choice for point in way), key=str) == [8, None]
     assert cost(way) == 8 * 80 + 1600
 
 
@@ -253,3 +253,17 @@ def test_a_budget_below_the_lowest_ranks():
 
 def test_no_layers():
     assert spend([], 1.0) == []
+
+
+@given(st.lists(pairs, min_size=1, max_size=3))
+def test_parts_together_are_the_hull_of_all_ways_to_choose_one_point_each(parts):
+    offered = [points(*part) for part in parts]
+    ways = [
+        Point(way, sum(point.cost for point in way), sum(point.error for point in way)) for way in product(*offered)
+    ]
+    found, expected = together(offered), hull(ways)
+    # Points of the parts that lie on one line are steps of their own; the hull of all ways skips them.
+    assert [(point.cost, point.error) for point in hull(found)] == [(point.cost, point.error) for point in expected]
+    for point in found:
+        chosen = [offered[place][choice - 1] for place, choice in enumerate(point.choice)]
+        assert (point.cost, point.error) == (sum(at.cost for at in chosen), sum(at.error for at in chosen))
