@@ -146,7 +146,8 @@ class Advice:
 def recipes(length: int, causal: bool) -> list[Recipe]:
     """Recipes to try: those that each change suggests by itself, and the last of each together.
 
-    Together they are tried twice, without the changes that suit long texts alone, and with them.
+    Together they are tried twice, without the changes that suit long texts alone, and with them. Changes that are to be
+    tried apart are together with those that freeze weights alone.
 
     Args:
         length: Tokens of a text.
@@ -155,9 +156,11 @@ def recipes(length: int, causal: bool) -> list[Recipe]:
     suggested = {kind: kind.suggested(length=length, causal=causal) for kind in kinds()}
     always = [kind for kind in suggested if kind.suggested(length=1, causal=causal)]
     singles: list[Recipe] = [(change,) for changes in suggested.values() for change in changes]
-    together = [
-        tuple(suggested[kind][-1] for kind in chosen if suggested[kind]) for chosen in (always, list(suggested))
+    alike = [
+        *([kind for kind in chosen if not kind.apart] for chosen in (always, list(suggested))),
+        *([kind for kind in suggested if kind is apart or kind.freezes] for apart in always if apart.apart),
     ]
+    together = [tuple(suggested[kind][-1] for kind in chosen if suggested[kind]) for chosen in alike]
     tried = [(), *sorted(singles, key=_cheapest), *together]
     return list({name_of(recipe): recipe for recipe in tried}.values())
 

@@ -153,6 +153,9 @@ class Change:
     built_by_the_class: ClassVar[bool] = False
     """Whether the class of a network builds the changed network from its configuration: fewer of its own layers."""
 
+    apart: ClassVar[bool] = False
+    """Whether the recommender tries it without the other changes, but for those that freeze weights."""
+
     from_disk: ClassVar[bool] = False
     """Whether `stream` can apply it weight by weight, from disk to disk."""
 

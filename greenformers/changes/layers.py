@@ -33,6 +33,7 @@ class Layers(Change):
 
     order: ClassVar[int] = 3
     built_by_the_class: ClassVar[bool] = True
+    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
@@ -70,6 +71,8 @@ class Layers(Change):
         longer = {path: (count, keep) for path, (count, keep) in sizes.items() if keep < count}
         if not longer:
             most = max(counts.values())
+            if most < 2:
+                raise ValueError("the network has one layer only: none can go")
             raise ValueError(f"layers to keep must be in 1..{most - 1}, of {most}; got {self.keep}")
         return longer
 
@@ -144,8 +147,8 @@ class Layers(Change):
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Layers]":
-        """No settings: without healing, networks with fewer layers lose too much quality to be compared."""
-        return []
+        """Half of the layers, without those that change hidden states least: the most that goes without healing."""
+        return [cls(by="influence")]
 
 
 def _is_places(given: object) -> bool:
