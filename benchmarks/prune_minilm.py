@@ -4,7 +4,7 @@
 
 Calibrated on 300 sentences of WikiText-2, without any training; one recipe is also healed for 300 steps on 20,000
 such and STS-B's training sentences, labels unread. Quality is Spearman's correlation on 2,000 training pairs of STS-B,
-by which recipes were chosen, and on its 1,500 dev pairs; times are of 8 texts of 128 tokens, all models in turns.
+by which recipes were chosen, and on its 625 dev pairs; times are of 8 texts of 128 tokens, all models in turns.
 Compressed models lie in runs/prune_minilm, and a run that was stopped goes on from them.
 
 Bars: twice as fast at 97 % of the correlation without training, within 3 minutes on two cores; 99 % healed for 300

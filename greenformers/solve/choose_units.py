@@ -52,19 +52,19 @@ def chosen(gradients: Tensor, keep: int) -> Tensor:
         Their numbers (keep,), ascending.
     """
     g = gradients.double()
-    own = g.square().sum(0)
+    products = g.T @ g  # (U, U)
+    own = products.diagonal()
     order = own.argsort(descending=True)
-    staying, dropped = order[:keep].flip(0), order[keep:].clone()
-    if not len(dropped) or not keep:
+    if keep in (0, len(order)):
         return order[:keep].sort().values
-    total, left = g[:, dropped].sum(1), []
-    for unit in staying:
-        with_it = total + g[:, unit]
-        candidates = torch.cat([dropped, unit[None]])
-        # |t - g_s|^2 = |t|^2 - 2 <t, g_s> + |g_s|^2
-        back = (own[candidates] - 2 * (with_it @ g[:, candidates])).argmin()
-        left.append(candidates[back])
-        total = with_it - g[:, candidates[back]]
-        if back < len(dropped):
-            dropped[back] = unit
-    return torch.stack(left).sort().values
+    gone = torch.ones(len(order), dtype=torch.bool, device=g.device)
+    gone[order[:keep]] = False
+    with_total = products[:, gone].sum(1)  # <t, g_u> of every unit u, with the sum t of what is dropped
+    for unit in order[:keep].flip(0).tolist():
+        gone[unit] = True
+        with_total += products[unit]
+        # |t - g_u|^2 = |t|^2 - 2 <t, g_u> + |g_u|^2
+        back = (own - 2 * with_total).where(gone, torch.inf).argmin()
+        gone[back] = False
+        with_total -= products[back]
+    return (~gone).nonzero().flatten()

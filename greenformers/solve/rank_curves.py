@@ -16,7 +16,7 @@ from greenformers.solve.loss import default, difference
 from greenformers.solve.refit import weight_of
 from greenformers.solve.replay import Replay, layers
 from greenformers.solve.solve import Solved, solve
-from greenformers.solve.unit_curves import EXAMPLES, first, total
+from greenformers.solve.unit_curves import EXAMPLES, spread, total
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Loss, Trace, call
 
@@ -41,13 +41,13 @@ def rank_curves(
         model: The network, left as it was.
         traced: What `trace` saw of it: the linear layers in question.
         offered: Ranks that a layer may get, rising, by path.
-        batches: Batches of examples, all to factorise with and the first to judge by.
+        batches: Batches of examples, all to factorise with and some to judge by.
         loss: Loss of the model on a batch, a sum over its examples; by default its own, or how far its outputs move.
         memory: Bytes of statistics, and of outputs of finished layers, that may be held.
         seed: Seed of the probes of the loss.
         progress: Function that is called with the share that is done.
     """
-    few = first(batches, EXAMPLES)
+    few = spread(batches, EXAMPLES)
     lost: dict[str, dict[int, float]] = {}
     with evaluating(model), torch.no_grad():
         replay = Replay(model, layers(model, lambda: call(model, few[0])), len(few), memory / 2)

@@ -54,7 +54,7 @@ def curves(
         coupled: Its layers, in the order of execution.
         choose: The units that stay, of a number.
         fisher: Diagonal of F (U,) of the units of each layer, by path.
-        batches: Batches of examples, all to fit with and the first to judge by.
+        batches: Batches of examples, all to fit with and some to judge by.
         cost: Cost of a layer with a number of units.
         multiple: Number of which numbers of neurons are multiples.
         refit: Whether what is left of a layer is fitted, as it will be.
@@ -64,7 +64,7 @@ def curves(
     """
     points = []
     seen = Seen(model, batches, memory / 2) if refit else None
-    batches = first(batches, EXAMPLES)
+    batches = spread(batches, EXAMPLES)
     with evaluating(model), torch.no_grad():
         order = layers(model, lambda: call(model, batches[0]))
         replay = Replay(model, order, len(batches), memory / 2)
@@ -98,13 +98,13 @@ def curves(
     return points
 
 
-def first(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
-    """As many batches as hold these examples."""
-    total = 0
-    for number, batch in enumerate(batches):
-        total += len(next(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)))
-        if total >= examples:
-            return batches[: number + 1]
+def spread(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
+    """Batches from all over that together hold some examples: those of texts are sorted by length."""
+    sizes = [len(next(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor))) for batch in batches]
+    for count in range(1, len(batches)):
+        places = [place * len(batches) // count + len(batches) // (2 * count) for place in range(count)]
+        if sum(sizes[place] for place in places) >= examples:
+            return [batches[place] for place in places]
     return batches
 
 

@@ -17,7 +17,7 @@ from greenformers.solve.coupled import Coupled
 from greenformers.solve.feed_forward import feed_forwards
 from greenformers.solve.gates import gate_gradients
 from greenformers.solve.loss import default
-from greenformers.solve.unit_curves import curves
+from greenformers.solve.unit_curves import curves, spread
 from greenformers.solve.units import put
 
 SECOND = {"bert": "bert.encoder.layer.{}.output.dense", "gpt2": "transformer.h.{}.mlp.c_proj",
@@ -295,3 +295,18 @@ def test_refusals() -> None:
     config = MixtralConfig(vocab_size=53, num_key_value_heads=2, num_local_experts=2, **sizes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="MixtralForCausalLM has no feed-forward layers"):
         greenformers.compress(MixtralForCausalLM(config).eval(), Neurons(0.5), calibration=texts(1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 50])
+@pytest.mark.parametrize("examples", [1, 4, 11, 128, 1000])
+def test_examples_to_judge_by_are_from_all_over(count: int, examples: int) -> None:
+    """Batches of texts are sorted by length: the first ones held the shortest."""
+    batches = [torch.full((1 + place % 3, 2), place) for place in range(count)]
+    places = [int(batch[0, 0]) for batch in spread(batches, examples)]
+    assert places == sorted(set(places))
+    total = sum(len(batch) for batch in batches)
+    held = sum(len(batches[place]) for place in places)
+    assert held >= min(examples, total)
+    assert held < examples + total / 2 or len(places) == count
+    middle = sum(places) / len(places)
+    assert abs(middle - (count - 1) / 2) <= count / 4
