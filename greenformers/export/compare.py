@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from greenformers._torch import has_vnni
 from greenformers.checkpoint.load import line
 from greenformers.checkpoint.structure import changes_of
 from greenformers.export.network import Batch, Call, Network
@@ -25,6 +26,7 @@ class Comparison:
 
     Attributes:
         allowed: Largest difference that is allowed, as a share of the largest output.
+        rounds: Whether the network holds int8 layers.
     """
 
     def __init__(self, network: Network, batches: Sequence[Batch]) -> None:
@@ -46,6 +48,7 @@ class Comparison:
                 if block is not None:
                     with block:
                         moved = max(moved or 0.0, *(self._difference(network, "the model", at) for at in self._places))
+        self.rounds = moved is not None
         return TOLERANCE if moved is None else max(FLIPPED, NOISE * moved)
 
     @property
@@ -67,9 +70,14 @@ class Comparison:
             difference = self._difference(call, name, at)
             if not difference <= self.allowed:  # nor if it is not a number
                 size, length = self.batches[at][0].shape
+                overflow = (
+                    "; this processor has no VNNI, without which runtimes add products of int8 in 16 bits, where they "
+                    "overflow"
+                )
                 raise ValueError(
                     f"{name} differs from the model by {difference:.2g} of the largest output, on a batch of {size} "
                     f"with {length} tokens; {self.allowed:.2g} is allowed"
+                    f"{overflow if self.rounds and not has_vnni() else ''}"
                 )
             differences.append(difference)
         return max(differences)

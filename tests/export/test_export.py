@@ -15,10 +15,11 @@ from transformers import BertModel, PreTrainedModel
 from zoo import EVERYTHING, network
 
 import greenformers
-from greenformers.changes import Attention, LowRank
+from greenformers.changes import Attention, Int8, LowRank
+from greenformers.export import compare
 from greenformers.export import write as writing
 from greenformers.export.measure import latencies
-from greenformers.export.network import Network
+from greenformers.export.network import Network, examples
 from greenformers.export.write import FORMATS, reader, write
 from greenformers.solve.units import TransposedLED, units
 
@@ -289,3 +290,17 @@ def test_damaged_files_are_one_line(exported: dict[str, Exported], form: str, tm
         reader(form, tmp_path, Network(model).inputs)
     with pytest.raises(FileNotFoundError, match=f"{path.name} is missing"):
         reader(form, tmp_path / "elsewhere", Network(model).inputs)
+
+
+@pytest.mark.parametrize(("rounds", "there"), [(True, False), (True, True), (False, False)])
+def test_int8_that_overflows_is_told_from_other_differences(
+    rounds: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "has_vnni", lambda: there)
+    model = network("bert", "BertModel", num_hidden_layers=1)
+    if rounds:
+        greenformers.compress(model, Int8())
+    whole = Network(model)
+    with pytest.raises(ValueError, match="the file differs from the model by") as refused:
+        compare.Comparison(whole, examples(whole, 16))("the file", lambda *batch: 2 * whole(*batch))
+    assert ("no VNNI" in str(refused.value)) == (rounds and not there)
