@@ -4,9 +4,9 @@ A layer with fewer units, or at a rank, has sizes that nobody has time to measur
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
 
 import torch
-from scipy.optimize import nnls
 from torch import nn
 
 from greenformers.measure.latency import interleaved
@@ -49,8 +49,7 @@ class LinearTime:
         m, n = torch.tensor(self.measured).double().T
         # Relative errors: short times count as much as long ones. Nothing is faster for being larger.
         parts = torch.stack([torch.ones_like(m), m, n, m * n], 1) / seconds[:, None]
-        solution, _ = nnls(parts.numpy(), torch.ones(len(m)).double().numpy())
-        return [float(part) for part in solution]
+        return _not_negative(parts, torch.ones(len(m)).double())
 
     def _run(self, m: int, n: int, leading: Sequence[torch.Size]) -> Callable[[], None]:
         layer = nn.Linear(n, m, device=self.weight.device, dtype=self.weight.dtype)
@@ -62,3 +61,22 @@ class LinearTime:
                     layer(x)
 
         return run
+
+
+def _not_negative(A: torch.Tensor, b: torch.Tensor) -> list[float]:
+    """The x >= 0 with least |A x - b|^2: of all choices of columns whose own least squares are not negative, the best.
+
+    With four columns there are fifteen choices.
+    """
+    best, least = [0.0] * A.shape[1], float("inf")
+    for count in range(1, A.shape[1] + 1):
+        for columns in map(list, combinations(range(A.shape[1]), count)):
+            # Columns differ in size by many orders of magnitude.
+            scale = A[:, columns].norm(dim=0)
+            x = torch.linalg.lstsq(A[:, columns] / scale, b).solution / scale
+            error = (A[:, columns] @ x - b).square().sum().item()
+            if bool((x >= 0).all()) and error < least:
+                best, least = [0.0] * A.shape[1], error
+                for column, value in zip(columns, x.tolist(), strict=True):
+                    best[column] = value
+    return best

@@ -147,6 +147,15 @@ def test_seconds_are_fitted_and_never_fall(monkeypatch: pytest.MonkeyPatch) -> N
         assert times(40, 51, leading) >= times(40, 50, leading)
 
 
+def test_least_squares_without_negative_numbers() -> None:
+    nnls = pytest.importorskip("scipy.optimize").nnls
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        A, b = torch.randn(9, 4, generator=draw).double(), torch.randn(9, generator=draw).double()
+        expected, _ = nnls(A.numpy(), b.numpy())
+        torch.testing.assert_close(torch.tensor(linear_time._not_negative(A, b)).double(), torch.from_numpy(expected))
+
+
 def test_ranks_can_be_named() -> None:
     model, batches = made("bert"), texts(2)
     path = "bert.encoder.layer.1.output.dense"
