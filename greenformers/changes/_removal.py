@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from greenformers.lowrank.rank import Point
     from greenformers.solve.choose_units import Cost
     from greenformers.solve.coupled import Coupled
+    from greenformers.solve.unit_cost import UnitCost
 
 NARROWED = "_{}_left"
 """Attribute of the innermost module around a layer that has lost units of a kind."""
@@ -84,13 +85,8 @@ class Removal(Change):
             ValueError: The network has no such layers, its units are read elsewhere too, or there are too few.
         """
         from greenformers.lowrank.rank import spend
-        from greenformers.solve.unit_cost import cost_of
 
-        batches: Any = given.calibration
-        layers = self._in_order(model, batches[0])
-        cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
-        felt = self._felt(model, layers, given)
-        points = self._curves(model, layers, felt, cost, given)
+        layers, _, felt, points = self._measured(model, given)
         spent = spend(points, self.keep * sum(row[-1].cost for row in points))
         counts = {layer.second: point.choice for layer, point in zip(layers, spent, strict=True)}
         with self._without(model, layers, counts, felt, given) as (report, stay):
@@ -106,6 +102,18 @@ class Removal(Change):
         seconds = [layer.second for layer in layers]
         order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
         return sorted(layers, key=lambda layer: order.index(layer.second))
+
+    def _measured(
+        self, model: "nn.Module", given: Given
+    ) -> "tuple[list[Coupled], UnitCost, dict[str, Tensor], list[list[Point[int]]]]":
+        """The layers, what they cost, how gates on their units are felt, and what they lose with fewer of them."""
+        from greenformers.solve.unit_cost import cost_of
+
+        batches: Any = given.calibration
+        layers = self._in_order(model, batches[0])
+        cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
+        felt = self._felt(model, layers, given)
+        return layers, cost, felt, self._curves(model, layers, felt, cost, given)
 
     def _felt(self, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "dict[str, Tensor]":
         """Gradients of gates on the units (examples, U), by path of the layer that reads them."""

@@ -45,13 +45,10 @@ class Shrink(Prune):
         from greenformers.lowrank.rank import spend
         from greenformers.solve.factorise import factorise
         from greenformers.solve.joint_points import joint_points
-        from greenformers.solve.unit_cost import sizes, unit_cost
+        from greenformers.solve.unit_cost import sizes
 
         batches: Any = given.calibration
-        layers = self._in_order(model, batches[0])
-        cost = unit_cost(model, layers, self.of, given.example if given.example is not None else batches[0])
-        felt = self._felt(model, layers, given)
-        units = self._curves(model, layers, felt, cost, given)
+        layers, cost, felt, units = self._measured(model, given)
         ranks = self._ranks(model, layers, given)
         points = [
             joint_points(layer, row, ranks, cost, partial(sizes, model))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from greenformers.lowrank.rank import largest
 from greenformers.measure.latency import interleaved
-from greenformers.solve.choose_units import Cost
 from greenformers.solve.coupled import Coupled
 from greenformers.solve.linear_time import LinearTime, Sizes
 from greenformers.solve.walk import sites
@@ -44,8 +43,8 @@ class UnitCost:
         return sum(self.matrix(layer, path, left, None) for path in layer.paths) + self.rest(layer, left)
 
 
-def cost_of(model: nn.Module, layers: Sequence[Coupled], of: str, example: Batch) -> Cost:
-    """The cost of a layer with a number of its units.
+def cost_of(model: nn.Module, layers: Sequence[Coupled], of: str, example: Batch) -> UnitCost:
+    """The cost of each linear layer around units, and of the rest.
 
     Args:
         model: The network.
@@ -53,11 +52,8 @@ def cost_of(model: nn.Module, layers: Sequence[Coupled], of: str, example: Batch
         of: "units", "parameters", "flops" or "latency".
         example: A batch, for FLOPs and latency.
     """
-    return (lambda _, left: float(left)) if of == "units" else unit_cost(model, layers, of, example)
-
-
-def unit_cost(model: nn.Module, layers: Sequence[Coupled], of: str, example: Batch) -> UnitCost:
-    """The cost of each linear layer around units, and of the rest; as `cost_of`, but of no mere number of units."""
+    if of == "units":
+        return UnitCost(lambda *_: 0.0, lambda _, left: float(left))
     if of == "parameters":
 
         def weights(layer: Coupled, path: str, left: int, rank: int | None) -> float:

@@ -8,7 +8,7 @@ import torch
 from zoo import inputs, network, outputs
 
 import greenformers
-from greenformers.changes import Change, Int8, LowRank, Prune, Shrink, Width
+from greenformers.changes import Change, Int8, LowRank, Prune, Shrink, Sparse, Width
 from greenformers.changes._units import ranks_of
 
 peft = pytest.importorskip("peft")
@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.f
 RECIPES: dict[str, Sequence[Change]] = {
     "low rank": [LowRank(keep=0.5)], "int8": [Int8()], "both": [LowRank(keep=0.5), Int8()],
     "prune": [Prune(0.6)], "shrink": [Shrink(0.6)], "width": [Width(0.75)],
+    "sparse": [Sparse(by="magnitude")],
 }  # fmt: skip
 
 

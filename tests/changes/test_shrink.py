@@ -29,7 +29,7 @@ from greenformers.solve.linear_time import LinearTime
 from greenformers.solve.loss import default
 from greenformers.solve.rank_curves import rank_curves
 from greenformers.solve.solve import solve
-from greenformers.solve.unit_cost import UnitCost, unit_cost
+from greenformers.solve.unit_cost import UnitCost, cost_of
 from greenformers.solve.walk import sites
 from greenformers.solve.watch import trace
 
@@ -109,7 +109,7 @@ def test_heads_neurons_and_ranks_share_a_budget(name: str, of: str) -> None:
         weight: Any = model.get_submodule(path).weight
         U, S, V = torch.linalg.svd(weight.detach(), full_matrices=False)
         weight.data = U * (S * 0.7 ** torch.arange(len(S))) @ V  # of which a rank leaves much, as of trained weights
-    cost = unit_cost(model, layers, of, batches[0])
+    cost = cost_of(model, layers, of, batches[0])
     whole = sum(cost(layer, layer.count) for layer in layers)
 
     def counted() -> float:

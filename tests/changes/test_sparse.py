@@ -146,33 +146,6 @@ def test_int8_numbers_keep_the_zeros_and_merging_makes_plain_layers() -> None:
         assert not model.get_parameter(f"{path}.quantised")[at.T].any(), path
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT itself
-def test_lora_learns_beside_zeros_and_is_merged_over_them(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    model, _ = sparse("bert", Sparse(by="magnitude"))
-    before, batch = zeros(model), inputs("bert")
-    greenformers.save(model, tmp_path / "small")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=8, target_modules="all-linear"))
-    optimizer = torch.optim.AdamW([x for x in adapted.parameters() if x.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(3):
-        loss = adapted(**batch, labels=batch["input_ids"]).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses == sorted(losses, reverse=True)
-    expected = outputs(adapted.eval(), batch)[0]
-    adapted.save_pretrained(tmp_path / "adapter")
-    loaded = greenformers.load(tmp_path / "small")
-    assert all(at.equal(before[path]) for path, at in zeros(loaded).items())
-    assert outputs(peft.PeftModel.from_pretrained(loaded, tmp_path / "adapter").eval(), batch)[0].equal(expected)
-    merged = adapted.merge_and_unload()
-    torch.testing.assert_close(outputs(merged, batch)[0], expected, rtol=1e-4, atol=1e-5)
-    again = greenformers.load(greenformers.save(merged, tmp_path / "merged"))
-    assert outputs(again, batch)[0].equal(outputs(merged, batch)[0])
-
-
 def test_exported_graphs_hold_no_mask() -> None:
     """Outside of `no_grad` too, as torch.export traces."""
     layer = as_sparse(nn.Linear(8, 4))
