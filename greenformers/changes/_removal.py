@@ -1,9 +1,11 @@
-"""What changes share that remove coupled units, as heads and neurons, without training. Kwon 2022, arXiv:2204.09656."""
+"""What changes share that remove coupled units, as heads and neurons, without training.
+
+Kwon 2022, arXiv:2204.09656; ZipLM, Kurtic 2023, arXiv:2302.04089.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from greenformers.lowrank.rank import Point
-    from greenformers.solve.choose_units import Cost
     from greenformers.solve.coupled import Coupled
+    from greenformers.solve.unit_choice import Choice
     from greenformers.solve.unit_cost import UnitCost
+
+BY = ("fit", "fisher")
 
 NARROWED = "_{}_left"
 """Attribute of the innermost module around a layer that has lost units of a kind."""
@@ -27,7 +31,11 @@ class Removal(Change):
     """Fewer units, those first that outputs depend on least; the others make up for them."""
 
     keep: float = 0.5
-    rearrange: bool = option(True, "Choose the units of a layer by how their effects cancel, too.")
+    by: str = option(
+        "fit",
+        "Which units of a layer go: fit (those without which least is lost after the fit), or fisher (those whose "
+        "gates are felt least, rearranged so that effects cancel).",
+    )
     refit: bool = option(True, "Fit what reads the units to the outputs of the whole network, by least squares.")
 
     reads_weights: ClassVar[bool] = True
@@ -43,6 +51,10 @@ class Removal(Change):
             raise ValueError(f"{self.name()} to keep must be a share in (0, 1), got {self.keep}")
         if self.multiple < 1:
             raise ValueError(f"multiple must be at least 1, got {self.multiple}")
+        if self.by not in BY:
+            raise ValueError(f"{self.name()} by must be of {', '.join(BY)}; got {self.by!r}")
+        if self.by == "fit" and not self.refit:
+            raise ValueError(f'{self.name()} without refit must be by "fisher"; got by "fit"')
 
     @property
     def label(self) -> str:
@@ -86,10 +98,10 @@ class Removal(Change):
         """
         from greenformers.lowrank.rank import spend
 
-        layers, _, felt, points = self._measured(model, given)
+        layers, _, choice, points = self._measured(model, given)
         spent = spend(points, self.keep * sum(row[-1].cost for row in points))
         counts = {layer.second: point.choice for layer, point in zip(layers, spent, strict=True)}
-        with self._without(model, layers, counts, felt, given) as (report, stay):
+        with self._without(model, layers, counts, choice, given) as (report, stay):
             stay()
         return report
 
@@ -105,46 +117,36 @@ class Removal(Change):
 
     def _measured(
         self, model: "nn.Module", given: Given
-    ) -> "tuple[list[Coupled], UnitCost, dict[str, Tensor], list[list[Point[int]]]]":
-        """The layers, what they cost, how gates on their units are felt, and what they lose with fewer of them."""
+    ) -> "tuple[list[Coupled], UnitCost, Choice, list[list[Point[int]]]]":
+        """The layers, what they cost, which of their units stay, and what they lose with fewer of them."""
         from greenformers.solve.unit_cost import cost_of
+        from greenformers.solve.unit_curves import curves
 
         batches: Any = given.calibration
         layers = self._in_order(model, batches[0])
         cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
-        felt = self._felt(model, layers, given)
-        return layers, cost, felt, self._curves(model, layers, felt, cost, given)
+        choice = self._choice(model, layers, given)
+        points = curves(
+            model, layers, choice, batches, cost, multiple=self.multiple, refit=self.refit, loss=given.loss,
+            memory=given.memory, progress=lambda share: given.progress("measuring", share),
+        )  # fmt: skip
+        return layers, cost, choice, points
 
-    def _felt(self, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "dict[str, Tensor]":
-        """Gradients of gates on the units (examples, U), by path of the layer that reads them."""
+    def _choice(self, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "Choice":
         from greenformers.solve.gates import gate_gradients
         from greenformers.solve.loss import default
+        from greenformers.solve.unit_choice import ByFisher, ByFit, curvatures
+
+        def progress(share: float) -> None:
+            given.progress("weighing", share)
 
         batches: Any = given.calibration
         loss = given.loss or default(model, batches[0], given.seed)
         paths = [layer.second for layer in layers]
-        at_inputs = gate_gradients(model, paths, batches, loss, lambda share: given.progress("weighing", share))
-        return {layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers}
-
-    def _choose(self, felt: "Mapping[str, Tensor]", layer: "Coupled", count: int) -> "Tensor":
-        from greenformers.solve.choose_units import chosen
-
-        g = felt[layer.second]
-        by_itself = g.square().sum(0).argsort(descending=True)[:count].sort().values
-        return chosen(g, count) if self.rearrange else by_itself
-
-    def _curves(
-        self, model: "nn.Module", layers: "Sequence[Coupled]", felt: "Mapping[str, Tensor]", cost: "Cost", given: Given
-    ) -> "list[list[Point[int]]]":
-        """What each layer costs and loses with each number of units."""
-        from greenformers.solve.unit_curves import curves
-
-        batches: Any = given.calibration
-        return curves(
-            model, layers, partial(self._choose, felt), {path: g.square().mean(0) for path, g in felt.items()}, batches,
-            cost, multiple=self.multiple, refit=self.refit, loss=given.loss, memory=given.memory,
-            progress=lambda share: given.progress("measuring", share),
-        )  # fmt: skip
+        if self.by == "fit":
+            return ByFit(curvatures(model, paths, batches, loss, memory=given.memory, progress=progress))
+        at_inputs = gate_gradients(model, paths, batches, loss, progress)
+        return ByFisher({layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers})
 
     @contextmanager
     def _without(
@@ -152,7 +154,7 @@ class Removal(Change):
         model: "nn.Module",
         layers: "Sequence[Coupled]",
         counts: Mapping[str, int],
-        felt: "Mapping[str, Tensor]",
+        choice: "Choice",
         given: Given,
     ) -> "Iterator[tuple[Report, Callable[[], None]]]":
         """A `with` block in which a network has these numbers of units, and for good if the given function is called.
@@ -163,7 +165,7 @@ class Removal(Change):
         from greenformers.changes._options import as_dict
 
         batches: Any = given.calibration
-        left = {layer.second: self._choose(felt, layer, counts[layer.second]) for layer in layers}
+        left = {layer.second: choice.left(layer, counts[layer.second]) for layer in layers}
         layers = [layer for layer in layers if len(left[layer.second]) < layer.count]
         before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
         with (
@@ -176,9 +178,9 @@ class Removal(Change):
                 was, now = (
                     sum(_bytes(by_path(each)) for each in layer.paths) for by_path in (before.get, model.get_submodule)
                 )
-                fisher = felt[path].square().mean(0)
-                lost = 1 - (fisher[left[path]].sum() / fisher.sum().clamp_min(1e-300)).item()
-                units.append(UnitReport(path, f"{count} of {layer.count} {layer.kind}", was, now, predicted=lost))
+                lost = choice.lost(layer)
+                share = (lost[count] / lost[0].clamp_min(1e-300)).item()
+                units.append(UnitReport(path, f"{count} of {layer.count} {layer.kind}", was, now, predicted=share))
             yield Report(as_dict(self), _summary(self.removes, layers, left), units), stay
 
     @classmethod

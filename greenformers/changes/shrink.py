@@ -48,7 +48,7 @@ class Shrink(Prune):
         from greenformers.solve.unit_cost import sizes
 
         batches: Any = given.calibration
-        layers, cost, felt, units = self._measured(model, given)
+        layers, cost, choice, units = self._measured(model, given)
         ranks = self._ranks(model, layers, given)
         points = [
             joint_points(layer, row, ranks, cost, partial(sizes, model))
@@ -57,7 +57,7 @@ class Shrink(Prune):
         spent = [point.choice for point in spend(points, self.keep * sum(row[-1].cost for row in units))]
         counts = {layer.second: held.count for layer, held in zip(layers, spent, strict=True)}
         lower = {path: rank for held in spent for path, rank in held.ranks.items() if rank is not None}
-        with self._without(model, layers, counts, felt, given) as (report, stay):
+        with self._without(model, layers, counts, choice, given) as (report, stay):
             if not lower:
                 stay()
                 return report

@@ -1,11 +1,11 @@
 """What each layer loses with fewer units, as measured: how far the network's outputs move, one layer at a time.
 
-Fisher information alone (Kwon 2022, arXiv:2204.09656) sums what each unit loses by itself. Of many units of a layer
-that go together it is far from what they lose: on all-MiniLM-L6 with half of all neurons it left 66 % of layer 1's and
-93 % of layer 4's at 85.7 points of correlation, where half in each kept 86.2.
+Predictions of second order are far from what many units of a layer lose that go together. Fisher information alone
+(Kwon 2022, arXiv:2204.09656), on all-MiniLM-L6 with half of all neurons, left 66 % of layer 1's and 93 % of layer 4's
+at 85.7 points of correlation, where half in each kept 86.2.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -21,23 +21,20 @@ from greenformers.solve.loss import difference
 from greenformers.solve.refit import Moments, fit, moments
 from greenformers.solve.replay import Replay, layers
 from greenformers.solve.seen import Seen
+from greenformers.solve.unit_choice import Choice
 from greenformers.solve.watch import Batch, Loss, call
 
 MEASURED = 8
-"""Numbers of units of a layer that are tried; between them Fisher information shares the difference out."""
+"""Numbers of units of a layer that are tried; between them what is predicted shares the difference out."""
 
 EXAMPLES = 128
 """Examples by which they are judged."""
-
-Choice = Callable[[Coupled, int], Tensor]
-"""The units of a layer that stay, of a number."""
 
 
 def curves(
     model: nn.Module,
     coupled: Sequence[Coupled],
-    choose: Choice,
-    fisher: Mapping[str, Tensor],
+    choice: Choice,
     batches: Sequence[Batch],
     cost: Cost,
     *,
@@ -52,8 +49,7 @@ def curves(
     Args:
         model: The network, left as it was.
         coupled: Its layers, in the order of execution.
-        choose: The units that stay, of a number.
-        fisher: Diagonal of F (U,) of the units of each layer, by path.
+        choice: The units that stay, of a number; it is shown each layer first.
         batches: Batches of examples, all to fit with and some to judge by.
         cost: Cost of a layer with a number of units.
         multiple: Number of which numbers of neurons are multiples.
@@ -73,25 +69,25 @@ def curves(
         for place, layer in enumerate(coupled):
             replay.advance(layer.second, lambda number: call(model, batches[number]))
             of_inputs = moments(seen, layer.second, layer.calls) if seen else None
+            choice.see(layer, model.get_submodule(layer.second), of_inputs)
             counts = offered(layer, multiple)
-            lost = fisher[layer.second].double().sort().values.cumsum(0)
-            by_fisher = [lost[layer.count - count - 1].item() if count < layer.count else 0.0 for count in counts]
+            predicted = choice.lost(layer)[counts].tolist()
             tried = sorted({round(at * (len(counts) - 1) / MEASURED) for at in range(MEASURED + 1)})
             losses = [0.0] * len(counts)
             above = 0.0
             for at in reversed(tried[:-1]):
-                with _left(model, layer, choose(layer, counts[at]), of_inputs):
+                with _left(model, layer, choice.left(layer, counts[at]), of_inputs):
                     # Fewer units that by chance do better are no reason to keep fewer than was asked for.
                     above = losses[at] = max(above, total(risen, replay) - base)
             for low, high in pairwise(tried):
                 for at in range(low + 1, high):
-                    share = (by_fisher[at] - by_fisher[high]) / max(by_fisher[low] - by_fisher[high], 1e-300)
+                    share = (predicted[at] - predicted[high]) / max(predicted[low] - predicted[high], 1e-300)
                     losses[at] = losses[high] + share * (losses[low] - losses[high])
-            tie = 1e-6 * max(above, 1e-6) / max(by_fisher[0], 1e-300)
+            tie = 1e-6 * max(above, 1e-6) / max(predicted[0], 1e-300)
             points.append(
                 [
                     Point(count, cost(layer, count), value + tie * alone)
-                    for count, value, alone in zip(counts, losses, by_fisher, strict=True)
+                    for count, value, alone in zip(counts, losses, predicted, strict=True)
                 ]
             )
             progress((place + 1) / len(coupled))

@@ -52,7 +52,7 @@ def test_heads_that_are_gone_are_heads_of_zero(name: str) -> None:
     assert [layer.second for layer in layers] == [OUT[name].format(place) for place in range(2)]
     width = WIDTH[name]
     assert all(layer.columns.shape[1] == width for layer in layers)
-    greenformers.compress(model, Heads(0.5, refit=False), calibration=batches)
+    greenformers.compress(model, Heads(0.5, by="fisher", refit=False), calibration=batches)
     total = 0
     for layer in layers:
         narrow: Any = model.get_submodule(layer.second)
@@ -115,7 +115,7 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     layers = heads(model, batch)
     cost = cost_of(model, layers, "flops", batch)
     whole = flops(lambda: outputs(model, batch))
-    greenformers.compress(model, Heads(0.75, refit=False), calibration=[batch])
+    greenformers.compress(model, Heads(0.75, by="fisher", refit=False), calibration=[batch])
     layers_now = heads(model, batch)
     gone = sum(cost(layer, layer.count) - cost(layer, now.count) for layer, now in zip(layers, layers_now, strict=True))
     assert gone == pytest.approx(whole - flops(lambda: outputs(model, batch)), rel=1e-6)

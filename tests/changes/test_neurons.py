@@ -49,16 +49,24 @@ def lively(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> PreTra
 def test_layers_lose_what_is_measured_one_at_a_time(refit: bool) -> None:
     model, batches = lively("bert", cls="BertModel"), texts(2)
     layers = feed_forwards(model, batches[0])
-    fisher = {layer.second: torch.arange(44.0) for layer in layers}
 
-    def last(_: Coupled, count: int) -> Tensor:
-        return torch.arange(44 - count, 44)
+    class Last:
+        """The last units stay."""
+
+        def see(self, *_: Any) -> None:
+            """Nothing."""
+
+        def left(self, _: Coupled, count: int) -> Tensor:
+            return torch.arange(44 - count, 44)
+
+        def lost(self, _: Coupled) -> Tensor:
+            return 44 - torch.arange(45.0)
 
     def each(_: Coupled, left: int) -> float:
         return left
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    points = curves(model, layers, last, fisher, batches, each, multiple=4, refit=refit)
+    points = curves(model, layers, Last(), batches, each, multiple=4, refit=refit)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
     def pooled(other: PreTrainedModel) -> list[Tensor]:
@@ -189,7 +197,7 @@ def test_neurons_that_are_gone_are_neurons_of_zero(name: str) -> None:
     model, batches = lively(name), texts()
     masked, layers = copy.deepcopy(model), feed_forwards(model, batches[0])
     assert [layer.second for layer in layers] == [SECOND[name].format(place) for place in range(2)]
-    greenformers.compress(model, Neurons(0.5, multiple=2, refit=False), calibration=batches)
+    greenformers.compress(model, Neurons(0.5, multiple=2, by="fisher", refit=False), calibration=batches)
     total = 0
     for layer in layers:
         narrow: Any = model.get_submodule(layer.second)
@@ -287,6 +295,10 @@ def test_refusals() -> None:
             Neurons(keep)
     with pytest.raises(ValueError, match="multiple must be at least 1, got 0"):
         Neurons(0.5, multiple=0)
+    with pytest.raises(ValueError, match="neurons by must be of fit, fisher; got 'loss'"):
+        Neurons(0.5, by="loss")
+    with pytest.raises(ValueError, match='neurons without refit must be by "fisher"; got by "fit"'):
+        Neurons(0.5, refit=False)
     with pytest.raises(ValueError, match=r"neurons 0.5 needs examples to calibrate with"):
         greenformers.compress(network("bert"), Neurons(0.5))
     with pytest.raises(ValueError, match=r"at least 0.182, 8 neurons in each layer; got 0.1"):
