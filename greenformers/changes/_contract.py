@@ -180,6 +180,11 @@ class Change:
         return self.needs
 
     @property
+    def traces(self) -> "Sequence[type[Change]]":
+        """The kinds of changes that later ones find in the network: its own, and those whose work it does too."""
+        return (type(self),)
+
+    @property
     def reach(self) -> int | None:
         """The longest input, in tokens, that a network takes afterwards; None where the change leaves it as it is."""
         return None

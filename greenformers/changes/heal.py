@@ -76,6 +76,13 @@ class Heal(Change):
         """Examples to learn from, and a teacher."""
         return frozenset({"training", "teacher"})
 
+    @property
+    def traces(self) -> "Sequence[type[Change]]":
+        """With `movement`, also those of zeros, which stay."""
+        from greenformers.changes.sparse import Sparse
+
+        return (Heal,) if self.movement is None else (Heal, Sparse)
+
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
         """Check also that there are examples for a batch, a fitting teacher, and with `aware` a change that rounds.
 

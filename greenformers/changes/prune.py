@@ -33,6 +33,11 @@ class Prune(Removal):
         if self.of not in OF:
             raise ValueError(f"of must be of {', '.join(OF)}; got {self.of!r}")
 
+    @property
+    def label(self) -> str:
+        """The share and its cost, as in "prune 0.5" or "prune 0.5 of latency"."""
+        return super().label + ("" if self.of == "flops" else f" of {self.of}")
+
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
         """Nothing: what is left is described by the changes `heads` and `neurons`."""

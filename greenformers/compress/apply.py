@@ -163,7 +163,7 @@ def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:
             raise ValueError(f"{path} has no size yet, of a layer that takes it from its first input: run it once")
     before = changes_of(model)
     for number, change in enumerate(changes):
-        earlier = [*before, *map(type, changes[:number])]
+        earlier = [*before, *(kind for past in changes[:number] for kind in past.traces)]
         change.check(model, earlier, replace(given, following=tuple(changes[number + 1 :])))
 
 

@@ -11,7 +11,7 @@ from test_heal import given, network, pair
 from zoo import network as of_zoo
 
 import greenformers
-from greenformers.changes import Heal, Int8, Sparse
+from greenformers.changes import Heal, Int8, LowRank, Sparse
 from greenformers.changes._movement import Moving, share_at
 from greenformers.solve.sparse_linear import SparseLinear, sparse_layers
 
@@ -92,6 +92,8 @@ def test_refusals() -> None:
     magnitude = Sparse(by="magnitude")
     with pytest.raises(ValueError, match="movement cannot follow sparse, whose zeros stay: use one of the two"):
         greenformers.compress(of_zoo("bert"), [magnitude, PRUNING.but(batch_size=2)], **texts)
+    with pytest.raises(ValueError, match="low_rank cannot follow sparse, whose zeros it would fill"):
+        greenformers.compress(of_zoo("bert"), [PRUNING.but(batch_size=2), LowRank(0.5, solver="svd")], **texts)
     quantised = of_zoo("bert")
     greenformers.compress(quantised, Int8())
     with pytest.raises(ValueError, match="heal cannot follow int8"):

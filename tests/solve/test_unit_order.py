@@ -74,7 +74,7 @@ def test_curvature_is_that_of_gradients_at_positions_that_are_no_padding() -> No
         model.get_submodule(path).register_forward_hook(lambda _, __, out, path=path: outs.__setitem__(path, out))
     expected = {path: torch.zeros(()) for path in paths}
     for batch in batches:
-        slopes = torch.autograd.grad(own(model, batch), [*map(outs.get, paths)])
+        slopes = torch.autograd.grad(own(model, batch), [outs[path] for path in paths])
         for path, slope in zip(paths, slopes, strict=True):
             rows = slope[batch["attention_mask"].bool()]
             expected[path] = expected[path] + rows.T @ rows
