@@ -7,8 +7,9 @@ such and STS-B's training sentences, labels unread. Quality is Spearman's correl
 by which recipes were chosen, and on its 625 dev pairs; times are of 8 texts of 128 tokens, all models in turns.
 Compressed models lie in runs/prune_minilm, and a run that was stopped goes on from them.
 
-Bars: twice as fast at 97 % of the correlation without training, within 3 minutes on two cores; 99 % healed for 300
-steps; kinds together are above each kind alone at the same time. The weights of MiniLM come with the extra `minilm`.
+Bars: twice as fast at 97 % of the correlation without training or int8, within 3 minutes on two cores; at 99 % with
+int8 or 300 steps of healing, if they are needed; kinds together are above each kind alone at the same time. The weights
+of MiniLM come with the extra `minilm`.
 """
 
 import copy
@@ -39,7 +40,7 @@ from greenformers.report.plot import looks, new_figure, save, settle
 
 SENTENCES, LEARNT, STEPS = 300, 20_000, 300
 BATCH, ROUNDS, TRAIN = 8, 30, 2000
-FASTER, KEPT, HEALED, MINUTES = 2.0, 0.97, 0.99, 3.0
+FASTER, KEPT, BEST, MINUTES = 2.0, 0.97, 0.99, 3.0
 TOGETHER = "together"
 
 
@@ -77,7 +78,7 @@ ALONE = (
 )
 JOINT = tuple(
     Recipe(TOGETHER, (fewer(layers), Prune(share)))
-    for layers, share in ((5, 0.9), (5, 0.75), (5, 0.6), (5, 0.55), (4, 0.7), (3, 0.75))
+    for layers, share in ((5, 0.9), (5, 0.75), (5, 0.65), (5, 0.6), (4, 0.7), (3, 0.75))
 )
 INT8 = tuple(Recipe("together, int8", (*recipe.changes, Int8())) for recipe in JOINT)
 HEALING = (
@@ -202,34 +203,33 @@ def picture(records: list[Record]) -> Figure:
 
 def bars(records: list[Record]) -> bool:
     """Whether the bars are met."""
-    untrained = [
-        label
-        for kind, labels in kinds_in(records).items()
-        for label in labels
-        if "healed" not in kind and "int8" not in kind and speed(records, label) >= FASTER
-    ]
-    best = max(untrained, key=lambda label: quality(records, label), default=None)
-    met = best is not None and quality(records, best) >= KEPT
-    if best is not None:
+    fast = {
+        label: kind for kind, labels in kinds_in(records).items() for label in labels if speed(records, label) >= FASTER
+    }
+    untrained = [label for label, kind in fast.items() if "healed" not in kind and "int8" not in kind]
+    met = True
+    for labels, least, within in ((untrained, KEPT, MINUTES), (list(fast), BEST, None)):
+        best = max(labels, key=partial(quality, records))
         minutes = of(records, "compression_time", best).value / 60
-        print(f"{best}: {speed(records, best):.2f}x at {quality(records, best):.1%} in {minutes:.1f} min; at least "
-              f"{FASTER:g}x at {KEPT:.0%} in {MINUTES:g} min: {yes(met and minutes <= MINUTES)}")  # fmt: skip
-        met = met and minutes <= MINUTES
+        done = quality(records, best) >= least and (within is None or minutes <= within)
+        met &= done
+        bar = f"at least {FASTER:g}x at {least:.0%}" + (f" in {within:g} min, untrained" if within else "")
+        print(f"{best}: {speed(records, best):.2f}x at {quality(records, best):.1%} in {minutes:.1f} min")
+        print(f"{bar}: {yes(done)}")
     healed = HEALING[0].label
-    done = speed(records, healed) >= FASTER and quality(records, healed) >= HEALED
-    print(
-        f"{healed}: {speed(records, healed):.2f}x at {quality(records, healed):.1%}; at least {HEALED:.0%}: {yes(done)}"
-    )
-    above = all(
-        any(
-            speed(records, joint.label) >= speed(records, alone.label)
-            and quality(records, joint.label) >= quality(records, alone.label)
+    print(f"{healed}: {speed(records, healed):.2f}x at {quality(records, healed):.1%}")
+    alone = [
+        recipe.label
+        for recipe in ALONE
+        if not any(
+            speed(records, joint.label) >= speed(records, recipe.label)
+            and quality(records, joint.label) >= quality(records, recipe.label)
             for joint in (*JOINT, *INT8)
         )
-        for alone in ALONE
-    )
-    print(f"kinds together are at least as fast and as good as each recipe of one kind: {yes(above)}")
-    return met and done and above
+    ]
+    rest = f", but not of {', '.join(alone)}" if alone else ""
+    print(f"recipes of several kinds are at least as fast and as good as each of one kind{rest}: {yes(not alone)}")
+    return met and not alone
 
 
 def speed(records: list[Record], label: str) -> float:
