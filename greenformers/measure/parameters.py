@@ -6,9 +6,11 @@ from torch import nn
 def parameters(module: nn.Module) -> int:
     """Count the numbers in the parameters of `module`, trainable or frozen; tied or shared ones count once.
 
-    Buffers are no parameters and do not count.
+    Buffers are no parameters and do not count. Modules that hold several numbers in one byte say by `more_numbers` how
+    many there are beyond those bytes.
     """
-    return sum(parameter.numel() for parameter in module.parameters())
+    more = sum(int(getattr(part, "more_numbers", 0)) for part in module.modules())
+    return sum(parameter.numel() for parameter in module.parameters()) + more
 
 
 def bytes_of(model: nn.Module) -> int:

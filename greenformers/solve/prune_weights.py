@@ -5,16 +5,11 @@ after the layers before it have been pruned.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from greenformers.model._transformers import TransposedLinear
-from greenformers.solve.calibrate import Sums
-from greenformers.solve.seen import Seen, summed
+from greenformers.solve.layer_by_layer import error, layer_by_layer, write
 from greenformers.solve.sparsify import magnitude, magnitude_all, sparsegpt, wanda
-from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace
 
@@ -27,15 +22,15 @@ Progress = Callable[[float], None]
 
 def prune_by_weights(sites: Sequence[Site], solver: str, *, keep: float, two_of_four: bool) -> dict[str, float]:
     """Prune layers by their weights alone, in place. The relative errors |W - Q| / |W|, by path."""
-    weights = [_weight(site) for site in sites]
+    weights = [site.matrices()[0] for site in sites]
     if solver == "magnitude_all":
         pruned = magnitude_all(weights, keep=keep)
     else:
         per_row = solver == "magnitude_rows"
         pruned = [magnitude(W, keep=keep, rows=per_row, two_of_four=two_of_four) for W in weights]
-    errors = {site.path: _error(W, Q) for site, W, Q in zip(sites, weights, pruned, strict=True)}
+    errors = {site.path: error(W, Q) for site, W, Q in zip(sites, weights, pruned, strict=True)}
     for site, Q in zip(sites, pruned, strict=True):
-        _write(site, Q)
+        write(site, Q)
     return errors
 
 
@@ -61,53 +56,8 @@ def prune_by_inputs(
     Raises:
         ValueError: Inputs or weights are not finite. The weights are then as they were.
     """
-    solve = sparsegpt if solver == "sparsegpt" else wanda
-    seen, errors = Seen(model, batches, memory), dict[str, float]()
-    with restored_by_errors([site.module for group in traced.groups for site in group]):
-        for number, group in enumerate(traced.groups):
-            C = _products(seen, group[0], len(traced.shapes[group[0].path]))
-            for site in group:
-                W = _weight(site)
-                if not W.isfinite().all():
-                    raise ValueError(f"{site.path}: the weight holds values that are not finite")
-                Q = solve(W, C, keep=keep, two_of_four=two_of_four)
-                errors[site.path] = _error(W, Q, C)
-                _write(site, Q)
-            progress((number + 1) / len(traced.groups))
-    return errors
-
-
-def _products(seen: Seen, site: Site, calls: int) -> Tensor:
-    """The sum of x x^T over the inputs of a layer, at positions that are no padding, (n, n) float64.
-
-    Raises:
-        ValueError: Inputs are not finite.
-    """
-
-    def sums() -> Tensor:
-        total = Sums()
-        for x, _ in seen.rows(site.path, calls):
-            total.products("C", x[None])
-        return total.done()["C"][0]
-
-    C = summed([seen], sums, lambda given: bool(given.isfinite().all()))
-    if not C.isfinite().all():
-        raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
-    return C
-
-
-def _weight(site: Site) -> Tensor:
-    return site.matrices()[0]
-
-
-def _write(site: Site, W: Tensor) -> None:
-    weight: Any = site.module.weight
-    with torch.no_grad():
-        weight.copy_(W.mT if isinstance(site.module, TransposedLinear) else W)
-
-
-def _error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:
-    """|(W - Q) X| / |W X| with C = X X^T, else with X = I."""
-    W, gone = W.double(), W.double() - Q.double()
-    lost, total = ((x * x).sum() if C is None else ((x @ C) * x).sum() for x in (gone, W))
-    return (max(lost.item(), 0.0) / total.item()) ** 0.5 if total > 0 else 0.0
+    how = sparsegpt if solver == "sparsegpt" else wanda
+    return layer_by_layer(
+        model, traced, batches, lambda _, W, inputs: how(W, inputs.C, keep=keep, two_of_four=two_of_four),
+        memory=memory, progress=progress,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ from zoo import ZOO
 
 from greenformers.changes import (
     Attention,
+    Bits,
     Change,
     Heads,
     Heal,
@@ -66,6 +67,11 @@ OUTPUT = "bert.encoder.layer.0.attention.output.dense"
 SIZES = {"first": {QUERY: 16}, "second": 16, "sizes": {"num_attention_heads": 1}}
 NARROW = {"first": {FIRST: 8}, "second": 8, "sizes": {}}
 COORDINATES = {"width": 24, "dimensions": {"weight": [1]}, "bias": True, "eps": None}
+PACKED = {"bits": 3, "per": "group", "group": 16, "symmetric": False, "scaled": False}
+WRONG: list[dict[str, Any]] = [
+    {"bits": 0}, {"bits": 9}, {"bits": True}, {"per": "layer"}, {"group": 0}, {"group": "8"}, {"scaled": 1},
+    {"symmetric": None}, {"more": 1},
+]  # fmt: skip
 SELF = "bert.encoder.layer.0.attention.self"
 SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": False, "layer": 0, "layers": 2}
 
@@ -170,6 +176,19 @@ ROWS = [
         hostile=[
             [], {"paths": QUERY, "ties": []}, {"paths": [1], "ties": []}, {"paths": ["bert.encoder"], "ties": []},
             {"paths": [QUERY], "ties": 2}, {"paths": [QUERY], "ties": [[QUERY, 3]]}, {"paths": [QUERY]},
+        ],
+    ),
+    Row(
+        Bits(bits=3, group=16),
+        ["--bits", "3", "--bits-group", "16"],
+        plain=True,
+        hides=("sparse",),
+        hostile=[
+            [], {}, {"forms": {QUERY: PACKED}}, {"forms": [QUERY], "ties": []}, {"forms": {}, "ties": []},
+            *({"forms": {QUERY: PACKED | wrong}, "ties": []} for wrong in WRONG),
+            {"forms": {QUERY: 3}, "ties": []}, {"forms": {"bert.encoder": PACKED}, "ties": []},
+            {"forms": {QUERY: PACKED}, "ties": 3}, {"forms": {QUERY: PACKED}, "ties": [[1]]},
+            {"forms": {QUERY: PACKED, FIRST: PACKED}, "ties": [[QUERY, FIRST]]},
         ],
     ),
     Row(

@@ -1,0 +1,60 @@
+"""Rounding of second order: later weights make up for what earlier ones lose. GPTQ (Frantar 2023, arXiv:2210.17323).
+
+H = C + 0.01 mean(diag C) I with C = sum of x x^T over the inputs, and U upper triangular with H^-1 = U^T U. Column
+after column of W (m, n), from left to right, w^_j = s (q_j - z) is rounded, and
+
+    e = (w_j - w^_j) / U_jj,  w_k -= e U_jk for k > j,
+
+the step of least squares on the inputs from j on. In the order of falling H_jj (act order) the inputs that matter most
+are rounded while all others can still make up for it; grids are then those of the weight as it was, since a group's
+columns do not follow one another. Else a group has the grid of its weights as changed when its turn comes.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from greenformers.solve.grid import Form, Grid, nearest
+from greenformers.solve.sparsify import BLOCK, inverse_factor, squares
+
+
+def gptq(
+    W: Float[Tensor, "m n"], C: Float[Tensor, "n n"], form: Form, *, act_order: bool = True
+) -> tuple[Int[Tensor, "m n"], Grid]:
+    """The numbers q and grids of a weight.
+
+    Args:
+        W: Weights.
+        C: Sum of the products of inputs.
+        form: The form of the grids.
+        act_order: Round columns by falling sums of squares of their inputs.
+
+    Raises:
+        ValueError: W or C hold values that are not finite.
+    """
+    if not (W.isfinite().all() and C.isfinite().all()):
+        raise ValueError("a weight or the inputs of calibration hold values that are not finite")
+    n, g = W.shape[1], form.group_of(W.shape[1])
+    grid, left = Grid.of(W, form), W.to(C.dtype, copy=True)
+    scale, zero = (x.to(C.dtype).expand(len(W), n).clone() for x in grid.columns(0, n, n))
+    order = squares(C).argsort(descending=True, stable=True) if act_order else torch.arange(n, device=C.device)
+    left, scale, zero, U = left[:, order], scale[:, order], zero[:, order], inverse_factor(C[order][:, order])
+    q = torch.zeros_like(left)
+    # A group that ends in a later block would be given its grid before this block's errors have reached it.
+    block = BLOCK if act_order or form.per != "group" else -(-BLOCK // g) * g
+    for start in range(0, n, block):
+        end = min(start + block, n)
+        errors = left.new_zeros(len(left), end - start)
+        for j in range(start, end):
+            if not act_order and form.per == "group" and j % g == 0:
+                fresh, at = Grid.of(left[:, j : j + g], form, grid.unit), slice(j // g, j // g + 1)
+                grid.steps[:, at], grid.zero[:, at] = fresh.steps, fresh.zero
+                scale[:, j : j + g], zero[:, j : j + g] = grid.scale[:, at].to(scale), grid.zero[:, at].to(zero)
+            w, s, z = left[:, j], scale[:, j], zero[:, j]
+            q[:, j] = nearest(w, s, z, form.levels)
+            errors[:, j - start] = (w - s * (q[:, j] - z)) / U[j, j]
+            left[:, j + 1 : end] -= torch.outer(errors[:, j - start], U[j, j + 1 : end])
+        left[:, end:] -= errors @ U[start:end, end:]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(n, device=order.device)
+    return q[:, back].to(torch.uint8), grid

@@ -1,0 +1,100 @@
+"""Changes of the weights of linear layers in the order of execution, each by the inputs that the layers before it give.
+
+The network is changed as it goes along: a layer is shown the inputs that it will have.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greenformers.model._transformers import TransposedLinear
+from greenformers.solve.calibrate import Sums
+from greenformers.solve.seen import Seen, summed
+from greenformers.solve.units import restored_by_errors
+from greenformers.solve.walk import Site
+from greenformers.solve.watch import Batch, Trace
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a layer is given at positions that are no padding.
+
+    Attributes:
+        C: Sum of x x^T (n, n), float64.
+        size: Mean of the absolute values of x (n,), float64.
+    """
+
+    C: Tensor
+    size: Tensor
+
+
+Solve = Callable[[Site, Tensor, Inputs], Tensor]
+"""The new weight (m, n) of a layer, of its weight and its inputs."""
+
+
+def layer_by_layer(
+    model: nn.Module, traced: Trace, batches: Sequence[Batch], solve: Solve, *, memory: float,
+    progress: Callable[[float], None],
+) -> dict[str, float]:  # fmt: skip
+    """Change the weights of linear layers, in place.
+
+    Args:
+        model: The network.
+        traced: The layers in groups that read the same tensor, as `trace` saw them.
+        batches: Batches to calibrate with.
+        solve: Function that gives new weights.
+        memory: Bytes of outputs of finished layers that may be held.
+        progress: Function that is called with the share that is done.
+
+    Returns:
+        The relative errors |(W - Q) X| / |W X| on the inputs X as changed so far, by path.
+
+    Raises:
+        ValueError: Inputs or weights are not finite. The weights are then as they were.
+    """
+    seen, errors = Seen(model, batches, memory), dict[str, float]()
+    with restored_by_errors([site.module for group in traced.groups for site in group]):
+        for number, group in enumerate(traced.groups):
+            inputs = _inputs(seen, group[0], len(traced.shapes[group[0].path]))
+            for site in group:
+                W = site.matrices()[0]
+                if not W.isfinite().all():
+                    raise ValueError(f"{site.path}: the weight holds values that are not finite")
+                Q = solve(site, W, inputs)
+                errors[site.path] = error(W, Q, inputs.C)
+                write(site, Q)
+            progress((number + 1) / len(traced.groups))
+    return errors
+
+
+def write(site: Site, W: Tensor) -> None:
+    """Set the weight (m, n) of a linear layer."""
+    weight: Any = site.module.weight
+    with torch.no_grad():
+        weight.copy_(W.mT if isinstance(site.module, TransposedLinear) else W)
+
+
+def error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:
+    """|(W - Q) X| / |W X| with C = X X^T, else with X = I."""
+    W, gone = W.double(), W.double() - Q.double()
+    lost, total = ((x * x).sum() if C is None else ((x @ C) * x).sum() for x in (gone, W))
+    return (max(lost.item(), 0.0) / total.item()) ** 0.5 if total > 0 else 0.0
+
+
+def _inputs(seen: Seen, site: Site, calls: int) -> Inputs:
+    def sums() -> Inputs:
+        total, count = Sums(), 0
+        for x, _ in seen.rows(site.path, calls):
+            total.products("C", x[None])
+            total.add("size", x.abs().sum(0))
+            count += len(x)
+        done = total.done()
+        return Inputs(done["C"][0], done["size"] / max(count, 1))
+
+    inputs = summed([seen], sums, lambda given: bool(given.C.isfinite().all()))
+    if not inputs.C.isfinite().all():
+        raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
+    return inputs

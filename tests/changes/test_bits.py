@@ -1,0 +1,180 @@
+"""Weights of few bits: what layers compute, what they weigh, and how each way rounds."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from models import sentences, tokenizer
+from test_neurons import lively, texts
+from torch import Tensor, nn
+from zoo import inputs, network, outputs
+
+import greenformers
+from greenformers.changes import Bits, Heal, LowRank
+from greenformers.changes._bits import bits_layers
+from greenformers.changes._bits_layers import BitsEmbedding, BitsLinear, Packed
+from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.solve.awq import POWERS, awq
+from greenformers.solve.grid import Form, Grid
+
+
+def distance(a: list[Tensor], b: list[Tensor]) -> float:
+    return sum((x - y).square().sum().item() for x, y in zip(a, b, strict=True))
+
+
+def packed(form: Form, m: int = 6, n: int = 21, *, scaled: bool = False) -> Packed:
+    draw = torch.Generator().manual_seed(0)
+    W = torch.randn(m, n, generator=draw)
+    inputs = torch.rand(n, generator=draw) + 0.5 if scaled else None
+    grid = Grid.of(W, form)
+    return Packed.of(grid.round(W), grid, inputs)
+
+
+@pytest.mark.parametrize("form", [Form(3, "group", 8), Form(4, "row", symmetric=True), Form(5, "tensor"), Form(8)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_layers_multiply_by_steps_times_numbers(form: Form, scaled: bool) -> None:
+    held = packed(form, scaled=scaled)
+    dense, layer = held.rows(), BitsLinear(held, nn.Parameter(torch.randn(6), requires_grad=False))
+    g = form.group_of(21)
+    steps = held.unit.item() * held.steps.view(torch.float16).float()
+    for i in range(6):
+        for j in range(21):
+            at = (0, 0) if form.per == "tensor" else (i, j // g)
+            zero = 2 ** (form.bits - 1) if held.zero is None else int(held.zero[at])
+            places = [divmod(j * form.bits + bit, 8) for bit in range(form.bits)]
+            q = sum((int(held.packed[i, byte]) >> low & 1) << bit for bit, (byte, low) in enumerate(places))
+            value = steps[at].item() * (q - zero) / (1 if held.inputs is None else held.inputs[j].item())
+            assert dense[i, j].item() == pytest.approx(value, rel=1e-5, abs=1e-7)
+    x = torch.randn(2, 3, 21, requires_grad=True)
+    y = layer(x)
+    torch.testing.assert_close(y, x @ dense.T + layer.bias)
+    y.square().sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2 * y.detach() @ dense)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), y)
+    embedding = BitsEmbedding(held)
+    ids = torch.tensor([[0, 5], [3, 3]])
+    assert embedding(ids).equal(dense[ids])
+    assert layer.weight.shape == (6, 21)
+
+
+def test_casts_leave_steps_as_they_are() -> None:
+    layer = BitsLinear(packed(Form(4)), None)
+    before = layer.held.steps.clone()
+    layer.to(torch.bfloat16)
+    assert layer.held.steps.equal(before)
+    assert layer(torch.randn(2, 21, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("by", ["gptq", "awq", "rounding"])
+def test_files_are_as_small_as_the_bits_say(bits: int, by: str) -> None:
+    model = network("bert", hidden_size=64, intermediate_size=128)
+    total = {path: module.weight.numel() for path, module in model.named_modules()
+             if isinstance(module, nn.Linear | nn.Embedding)}  # fmt: skip
+    rest = sum(x.numel() for name, x in model.named_parameters() if name.rpartition(".")[0] not in total
+               or name.endswith("bias"))  # fmt: skip
+    greenformers.compress(model, Bits(bits, by=by), calibration=None if by == "rounding" else texts(2))
+    layers = dict(bits_layers(model))
+    scaled = sum(4 * layer.held.n for layer in layers.values() if layer.held.inputs is not None)
+    shared = list({id(layer.held): layer for layer in layers.values()}.values())
+    held = sum(bits * -(-layer.held.n // 8) * layer.held.m + 3 * layer.held.steps.numel() + 4 for layer in shared)
+    assert bytes_of(model) == held + scaled + 4 * rest
+    assert not any(x.requires_grad for x in model.parameters())
+    steps = sum(layer.held.steps.numel() + layer.held.zero.numel() + 1 for layer in shared)
+    assert parameters(model) == sum(layer.held.m * layer.held.n for layer in shared) + steps + scaled // 4 + rest
+
+
+def test_awq_takes_the_power_that_loses_least() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(50, 24, generator=draw).double() * torch.logspace(0, 2, 24).double()
+    W, C, size, form = torch.randn(5, 24, generator=draw), x.T @ x, x.abs().mean(0), Form(3, "group", 8)
+    q, grid, s = awq(W, C, size, form)
+
+    def lost(scale: Tensor) -> float:
+        of = Grid.of(W.double() * scale, form)
+        D = of.values(of.round(W.double() * scale)) / scale - W
+        return ((D.double() @ x.T).square()).sum().item()
+
+    each = {}
+    for power in POWERS:
+        scale = size**power
+        each[power] = lost((scale / (scale.max() * scale.min()).sqrt()).float())
+    assert lost(s) == pytest.approx(min(each.values()), rel=1e-6)
+    assert min(each, key=each.__getitem__) > 0
+    D = grid.values(q) / s - W
+    assert ((D.double() @ x.T).square()).sum().item() == pytest.approx(lost(s), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_second_order_loses_less_than_rounding(name: str) -> None:
+    model, batches = lively(name, torch.float32), texts(6)
+    dense = outputs(model, batches[0])
+    far = {}
+    for by in ("rounding", "gptq"):
+        small = lively(name, torch.float32)
+        greenformers.compress(small, Bits(4, by=by, group=16), calibration=batches if by == "gptq" else None)
+        far[by] = distance(outputs(small, batches[0]), dense)
+    assert far["gptq"] < far["rounding"]
+
+
+def test_tied_heads_share_their_numbers_and_generate_with_a_cache() -> None:
+    model = network("gpt2")
+    greenformers.compress(model, Bits(6, by="rounding"))
+    assert model.lm_head.held is model.transformer.wte.held
+    ids = inputs("gpt2")["input_ids"]
+    more: Any = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": 5, "max_new_tokens": 5}
+    assert model.generate(ids, **more).equal(model.generate(ids, **more, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_training_sees_the_weights_as_they_will_be_rounded(name: str) -> None:
+    model, change, batch = network(name), Bits(3, by="rounding", group=16), inputs(name)
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    with change.rounding(model):
+        seen = outputs(model, batch)
+        torch.stack([x.square().sum() for x in model(**batch).to_tuple() if isinstance(x, Tensor)]).sum().backward()
+    assert all(x.equal(before[key]) for key, x in model.state_dict().items())
+    # As if nothing were rounded: no gradient is 0 for that a weight stays at its number.
+    weights = [x for key, x in model.named_parameters() if x.dim() > 1 and not re.search("embed|wte|wpe", key)]
+    assert len(weights) > 4
+    assert all(x.grad.count_nonzero() > 0.3 * x.grad.numel() for x in weights if x.grad is not None)
+    greenformers.compress(model, change)
+    for ours, theirs in zip(outputs(model, batch), seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_healing_takes_the_bits_that_follow_into_account() -> None:
+    heal = Heal(steps=2, batch_size=4, aware=True)
+    given: dict[str, Any] = {"texts": sentences(24), "tokenizer": tokenizer("bert")}
+    report = greenformers.compress(network("bert"), [heal, Bits(3, by="rounding", group=16)], **given)
+    assert [step.report.change["name"] for step in report.steps] == ["heal", "bits"]
+
+
+def test_refusals() -> None:
+    for options, message in (
+        ({"bits": 1}, "bits must be from 2 to 8, got 1"), ({"bits": 9}, "bits must be from 2 to 8, got 9"),
+        ({"by": "magic"}, "bits by must be of gptq, awq, rounding; got 'magic'"),
+        ({"per": "layer"}, "bits per must be of group, row, tensor; got 'layer'"),
+        ({"per": "row", "group": 8}, "bits per row have no group, got 8"), ({"group": 0}, "group must be at least 1"),
+        ({"by": "awq", "act_order": True}, "act_order is of gptq, not of awq"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Bits(**options)
+    with pytest.raises(ValueError, match="4 bits needs examples to calibrate with"):
+        greenformers.compress(network("bert"), Bits())
+    model = network("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight[0, 0] = torch.inf
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    for bits, batches in ((Bits(), texts(1)), (Bits(by="rounding"), None)):
+        with pytest.raises(ValueError, match="not finite"):
+            greenformers.compress(model, bits, calibration=batches)
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+    greenformers.compress(network("bert"), Bits(by="rounding"))
+    small = network("bert")
+    greenformers.compress(small, Bits(by="rounding"))
+    with pytest.raises(ValueError, match="cannot follow bits, which leaves no floating-point weights"):
+        greenformers.compress(small, LowRank(0.5, solver="svd"))
