@@ -71,7 +71,7 @@ def main(run: Run) -> bool:
     models["int8"] = copy.deepcopy(dense)
     compress(models["int8"], Int8())
     kinds["int8"] = "int8"
-    records = [run.record("bytes", bytes_of(model), name, source="counted") for name, model in models.items()]
+    records = [run.record("size", bytes_of(model) / 2**20, name, source="counted") for name, model in models.items()]
     for texts in (train.at(range(TRAIN)), dev):
         judged = run.scores(judge(models, texts, Reader.of(dense, tokenizer, LENGTH)), {"texts": texts.name})
         records += with_ratios(judged, to="dense")
@@ -104,7 +104,7 @@ def shown(records: list[Record], names: list[str]) -> Table:
         train, dev = (of(records, "spearman", name, texts) for texts in ("train", "valid"))
         low, high = dev.interval or (0.0, 0.0)
         table.add_row(
-            name, f"{of(records, 'bytes', name).value / 2**20:.1f}", f"{train.value:.2f}", f"{train.ratio or 0:.1%}",
+            name, f"{of(records, 'size', name).value:.1f}", f"{train.value:.2f}", f"{train.ratio or 0:.1%}",
             f"{dev.value:.2f}", f"{dev.ratio or 0:.1%}", f"{low:+.2f} to {high:+.2f}",
             f"{of(records, 'cosine', name, 'valid').value:.4f}", f"{of(records, 'latency', name).ratio or 0:.2f}x",
         )  # fmt: skip
@@ -118,7 +118,7 @@ def picture(records: list[Record], kinds: dict[str, str]) -> Figure:
     dress = looks(("dense", *dict.fromkeys(kinds.values())))
     for kind in dict.fromkeys(kinds.values()):
         points = sorted(
-            (of(records, "bytes", name).value / 2**20, 100 * (of(records, "spearman", name, "valid").ratio or 0))
+            (of(records, "size", name).value, 100 * (of(records, "spearman", name, "valid").ratio or 0))
             for name in kinds
             if kinds[name] == kind
         )

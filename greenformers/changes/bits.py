@@ -127,7 +127,8 @@ class Bits(Change):
         total = sum(site.dense for site in sites)
         summary = (
             f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB, "
-            f"{8 * after / total:.2f} bits a weight with steps; they are {coverage(held, paths)}"
+            f"{8 * after / total:.2f} bits a weight with steps; no faster: products are in floating point; they are "
+            f"{coverage(held, paths)}"
         )
         return Report(as_dict(self), summary, units)
 
