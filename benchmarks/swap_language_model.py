@@ -91,9 +91,16 @@ def network(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 def learnt(
     model: LlamaForCausalLM, text: Text, tokenizer: PreTrainedTokenizerFast, schedule: Schedule, folder: Path | None
 ) -> LlamaForCausalLM:
-    """The model, trained; with a folder, for checkpoints, gone on with from the newest."""
+    """The model, trained; with a folder, for checkpoints, gone on with from the newest.
+
+    Raises:
+        KeyboardInterrupt: A signal ended it early.
+    """
+    console = Console(stderr=True)
     objective = CausalLM(text, tokenizer, LENGTH)
-    fit(model, objective, schedule, label="training", console=Console(stderr=True), folder=folder, resume=bool(folder))
+    history = fit(model, objective, schedule, label="training", console=console, folder=folder, resume=bool(folder))
+    if history.stopped is not None:
+        raise KeyboardInterrupt
     return model.eval()
 
 
