@@ -20,6 +20,7 @@ import torch
 from _harness import Benchmark, Option, Run, data, told, yes
 from compress_minilm import LENGTH, minilm, pairs, sentences
 from matplotlib.figure import Figure
+from prune_minilm import draw, of, quality
 from rich.table import Table
 
 from greenformers import compress
@@ -29,7 +30,7 @@ from greenformers.data._reader import Reader
 from greenformers.data._texts import batches
 from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import Record, with_ratios
-from greenformers.report.plot import looks, new_figure, save, settle
+from greenformers.report.plot import new_figure, save, settle
 
 SENTENCES, LEARNT, STEPS, TRAIN = 300, 20_000, 300, 2000
 BATCH, ROUNDS = 8, 20
@@ -87,15 +88,6 @@ def main(run: Run) -> bool:
     return run.quick or bars(records)
 
 
-def of(records: list[Record], metric: str, name: str, texts: str = "") -> Record:
-    """The record of a model."""
-    return next(
-        record
-        for record in records
-        if (record.metric, record.variant) == (metric, name) and texts in record.setting.get("texts", "")
-    )
-
-
 def shown(records: list[Record], names: list[str]) -> Table:
     table = Table(
         "weights", "MiB", "Spearman, train", "of dense", "dev", "of dense", "difference", "cosine, dev", "as fast"
@@ -115,17 +107,9 @@ def picture(records: list[Record], kinds: dict[str, str]) -> Figure:
     """What is left of the correlation against bytes, a line for each way."""
     figure = new_figure(8.6, 5.0, "MiniLM-L6 in few bits")
     axes = figure.add_subplot()
-    dress = looks(("dense", *dict.fromkeys(kinds.values())))
-    for kind in dict.fromkeys(kinds.values()):
-        points = sorted(
-            (of(records, "size", name).value, 100 * (of(records, "spearman", name, "valid").ratio or 0))
-            for name in kinds
-            if kinds[name] == kind
-        )
-        axes.plot(*zip(*points, strict=True), dress[kind].line, color=dress[kind].colour, marker=dress[kind].marker,
-                  markersize=5, label=kind)  # fmt: skip
+    lines = {kind: [name for name in kinds if kinds[name] == kind] for kind in dict.fromkeys(kinds.values())}
+    draw(axes, records, lines, lambda name: of(records, "size", name).value)
     axes.set_xlabel("MiB")
-    axes.set_ylabel("Spearman on STS-B dev (% of dense)")
     axes.legend()
     settle(figure)
     return figure
@@ -135,7 +119,7 @@ def bars(records: list[Record]) -> bool:
     """Whether the bars are met."""
     met = True
     for name, least in KEPT.items():
-        kept = of(records, "spearman", name, "valid").ratio or 0.0
+        kept = quality(records, name)
         met &= kept >= least
         print(f"{name}: {kept:.2%} kept, at least {least:.1%}: {yes(kept >= least)}")
     return met

@@ -16,7 +16,7 @@ import copy
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data, yes
 from compress_minilm import LENGTH, minilm, pairs, sentences
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
@@ -184,21 +185,22 @@ def picture(records: list[Record]) -> Figure:
     """What is left of the correlation against how many times as fast, a line for each kind."""
     figure = new_figure(8.6, 5.0, "MiniLM-L6 with fewer units of each kind: 8 texts of 128 tokens")
     axes = figure.add_subplot()
-    kinds = kinds_in(records)
-    dress = looks(("dense", *kinds))
-    for kind, labels in kinds.items():
-        points = sorted(
-            (of(records, "latency", label).ratio or 0, 100 * (of(records, "spearman", label, "valid").ratio or 0))
-            for label in labels
-        )
-        axes.plot(*zip(*points, strict=True), dress[kind].line, color=dress[kind].colour, marker=dress[kind].marker,
-                  markersize=5, label=kind)  # fmt: skip
+    draw(axes, records, kinds_in(records), partial(speed, records))
     axes.axhline(100 * KEPT, color="gray", linewidth=0.6)
     axes.set_xlabel("Times as fast as dense")
-    axes.set_ylabel("Spearman on STS-B dev (% of dense)")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     settle(figure)
     return figure
+
+
+def draw(axes: Axes, records: list[Record], kinds: Mapping[str, Sequence[str]], x: Callable[[str], float]) -> None:
+    """Draw what is left of the correlation against something else, a line for the models of each kind."""
+    dress = looks(("dense", *kinds))
+    for kind, labels in kinds.items():
+        points = sorted((x(label), 100 * quality(records, label)) for label in labels)
+        axes.plot(*zip(*points, strict=True), dress[kind].line, color=dress[kind].colour, marker=dress[kind].marker,
+                  markersize=5, label=kind)  # fmt: skip
+    axes.set_ylabel("Spearman on STS-B dev (% of dense)")
 
 
 def bars(records: list[Record]) -> bool:

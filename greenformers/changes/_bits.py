@@ -10,7 +10,6 @@ from torch.nn.utils import parametrize
 
 from greenformers.changes._bits_layers import BitsEmbedding, BitsLinear, Packed
 from greenformers.changes._paths import check_keys, located
-from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.awq import awq
 from greenformers.solve.gptq import gptq
@@ -128,14 +127,9 @@ def place(model: nn.Module, described: Mapping[str, Any], ties: Iterable[Sequenc
     held: dict[str, Packed] = {}
     for path, where in at.items():
         module: Any = model.get_submodule(where)
-        kind = kind_of(module)
-        if kind not in ("linear", "embedding") or isinstance(module, ExpertsLinear):
+        if kind_of(module) not in ("linear", "embedding"):
             raise ValueError(f"{path}: a {type(module).__name__} has no form in few bits")
-        if kind == "embedding":
-            m, n = module.num_embeddings, module.embedding_dim
-        else:
-            m, n = module.out_features if hasattr(module, "out_features") else module.nf, module.weight.numel()
-            n //= m
+        m, n = module.weight.shape[::-1] if isinstance(module, TransposedLinear) else module.weight.shape
         owner = first.get(path, path)
         if owner not in held:
             form, scaled = checked(path, described[path])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from greenformers._gradients import by_hand
+from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_linear import fixed
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import leave_as_made
@@ -116,10 +116,11 @@ class BitsLinear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
-        if x.requires_grad and torch.is_grad_enabled():
-            y: Tensor = _Product.apply(x, self)
-            return y
-        return self.product(x)
+        return frozen_product(x, self)
+
+    def pulled(self, grad: Float[Tensor, "... m"]) -> Float[Tensor, "... n"]:
+        """The gradient in the inputs; the weight is unpacked again for it."""
+        return grad @ self.held.rows().to(grad.dtype)
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
@@ -146,18 +147,3 @@ class BitsEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
-
-
-class _Product(torch.autograd.Function):
-    """The product with a packed weight, which is unpacked again for its gradient rather than kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: BitsLinear) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.layer = layer
-        return layer.product(x)
-
-    @staticmethod
-    @by_hand(1, lambda ctx, x: F.linear(x, ctx.layer.weight.to(x.dtype)))
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad @ ctx.layer.held.rows().to(grad.dtype), None

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from greenformers._gradients import by_hand
 from greenformers._torch import int8_matmul, is_fake, version
+from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_kernels import LEVELS, Kernel, kernel
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import leave_as_made
@@ -69,10 +68,11 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b, with W = s q."""
-        if x.requires_grad and torch.is_grad_enabled():
-            y: Tensor = _Product.apply(x, self)
-            return y
-        return self.product(x)
+        return frozen_product(x, self)
+
+    def pulled(self, grad: Float[Tensor, "... m"]) -> Float[Tensor, "... n"]:
+        """The gradient in the inputs, as if they were not rounded."""
+        return (grad * self.scale.to(grad.dtype)) @ self.quantised.to(grad.dtype)
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product in integers, without a gradient."""
@@ -113,22 +113,6 @@ class Int8Linear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_packed": None}  # made again where it is copied to
-
-
-class _Product(torch.autograd.Function):
-    """The product in integers, whose gradient is that of the weight: inputs as if they were not rounded."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Int8Linear) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.layer = layer
-        return layer.product(x)
-
-    @staticmethod
-    @by_hand(1, lambda ctx, x: F.linear(x, ctx.layer.weight.to(x.dtype)))
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        layer = ctx.layer
-        return (grad * layer.scale.to(grad.dtype)) @ layer.quantised.to(grad.dtype), None
 
 
 def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.Parameter]:
