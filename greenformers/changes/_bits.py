@@ -10,10 +10,11 @@ from torch.nn.utils import parametrize
 
 from greenformers.changes._bits_layers import BitsEmbedding, BitsLinear, Packed
 from greenformers.changes._paths import check_keys, located
+from greenformers.changes._straight_through import noise_of, straight_through
 from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.awq import awq
 from greenformers.solve.gptq import gptq
-from greenformers.solve.grid import PER, Form, Grid
+from greenformers.solve.grid import BITS, PER, Form, Grid, nearest
 from greenformers.solve.layer_by_layer import Inputs, error, layer_by_layer
 from greenformers.solve.units import put
 from greenformers.solve.walk import Select, Site, kind_of, sites
@@ -149,8 +150,8 @@ def checked(path: str, described: Any) -> tuple[Form, bool]:
     """
     check_keys(f"bits of {path}", described, ("bits", "per", "group", "symmetric", "scaled"))
     bits, per, group = described["bits"], described["per"], described["group"]
-    if type(bits) is not int or not 1 <= bits <= 8:
-        raise ValueError(f"bits of {path} must be a whole number from 1 to 8, got {bits!r}")
+    if type(bits) not in (int, float) or bits not in BITS:
+        raise ValueError(f"bits of {path} must be of {', '.join(f'{each:g}' for each in BITS)}; got {bits!r}")
     if per not in PER or type(group) is not int or group < 1:
         raise ValueError(f"grids of {path} must be per {', '.join(PER)}, of 1 input or more; got {per!r}, {group!r}")
     if type(described["symmetric"]) is not bool or type(described["scaled"]) is not bool:
@@ -159,31 +160,58 @@ def checked(path: str, described: Any) -> tuple[Form, bool]:
 
 
 @contextmanager
-def aware(model: nn.Module, select: Select, form: Form) -> Iterator[None]:
-    """A `with` block for training with rounded weights; gradients pass as if nothing were rounded."""
-    layers = [model.get_submodule(path) for site in roundable(model, select) for path in site.paths]
-    modules = list({id(layer): layer for layer in layers}.values())
-    for module in modules:
-        parametrize.register_parametrization(
-            module, "weight", _Rounded(form, turned=isinstance(module, TransposedLinear))
-        )
+def aware(model: nn.Module, select: Select, form: Form, share: float) -> Iterator[None]:
+    """A `with` block for training with rounded weights; gradients pass as if nothing were rounded.
+
+    Below 2 bits the sizes of weights are trained too; weights are then as they were rounded afterwards, so that
+    rounding them changes nothing.
+    """
+    held: list[tuple[list[Any], _Rounded]] = []
+    for site in roundable(model, select):
+        turned = isinstance(site.module, TransposedLinear)
+        modules: dict[int, Any] = {id(module): module for module in map(model.get_submodule, site.paths)}
+        rounded = _Rounded(site.matrices()[0], form, turned=turned, share=share)
+        for module in modules.values():
+            parametrize.register_parametrization(module, "weight", rounded)
+        held.append((list(modules.values()), rounded))
     try:
         yield
     finally:
-        for module in modules:
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        for modules_of_one, rounded in held:
+            value = rounded.eval()(modules_of_one[0].parametrizations.weight.original) if rounded.moved else None
+            for module in modules_of_one:
+                parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+            if value is not None:
+                with torch.no_grad():
+                    modules_of_one[0].weight.copy_(value)
 
 
 class _Rounded(nn.Module):
-    """A weight rounded to the nearest numbers."""
+    """A weight rounded to the nearest numbers, as a parametrization.
 
-    def __init__(self, form: Form, *, turned: bool) -> None:
+    Attributes:
+        growth: Logarithms of what steps are multiplied by; None from 2 bits on, where steps follow the weights.
+    """
+
+    def __init__(self, W: Tensor, form: Form, *, turned: bool, share: float) -> None:
         super().__init__()
-        self.form, self.turned = form, turned
+        self.form, self.turned, self.share = form, turned, share
+        self.growth = nn.Parameter(torch.zeros_like(Grid.of(W, form).scale)) if form.bits < 2 else None
+
+    @property
+    def moved(self) -> bool:
+        """Whether training has changed the steps."""
+        return self.growth is not None and bool(self.growth.count_nonzero())
 
     def forward(self, weight: Tensor) -> Tensor:
+        rows = weight.mT if self.turned else weight
+        n = rows.shape[1]
         with torch.no_grad():
-            rows = weight.mT if self.turned else weight
-            grid = Grid.of(rows, self.form)
-            change = grid.values(grid.round(rows)).to(rows.dtype) - rows
-        return weight + (change.mT if self.turned else change)
+            scale, zero = Grid.of(rows, self.form).columns(0, n, n)
+        if self.growth is not None:
+            grown = self.growth.exp()
+            scale = scale * (grown if grown.shape[1] == 1 else grown[:, torch.arange(n) // self.form.group_of(n)])
+        q = nearest(rows.detach(), scale.detach(), zero, self.form.levels)
+        rounded = (scale * (q - zero)).to(rows.dtype)
+        rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
+        return rows.mT if self.turned else rows

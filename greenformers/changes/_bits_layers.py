@@ -54,7 +54,7 @@ class Packed(nn.Module):
         held = cls(m, n, grid.form, scaled=inputs is not None)
         held.unit = fixed(grid.unit.reshape(1))
         held.steps = fixed(grid.steps.view(torch.int16))
-        if held.zero is not None:
+        if grid.zero is not None:
             held.zero = fixed(grid.zero)
         held.packed = fixed(pack(q, grid.form.bits))
         if inputs is not None:
@@ -75,17 +75,17 @@ class Packed(nn.Module):
     def label(self) -> str:
         """The form, as in "4 bits, groups of 64"."""
         per = f"groups of {self.form.group}" if self.form.per == "group" else f"by {self.form.per}"
-        return f"{self.form.bits} bits, {per}"
+        return f"{self.form.bits:g} bits, {per}"
 
     def rows(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
         """Rows of the weight, float32; by default all."""
         packed: Tensor = self.packed
         steps = self.steps.view(torch.float16)
-        zero = torch.full_like(steps, 2 ** (self.form.bits - 1)).to(torch.uint8) if self.zero is None else self.zero
+        zero: Tensor | None = self.zero
         if at is not None:
             packed = packed[at.flatten()]
             if self.form.per != "tensor":
-                steps, zero = steps[at.flatten()], zero[at.flatten()]
+                steps, zero = steps[at.flatten()], None if zero is None else zero[at.flatten()]
         grid = Grid(self.form, self.unit.float(), steps, zero)
         values = grid.values(unpack(packed, self.form.bits, self.n))
         values = values if self.inputs is None else values / self.inputs.float()

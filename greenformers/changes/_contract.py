@@ -271,8 +271,11 @@ class Change:
         """
         return 0
 
-    def rounding(self, model: "nn.Module") -> AbstractContextManager[None] | None:
-        """A `with` block in which a network is trained as this change will round it; None where it rounds nothing."""
+    def rounding(self, model: "nn.Module", *, share: float = 1.0) -> AbstractContextManager[None] | None:
+        """A `with` block in which a network is trained as this change will round it; None where it rounds nothing.
+
+        Each step rounds a `share` of the weights, drawn at random; evaluation rounds all.
+        """
         return None
 
     @classmethod

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from greenformers.changes._int8_experts import Int8Experts
 from greenformers.changes._int8_linear import LEVELS, Int8Linear, fixed, off_by_last_digits, quantised
+from greenformers.changes._straight_through import noise_of, straight_through
 from greenformers.lowrank.computed import computed
 from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.model._transformers import TransposedLinear
@@ -138,15 +139,17 @@ def shared(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def aware(model: nn.Module) -> Iterator[None]:
-    """A `with` block for training with rounded weights and inputs; gradients pass as if nothing were rounded."""
+def aware(model: nn.Module, share: float = 1.0) -> Iterator[None]:
+    """A `with` block for training with rounded weights, or a share of them, and inputs; gradients pass as if they
+    were not rounded.
+    """  # noqa: D205
     handles: list[Any] = []
     unpacked = unpack(model)
     modules = list({id(module): module for _, module in targets(model)}.values())
     for module in modules:
         if not isinstance(module, nn.Embedding):
             handles.append(module.register_forward_pre_hook(lambda _, args: (_rounded_inputs(args[0]), *args[1:])))
-        parametrize.register_parametrization(module, "weight", _Rounded(turned(module)))
+        parametrize.register_parametrization(module, "weight", _Rounded(turned(module), share))
     try:
         yield
     finally:
@@ -165,24 +168,25 @@ def jittered(model: nn.Module, seed: int) -> AbstractContextManager[None]:
 class _Rounded(nn.Module):
     """A weight rounded as int8 will round it."""
 
-    def __init__(self, turned: bool) -> None:
+    def __init__(self, turned: bool, share: float) -> None:
         super().__init__()
-        self.turned = turned
+        self.turned, self.share = turned, share
 
     def forward(self, weight: Tensor) -> Tensor:
         rows = weight.mT if self.turned else weight
         with torch.no_grad():
             scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LEVELS
-            change = (rows / scale).round() * scale - rows
-        return weight + (change.mT if self.turned else change)
+            rounded = (rows / scale).round() * scale
+        rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
+        return rows.mT if self.turned else rows
 
 
 def _rounded_inputs(x: Tensor) -> Tensor:
     with torch.no_grad():
         low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
         step = ((high - low) / 255).clamp(min=1e-12)
-        change = (x / step).round() * step - x
-    return x + change
+        rounded = (x / step).round() * step
+    return straight_through(x, rounded)
 
 
 def _fits(module: nn.Module) -> bool:

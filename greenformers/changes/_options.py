@@ -111,6 +111,8 @@ def as_text(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
 
 

@@ -23,7 +23,9 @@ BY = ("gptq", "awq", "rounding")
 class Bits(Change):
     """Weights of linear layers and embeddings in few bits, packed: fewer bytes; products are in floating point."""
 
-    bits: int = option(4, "Bits of a weight, from 2 to 8.", "--bits")
+    bits: float = option(
+        4, "Bits of a weight: 2 to 8, 1.58 for ternary weights (-a, 0, a), 1 for binary ones (-a, a).", "--bits"
+    )
     by: str = option(
         "gptq",
         "How weights are rounded. With texts: gptq, where later weights make up for earlier ones, or awq, with scales "
@@ -45,10 +47,12 @@ class Bits(Change):
     reads_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        from greenformers.solve.grid import PER
+        from greenformers.solve.grid import BITS, PER
 
-        if not 2 <= self.bits <= 8:
-            raise ValueError(f"bits must be from 2 to 8, got {self.bits}")
+        if self.bits not in BITS:
+            raise ValueError(
+                f"bits must be 1 (binary), 1.58 (ternary) or a whole number from 2 to 8, got {self.bits:g}"
+            )
         if self.by not in BY:
             raise ValueError(f"bits by must be of {', '.join(BY)}; got {self.by!r}")
         if self.per not in PER:
@@ -59,18 +63,21 @@ class Bits(Change):
             raise ValueError(f"group must be at least 1, got {self.group}")
         if self.act_order is not None and self.by != "gptq":
             raise ValueError(f"act_order is of gptq, not of {self.by}")
+        if self.symmetric and self.bits < 2:
+            raise ValueError(f"grids of {self.bits:g} bits are symmetric as they are")
 
     @property
     def label(self) -> str:
         """The bits and the way, as in "4 bits" or "4 bits by rounding"."""
-        return f"{self.bits} bits" + ("" if self.by == "gptq" else f" by {self.by}")
+        return f"{self.bits:g} bits" + ("" if self.by == "gptq" else f" by {self.by}")
 
     @property
     def form(self) -> "Form":
         """The form of the grids."""
         from greenformers.solve.grid import Form
 
-        return Form(self.bits, self.per, 64 if self.group is None else self.group, self.symmetric)
+        bits = int(self.bits) if float(self.bits).is_integer() else self.bits
+        return Form(bits, self.per, 64 if self.group is None else self.group, self.symmetric or bits < 2)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -183,11 +190,11 @@ class Bits(Change):
         """
         raise ValueError("weights of few bits cannot become dense again: merge the network before they are rounded")
 
-    def rounding(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """A `with` block for training in which weights are rounded to the nearest numbers."""
+    def rounding(self, model: "nn.Module", *, share: float = 1.0) -> AbstractContextManager[None]:
+        """A `with` block for training in which weights, or a share of them, are rounded to the nearest numbers."""
         from greenformers.changes._bits import aware
 
-        return aware(model, self.select, self.form)
+        return aware(model, self.select, self.form, share)
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Bits]":

@@ -34,6 +34,10 @@ class Heal(Change):
     aware: bool = option(
         False, "Round weights and inputs in training as later changes of the recipe will round them.", "--heal-aware"
     )
+    noise: float | None = option(
+        None, "With aware, the share of the weights that a step rounds, drawn at random (Quant-Noise); by default all.",
+        "--heal-noise",
+    )  # fmt: skip
     movement: float | None = option(
         None, "Share of the weights of linear layers to keep, in (0, 1): movement pruning, step by step.",
         "--heal-movement",
@@ -52,6 +56,10 @@ class Heal(Change):
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.noise is not None and not 0 < self.noise < 1:
+            raise ValueError(f"noise must be a share in (0, 1), got {self.noise}")
+        if self.noise is not None and not self.aware:
+            raise ValueError("noise is of aware healing: set aware too")
         if self.movement is not None:
             if not 0 < self.movement < 1:
                 raise ValueError(f"movement must be a share in (0, 1), got {self.movement}")
@@ -159,7 +167,8 @@ class Heal(Change):
 
     def _rounding(self, model: "nn.Module", given: Given) -> list[AbstractContextManager[None]]:
         later = given.following if self.aware else ()
-        blocks = [block for change in later if (block := change.rounding(model)) is not None]
+        share = 1.0 if self.noise is None else self.noise
+        blocks = [block for change in later if (block := change.rounding(model, share=share)) is not None]
         if self.aware and not blocks:
             raise ValueError(
                 "aware healing needs a later change of the recipe that rounds weights, such as int8: there is none"

@@ -102,11 +102,11 @@ class Int8(Change):
         """
         raise ValueError("int8 weights cannot become dense again: merge the network before it is quantised")
 
-    def rounding(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """A `with` block for training in which weights and inputs are rounded as int8 rounds them."""
+    def rounding(self, model: "nn.Module", *, share: float = 1.0) -> AbstractContextManager[None]:
+        """A `with` block for training in which weights, or a share of them, and inputs are rounded as int8 does."""
         from greenformers.changes._int8 import aware
 
-        return aware(model)
+        return aware(model, share)
 
     @classmethod
     def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None]:

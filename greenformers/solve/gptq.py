@@ -48,8 +48,10 @@ def gptq(
         for j in range(start, end):
             if not act_order and form.per == "group" and j % g == 0:
                 fresh, at = Grid.of(left[:, j : j + g], form, grid.unit), slice(j // g, j // g + 1)
-                grid.steps[:, at], grid.zero[:, at] = fresh.steps, fresh.zero
-                scale[:, j : j + g], zero[:, j : j + g] = grid.scale[:, at].to(scale), grid.zero[:, at].to(zero)
+                grid.steps[:, at] = fresh.steps
+                if grid.zero is not None and fresh.zero is not None:
+                    grid.zero[:, at] = fresh.zero
+                scale[:, j : j + g], zero[:, j : j + g] = (x.to(C.dtype) for x in grid.columns(j, min(j + g, n), n))
             w, s, z = left[:, j], scale[:, j], zero[:, j]
             q[:, j] = nearest(w, s, z, form.levels)
             errors[:, j - start] = (w - s * (q[:, j] - z)) / U[j, j]

@@ -1,13 +1,19 @@
 """Grids of few bits that weights are rounded to: w ~ s (q - z) with whole q from 0 to 2^N - 1. Survey, eq. 13.
 
-| grid | s | z |
-|---|---|---|
-| affine | (max W - min W) / (2^N - 1) | round(-min W / s) |
-| symmetric | 2 max abs(W) / (2^N - 1) | 2^(N - 1) |
+| grid | q | s | z |
+|---|---|---|---|
+| affine | 0 to 2^N - 1 | (max W - min W) / (2^N - 1) | round(-min W / s) |
+| symmetric | 0 to 2^N - 1 | 2 max abs(W) / (2^N - 1) | 2^(N - 1) |
+| ternary, 1.58 bits | 0, 1, 2: -a, 0, a | a = mean of the k largest abs(W) | 1 |
+| binary, 1 bit | 0, 1: -a, a | 2 a, a = mean abs(W) | 1/2 |
 
 Each row has a grid, or each group of so many neighbouring inputs of a row; or the whole weight has one. The range of an
 affine grid is widened to hold 0, which is then one of its points, and weights that are all 0 take any step. Steps are
 stored in float16, as multiples of one number of the weight, so that small ones do not fall below its range.
+
+Ternary weights (TWN, Li 2016, arXiv:1605.04711) and binary ones (XNOR-Net, Rastegari 2016, arXiv:1603.05279) are those
+nearest to W in the norm. For ternary ones k is what makes (sum of the k largest abs(W))^2 / k largest, which TWN takes
+to be the number of weights above 0.7 mean abs(W), true of some distributions only; weights above a / 2 are then not 0.
 """
 
 from dataclasses import dataclass
@@ -18,27 +24,44 @@ from torch import Tensor
 
 PER = ("group", "row", "tensor")
 
+BINARY, TERNARY = 1, 1.58
+"""Bits of weights with two and with three values."""
+
+BITS = (BINARY, TERNARY, 2, 3, 4, 5, 6, 7, 8)
+
 
 @dataclass(frozen=True)
 class Form:
     """What the grids of a weight have in common.
 
     Attributes:
-        bits: N, from 1 to 8.
+        bits: N: 1, 1.58 or from 2 to 8.
         per: What has a grid of its own: "group", "row" or "tensor".
         group: Inputs of a group; the last group of a row may have fewer.
-        symmetric: Whether a grid is the same on both sides of 0.
+        symmetric: Whether a grid is the same on both sides of 0, as those below 2 bits are.
+
+    Raises:
+        ValueError: Below 2 bits a form is not symmetric.
     """
 
-    bits: int
+    bits: float
     per: str = "group"
     group: int = 64
     symmetric: bool = False
 
+    def __post_init__(self) -> None:
+        if self.bits < 2 and not self.symmetric:
+            raise ValueError(f"grids of {self.bits:g} bits are symmetric")
+
     @property
     def levels(self) -> int:
         """The greatest q."""
-        return 2**self.bits - 1
+        return levels(self.bits)
+
+    @property
+    def middle(self) -> float:
+        """The z of symmetric grids."""
+        return 0.5 if self.bits == BINARY else (self.levels + 1) // 2
 
     def group_of(self, n: int) -> int:
         """The number of inputs that share a grid, of n."""
@@ -53,35 +76,35 @@ class Grid:
         form: What they have in common.
         unit: The number that steps are multiples of, () float32.
         steps: s / unit (m, G) or, of the whole weight, (1, 1); float16.
-        zero: z, as many, uint8.
+        zero: z, as many, uint8; None where grids are symmetric.
     """
 
     form: Form
     unit: Float[Tensor, ""]
     steps: Float[Tensor, "m G"]
-    zero: Int[Tensor, "m G"]
+    zero: Int[Tensor, "m G"] | None
 
     @classmethod
     def of(cls, W: Float[Tensor, "m n"], form: Form, unit: Float[Tensor, ""] | None = None) -> "Grid":
-        """The grids of a weight, from its least and greatest values; by default in units of the largest step."""
-        groups = W.split(form.group_of(W.shape[1]), dim=1)
-        low, high = (torch.stack([of(part, 1) for part in groups], 1).float() for of in (torch.amin, torch.amax))
+        """The grids of a weight; by default in units of the largest step."""
+        parts = [W.float()] if form.per == "tensor" else W.float().split(form.group_of(W.shape[1]), dim=1)
         if form.per == "tensor":
-            low, high = low.amin().view(1, 1), high.amax().view(1, 1)
-        low, high = low.clamp(max=0), high.clamp(min=0)
-        if form.symmetric:
-            high = torch.maximum(-low, high)
-            low = -high
-        scale = (high - low) / form.levels
+            parts = [parts[0].reshape(1, -1)]
+        low = torch.stack([part.amin(1) for part in parts], 1).clamp(max=0)
+        if form.bits < 2:
+            scale = torch.stack([_nearest_step(part.abs(), form.bits) for part in parts], 1)
+        else:
+            high = torch.stack([part.amax(1) for part in parts], 1).clamp(min=0)
+            scale = (2 * torch.maximum(-low, high) if form.symmetric else high - low) / form.levels
         if unit is None:
             unit = scale.amax() if bool((scale > 0).any()) else scale.new_ones(())
         steps = (scale / unit).half()
-        steps = steps.where(steps > 0, 1)
-        if form.symmetric:
-            zero = torch.full_like(steps, 2 ** (form.bits - 1))
-        else:
-            zero = (-low / (unit * steps.float())).round().clamp(max=form.levels)
-        return cls(form, unit, steps, zero.to(torch.uint8))
+        if form.bits != BINARY:  # which has no other way to be 0
+            steps = steps.where(steps > 0, 1)
+        zero = None
+        if not form.symmetric:
+            zero = (-low / (unit * steps.float())).round().clamp(max=form.levels).to(torch.uint8)
+        return cls(form, unit, steps, zero)
 
     @property
     def scale(self) -> Float[Tensor, "m G"]:
@@ -90,7 +113,8 @@ class Grid:
 
     def columns(self, start: int, end: int, n: int) -> tuple[Tensor, Tensor]:
         """The s and z of the columns from `start` to before `end` of n, each (m, end - start) or to be broadcast."""
-        scale, zero = self.scale, self.zero.float()
+        scale = self.scale
+        zero = torch.full_like(scale, self.form.middle) if self.zero is None else self.zero.float()
         if scale.shape[1] == 1:
             return scale, zero
         at = torch.arange(start, end, device=scale.device) // self.form.group_of(n)
@@ -107,6 +131,23 @@ class Grid:
         return scale * (q.float() - zero)
 
 
+def levels(bits: float) -> int:
+    """The greatest number of so many bits."""
+    return 2 if bits == TERNARY else 2 ** int(bits) - 1
+
+
 def nearest(W: Tensor, scale: Tensor, zero: Tensor, levels: int) -> Tensor:
     """The q of weights, as whole floating-point numbers."""
+    if levels == 1:
+        return (W >= 0).to(W.dtype)
     return ((W / scale).round() + zero).clamp(0, levels)
+
+
+def _nearest_step(sizes: Float[Tensor, "m g"], bits: float) -> Float[Tensor, "m"]:
+    """The step of the binary or ternary weights that are nearest to weights of these absolute values, row by row."""
+    if bits == BINARY:
+        return 2 * sizes.mean(1)
+    sums = sizes.sort(1, descending=True).values.cumsum(1)
+    count = torch.arange(1, sizes.shape[1] + 1, device=sizes.device)
+    k = (sums.square() / count).argmax(1, keepdim=True)
+    return (sums.gather(1, k) / (k + 1)).squeeze(1)

@@ -68,9 +68,9 @@ def test_casts_leave_steps_as_they_are() -> None:
     assert layer(torch.randn(2, 21, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [1, 1.58, 2, 3, 8])
 @pytest.mark.parametrize("by", ["gptq", "awq", "rounding"])
-def test_files_are_as_small_as_the_bits_say(bits: int, by: str) -> None:
+def test_files_are_as_small_as_the_bits_say(bits: float, by: str) -> None:
     model = network("bert", hidden_size=64, intermediate_size=128)
     total = {path: module.weight.numel() for path, module in model.named_modules()
              if isinstance(module, nn.Linear | nn.Embedding)}  # fmt: skip
@@ -80,10 +80,12 @@ def test_files_are_as_small_as_the_bits_say(bits: int, by: str) -> None:
     layers = dict(bits_layers(model))
     scaled = sum(4 * layer.held.n for layer in layers.values() if layer.held.inputs is not None)
     shared = list({id(layer.held): layer for layer in layers.values()}.values())
-    held = sum(bits * -(-layer.held.n // 8) * layer.held.m + 3 * layer.held.steps.numel() + 4 for layer in shared)
+    widths = {layer: -(-layer.held.n // 5) if bits == 1.58 else bits * -(-layer.held.n // 8) for layer in shared}
+    of_steps = 2 if bits < 2 else 3
+    held = sum(width * layer.held.m + of_steps * layer.held.steps.numel() + 4 for layer, width in widths.items())
     assert bytes_of(model) == held + scaled + 4 * rest
     assert not any(x.requires_grad for x in model.parameters())
-    steps = sum(layer.held.steps.numel() + layer.held.zero.numel() + 1 for layer in shared)
+    steps = sum((1 if bits < 2 else 2) * layer.held.steps.numel() + 1 for layer in shared)
     assert parameters(model) == sum(layer.held.m * layer.held.n for layer in shared) + steps + scaled // 4 + rest
 
 
@@ -130,8 +132,9 @@ def test_tied_heads_share_their_numbers_and_generate_with_a_cache() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_training_sees_the_weights_as_they_will_be_rounded(name: str) -> None:
-    model, change, batch = network(name), Bits(3, by="rounding", group=16), inputs(name)
+@pytest.mark.parametrize("bits", [1.58, 3])
+def test_training_sees_the_weights_as_they_will_be_rounded(name: str, bits: float) -> None:
+    model, change, batch = network(name), Bits(bits, by="rounding", group=16), inputs(name)
     before = {key: x.clone() for key, x in model.state_dict().items()}
     with change.rounding(model):
         seen = outputs(model, batch)
@@ -146,8 +149,43 @@ def test_training_sees_the_weights_as_they_will_be_rounded(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [1, 1.58])
+def test_sizes_that_were_learnt_stay(bits: float) -> None:
+    model, change = network("gpt2"), Bits(bits, by="rounding", group=16)  # whose head shares its weight
+    with change.rounding(model):
+        learnt = {name: x for name, x in model.named_parameters() if name.endswith("growth")}
+        assert learnt
+        with torch.no_grad():
+            for x in learnt.values():
+                x.uniform_(-0.3, 0.3)
+        seen = outputs(model, inputs("gpt2"))
+    assert model.lm_head.weight is model.transformer.wte.weight
+    greenformers.compress(model, change)
+    for ours, theirs in zip(outputs(model, inputs("gpt2")), seen, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-4)
+
+
+def test_noise_rounds_a_share_of_the_weights_in_training_and_all_in_evaluation() -> None:
+    model, change = network("bert"), Bits(3, by="rounding", group=16)
+    layer = model.get_submodule("bert.encoder.layer.0.intermediate.dense")
+    W = layer.weight.detach().clone()
+    with change.rounding(model):
+        rounded = layer.weight.detach().clone()
+    with change.rounding(model, share=0.25):
+        model.train()
+        drawn = [layer.weight.detach().clone() for _ in range(20)]
+        model.eval()
+        assert layer.weight.equal(rounded)
+    moved = rounded != W
+    for x in drawn:
+        assert torch.where(x != W, x, rounded).equal(rounded)  # either as it was, or as it will be
+    shares = torch.stack([(x != W)[moved].double().mean() for x in drawn])
+    assert shares.mean().item() == pytest.approx(0.25, abs=0.01)
+    assert not drawn[0].equal(drawn[1])
+
+
 def test_healing_takes_the_bits_that_follow_into_account() -> None:
-    heal = Heal(steps=2, batch_size=4, aware=True)
+    heal = Heal(steps=2, batch_size=4, aware=True, noise=0.5)
     given: dict[str, Any] = {"texts": sentences(24), "tokenizer": tokenizer("bert")}
     report = greenformers.compress(network("bert"), [heal, Bits(3, by="rounding", group=16)], **given)
     assert [step.report.change["name"] for step in report.steps] == ["heal", "bits"]
@@ -155,7 +193,8 @@ def test_healing_takes_the_bits_that_follow_into_account() -> None:
 
 def test_refusals() -> None:
     for options, message in (
-        ({"bits": 1}, "bits must be from 2 to 8, got 1"), ({"bits": 9}, "bits must be from 2 to 8, got 9"),
+        ({"bits": 1.5}, re.escape("bits must be 1 (binary), 1.58 (ternary) or a whole number from 2 to 8, got 1.5")),
+        ({"bits": 9}, "from 2 to 8, got 9"), ({"bits": 1, "symmetric": True}, "1 bits are symmetric as they are"),
         ({"by": "magic"}, "bits by must be of gptq, awq, rounding; got 'magic'"),
         ({"per": "layer"}, "bits per must be of group, row, tensor; got 'layer'"),
         ({"per": "row", "group": 8}, "bits per row have no group, got 8"), ({"group": 0}, "group must be at least 1"),

@@ -84,6 +84,10 @@ def test_a_run_that_diverges_leaves_the_network_as_it_was() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"movement must be a share in \(0, 1\), got 1"):
         Heal(movement=1.0)
+    with pytest.raises(ValueError, match=r"noise must be a share in \(0, 1\), got 2"):
+        Heal(aware=True, noise=2)
+    with pytest.raises(ValueError, match="noise is of aware healing: set aware too"):
+        Heal(noise=0.1)
     with pytest.raises(ValueError, match="movement and aware exclude each other"):
         Heal(movement=0.5, aware=True)
     with pytest.raises(ValueError, match="movement and patience exclude each other"):

@@ -1,5 +1,6 @@
 """Grids of few bits, their storage, and rounding of second order, beside loops written from the formulas."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,22 +10,30 @@ from torch import Tensor
 
 from greenformers.solve.bit_packing import pack, packed_width, unpack
 from greenformers.solve.gptq import gptq
-from greenformers.solve.grid import Form, Grid
+from greenformers.solve.grid import BITS, Form, Grid
 
 
 def normal(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).double()
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("n", [1, 7, 8, 13, 64])
-def test_packed_numbers_come_back_to_the_bit(bits: int, n: int) -> None:
-    q = torch.randint(0, 2**bits, (5, n), dtype=torch.uint8, generator=torch.Generator().manual_seed(bits))
+def test_packed_numbers_come_back_to_the_bit(bits: float, n: int) -> None:
+    q = torch.randint(
+        0, 3 if bits == 1.58 else 2 ** int(bits), (5, n), dtype=torch.uint8, generator=torch.Generator().manual_seed(n)
+    )
     packed = pack(q, bits)
     assert packed.dtype == torch.uint8
     assert packed.shape == (5, packed_width(n, bits))
-    assert packed_width(n, bits) == bits * -(-n // 8)
     assert unpack(packed, bits, n).equal(q)
+    if bits == 1.58:
+        assert packed_width(n, bits) == -(-n // 5)
+        for row, line in zip(q.tolist(), packed.tolist(), strict=True):
+            assert line == [sum(3**i * digit for i, digit in enumerate(row[at : at + 5])) for at in range(0, n, 5)]
+        return
+    bits = int(bits)
+    assert packed_width(n, bits) == bits * -(-n // 8)
     single = np.unpackbits(packed.numpy(), axis=1, bitorder="little")
     for row, line in zip(q.tolist(), single.tolist(), strict=True):
         for place, number in enumerate(row):
@@ -69,6 +78,33 @@ def test_grids_are_those_of_the_survey(per: str, symmetric: bool, bits: int) -> 
         assert ((values - W).abs() <= 0.51 * scale + 1e-3 * W.abs()).all()
 
 
+@pytest.mark.parametrize("per", ["group", "row", "tensor"])
+def test_ternary_and_binary_weights_are_the_nearest_of_their_kind(per: str) -> None:
+    W = normal(3, 10)
+    W[2] = 0
+    for bits in (1, 1.58):
+        form = Form(bits, per, group=4, symmetric=True)
+        grid = Grid.of(W, form)
+        values = grid.values(grid.round(W))
+        parts = {"group": [slice(0, 4), slice(4, 8), slice(8, 10)]}.get(per, [slice(0, 10)])
+        for rows, columns in [(slice(0, 3), slice(0, 10))] if per == "tensor" else itertools.product(
+            [slice(row, row + 1) for row in range(3)], parts
+        ):  # fmt: skip
+            part, ours = W[rows, columns].flatten(), values[rows, columns].flatten().double()
+            if bits == 1:
+                a = part.abs().mean()
+                expected = torch.where(part >= 0, a, -a)
+            else:  # over every number of weights that are not 0
+                sizes = part.abs().sort(descending=True).values
+                each = [(sizes[:k].mean(), sizes[k - 1]) for k in range(1, len(part) + 1)]
+                tries = [torch.where(part.abs() >= least, a * part.sign(), 0.0) for a, least in each]
+                expected = min(tries, key=lambda x: (x - part).square().sum().item())
+                by_rule = part.abs() > 0.7 * part.abs().mean()  # TWN's own approximation
+                a = part.abs()[by_rule].mean() if by_rule.any() else torch.tensor(0.0).double()
+                assert (ours - part).norm() <= (a * part.sign() * by_rule - part).norm() + 1e-3
+            torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-9, 1e9])
 def test_steps_of_any_size_are_kept(size: float) -> None:
     W = size * normal(4, 16)
@@ -92,7 +128,9 @@ def by_the_inverse(W: Tensor, C: Tensor, form: Form, order: list[int], static: b
         j = left[0]
         if not static and j % g == 0:
             fresh = Grid.of(w[:, j : j + g], form, fixed.unit)
-            scale[:, j : j + g], zero[:, j : j + g] = fresh.scale.double(), fresh.zero.double()
+            scale[:, j : j + g] = fresh.scale.double()
+            if fresh.zero is not None:
+                zero[:, j : j + g] = fresh.zero.double()
         q = ((w[:, j] / scale[:, j]).round() + zero[:, j]).clamp(0, form.levels)
         inverse = torch.linalg.inv(H[left][:, left])
         error = (w[:, j] - scale[:, j] * (q - zero[:, j])) / inverse[0, 0]
@@ -102,7 +140,9 @@ def by_the_inverse(W: Tensor, C: Tensor, form: Form, order: list[int], static: b
     return w
 
 
-@pytest.mark.parametrize("form", [Form(3, "row"), Form(4, "group", 48), Form(2, "tensor", symmetric=True)])
+@pytest.mark.parametrize(
+    "form", [Form(3, "row"), Form(4, "group", 48), Form(2, "tensor", symmetric=True), Form(1.58, "group", 48, True)]
+)
 @pytest.mark.parametrize("act_order", [False, True])
 def test_gptq_is_the_loop_over_the_inverse_hessian(form: Form, act_order: bool) -> None:
     n = 150  # more than a block, and no multiple of a group
