@@ -1,4 +1,4 @@
-"""Linear layers and embeddings whose weights are stored in few bits, packed, with their grids.
+"""Weights in few bits, packed, with their grids, and linear layers that have them.
 
 A weight (m, n) is w = s (q - z), see `greenformers.solve.grid`. Numbers that are not floating point keep their bits
 when a network is cast, so steps in float16 are held as int16.
@@ -8,19 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from greenformers.changes._coded import CodedLinear, CodedWeight
 from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_linear import fixed
-from greenformers.lowrank.computed import computed
-from greenformers.model._transformers import leave_as_made
+from greenformers.changes._paths import check_keys
 from greenformers.solve.bit_packing import pack, packed_width, unpack
-from greenformers.solve.grid import Form, Grid
+from greenformers.solve.grid import BITS, PER, Form, Grid
 
 
-class Packed(nn.Module):
+class Packed(CodedWeight):
     """A weight (m, n) in few bits.
 
     Args:
@@ -62,6 +61,11 @@ class Packed(nn.Module):
         return held
 
     @property
+    def like(self) -> Tensor:
+        """A tensor of the type that the weight has among other weights."""
+        return self.unit
+
+    @property
     def described(self) -> dict[str, Any]:
         """What must be known to place an empty one: its form."""
         return {**asdict(self.form), "scaled": self.inputs is not None}
@@ -92,27 +96,10 @@ class Packed(nn.Module):
         return values if at is None else values.view(*at.shape, self.n)
 
 
-class BitsLinear(nn.Linear):
-    """A linear layer whose weight is packed, and not learnt; gradients pass through it to what comes before.
+class BitsLinear(CodedLinear):
+    """A linear layer whose weight is packed, and not learnt; gradients pass through it to what comes before."""
 
-    It is an nn.Linear for libraries that look for linear layers, such as PEFT; its `weight` is the dense one.
-    """
-
-    bias: nn.Parameter | None  # type: ignore[assignment]  # so it is in nn.Linear too
-
-    def __init__(self, held: Packed, bias: nn.Parameter | None) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = held.n, held.m
-        self.held, self.bias = held, bias
-        leave_as_made(self)
-
-    @property
-    def weight(self) -> Float[Tensor, "m n"]:  # type: ignore[override]
-        """The weight that the packed numbers stand for; see `computed`."""
-        return computed(self.held.rows, (self.held.m, self.held.n), self.held.unit)
-
-    def reset_parameters(self) -> None:
-        """Nothing is reset: the weight is not learnt."""
+    held: Packed
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
@@ -124,26 +111,21 @@ class BitsLinear(nn.Linear):
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.held.rows().to(x.dtype), bias)
+        return super().forward(x)
 
 
-class BitsEmbedding(nn.Module):
-    """An embedding whose rows are packed; only those that are looked up are unpacked."""
+def checked(path: str, described: Any) -> tuple[Form, bool]:
+    """The form of a packed weight in a description from an untrusted file, and whether inputs have scales.
 
-    def __init__(self, held: Packed, padding_idx: int | None = None) -> None:
-        super().__init__()
-        self.num_embeddings, self.embedding_dim, self.padding_idx = held.m, held.n, padding_idx
-        self.held = held
-
-    @property
-    def weight(self) -> Float[Tensor, "entries d"]:
-        """The rows that the packed numbers stand for; see `computed`."""
-        return computed(self.held.rows, (self.held.m, self.held.n), self.held.unit)
-
-    def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        """Rows of the ids, of the type of the network's other parameters."""
-        return self.held.rows(ids).to(self.held.unit.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}"
+    Raises:
+        ValueError: It is not one.
+    """
+    check_keys(f"bits of {path}", described, ("bits", "per", "group", "symmetric", "scaled"))
+    bits, per, group = described["bits"], described["per"], described["group"]
+    if type(bits) not in (int, float) or bits not in BITS:
+        raise ValueError(f"bits of {path} must be of {', '.join(f'{each:g}' for each in BITS)}; got {bits!r}")
+    if per not in PER or type(group) is not int or group < 1:
+        raise ValueError(f"grids of {path} must be per {', '.join(PER)}, of 1 input or more; got {per!r}, {group!r}")
+    if type(described["symmetric"]) is not bool or type(described["scaled"]) is not bool:
+        raise ValueError(f"symmetric and scaled of {path} must be true or false")
+    return Form(bits, per, group, described["symmetric"]), described["scaled"]

@@ -2,25 +2,26 @@
 Lin 2023, arXiv:2306.00978). The grids are those of the survey's eq. 13, see `greenformers.solve.grid`.
 """  # noqa: D205
 
-from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+from greenformers.changes._coding import Coding
+from greenformers.changes._contract import Given, option
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from greenformers.changes._bits_layers import Packed
+    from greenformers.changes._coded import Layer
     from greenformers.solve.grid import Form
-    from greenformers.solve.walk import Site
+    from greenformers.solve.layer_by_layer import Inputs
 
 BY = ("gptq", "awq", "rounding")
 
 
 @dataclass(frozen=True)
-class Bits(Change):
+class Bits(Coding):
     """Weights of linear layers and embeddings in few bits, packed: fewer bytes; products are in floating point."""
 
     bits: float = option(
@@ -44,7 +45,6 @@ class Bits(Change):
 
     order: ClassVar[int] = 85
     freezes: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         from greenformers.solve.grid import BITS, PER
@@ -80,101 +80,59 @@ class Bits(Change):
         return Form(bits, self.per, 64 if self.group is None else self.group, self.symmetric or bits < 2)
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """Texts to calibrate with, for what looks at inputs."""
-        return frozenset() if self.by == "rounding" else frozenset({"calibration"})
+    def patterns(self) -> tuple[str, ...] | None:
+        """Patterns of the paths of weights that are rounded."""
+        return self.select
 
-    def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
-        """Check also that there are layers to round."""
-        from greenformers.changes._bits import roundable
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at inputs: all ways but the nearest numbers do."""
+        return self.by != "rounding"
 
-        super().check(model, before, given)
-        if not any(change.factorises for change in before):  # which may leave other layers than there are now
-            roundable(model, self.select)
+    def by_weights(self, W: "Tensor", given: Given) -> "Packed":
+        """A weight rounded to the nearest numbers."""
+        from greenformers.changes._bits_layers import Packed
+        from greenformers.solve.grid import Grid
 
-    def apply(self, model: "nn.Module", given: Given) -> Report:
-        """Round weights; no parameter is trainable afterwards.
+        grid = Grid.of(W, self.form)
+        return Packed.of(grid.round(W), grid)
 
-        Raises:
-            ValueError: There is nothing to round, the data does not reach a layer that is selected, or numbers are not
-                finite.
-        """
-        from greenformers.changes import _bits
-        from greenformers.changes._coverage import coverage
-        from greenformers.changes._options import as_dict
-        from greenformers.solve.census import census
-        from greenformers.solve.watch import trace
+    def by_inputs(self, W: "Tensor", inputs: "Inputs", given: Given) -> "Packed":
+        """A weight rounded by GPTQ or AWQ."""
+        from greenformers.changes._bits_layers import Packed
+        from greenformers.solve.awq import awq
+        from greenformers.solve.gptq import gptq
 
-        held = census(model)
-        sites = _bits.roundable(model, self.select)
-        packed: dict[str, Packed] = {}
-        errors: dict[str, float] = {}
-        if self.by != "rounding":
-            assert given.calibration is not None
-            looking = [site for site in sites if site.kind == "linear"]
-            traced = trace(model, looking, given.calibration[0]) if looking else None
-            if traced is not None and traced.unreached and self.select is not None:
-                raise ValueError(
-                    f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out"
-                )
-            if traced is not None:
-                packed, errors = _bits.by_inputs(
-                    model, traced, given.calibration, self.by, self.form, act_order=self.act_order is not False,
-                    memory=given.memory, progress=lambda share: given.progress("rounding", share),
-                )  # fmt: skip
-        for site in sites:
-            if site.path not in packed:
-                packed[site.path], errors[site.path] = _bits.by_weights(site, self.form)
-        units = [_unit(site, packed[site.path], errors[site.path]) for site in sites]
-        for site in sites:
-            _bits.commit(model, site, packed[site.path])
-        model.requires_grad_(False)
-        before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
-        paths = [path for site in sites for path in site.paths]
-        total = sum(site.dense for site in sites)
-        summary = (
-            f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB, "
-            f"{8 * after / total:.2f} bits a weight with steps; no faster: products are in floating point; they are "
-            f"{coverage(held, paths)}"
-        )
-        return Report(as_dict(self), summary, units)
+        if self.by == "awq":
+            return Packed.of(*awq(W, inputs.C, inputs.size, self.form))
+        return Packed.of(*gptq(W, inputs.C, self.form, act_order=self.act_order is not False))
 
     @classmethod
-    def describe(cls, model: "nn.Module") -> Any:
-        """The forms of packed weights by path, and groups of paths that share their numbers."""
-        from greenformers.changes._bits import bits_layers, groups_of
+    def weights(cls) -> "type[Packed]":
+        """The class of packed weights."""
+        from greenformers.changes._bits_layers import Packed
 
-        forms = {path: layer.held.described for path, layer in bits_layers(model)}
-        return {"forms": forms, "ties": groups_of(model)} if forms else None
-
-    @classmethod
-    def place(cls, model: "nn.Module", description: Any) -> list[str]:
-        """Put empty layers at the paths of a description."""
-        from greenformers.changes._bits import place
-        from greenformers.changes._paths import check_keys, check_paths
-
-        check_keys("the description of bits", description, ("forms", "ties"))
-        if not isinstance(description["forms"], dict) or not description["forms"]:
-            raise ValueError("forms of bits must be objects by path")
-        if not isinstance(description["ties"], list):
-            raise ValueError("ties of bits must be lists of paths")
-        for group in description["ties"]:
-            check_paths("ties of bits", group)
-        return place(model, description["forms"], description["ties"])
+        return Packed
 
     @classmethod
-    def replaced(cls, model: "nn.Module") -> Iterable[str]:
-        """Paths of the layers with packed weights."""
-        from greenformers.changes._bits import bits_layers
+    def empty(cls, path: str, m: int, n: int, described: Any) -> "Packed":
+        """A packed weight without numbers."""
+        from greenformers.changes._bits_layers import Packed, checked
 
-        return [path for path, _ in bits_layers(model)]
+        form, scaled = checked(path, described)
+        return Packed(m, n, form, scaled=scaled)
 
     @classmethod
-    def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
-        """Numbers that layers share."""
-        from greenformers.changes._bits import shared
+    def layer(cls, module: Any, held: Any) -> "Layer":
+        """The layer with a packed weight in place of a linear layer or an embedding."""
+        from torch import nn
 
-        return shared(model)
+        from greenformers.changes._bits_layers import BitsLinear
+        from greenformers.changes._coded import CodedEmbedding
+
+        if isinstance(module, nn.Embedding):
+            return CodedEmbedding(held, module.padding_idx)
+        return BitsLinear(held, module.bias)
 
     @classmethod
     def settle(cls, model: "nn.Module") -> None:
@@ -192,17 +150,6 @@ class Bits(Change):
 
     def rounding(self, model: "nn.Module", *, share: float = 1.0) -> AbstractContextManager[None]:
         """A `with` block for training in which weights, or a share of them, are rounded to the nearest numbers."""
-        from greenformers.changes._bits import aware
+        from greenformers.changes._bits_aware import aware
 
         return aware(model, self.select, self.form, share)
-
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Bits]":
-        """No settings: the network is no faster."""
-        return []
-
-
-def _unit(site: "Site", held: "Packed", lost: float) -> UnitReport:
-    weight: Any = site.module.weight
-    after = sum(x.numel() * x.element_size() for x in held.parameters())
-    return UnitReport(site.path, held.label, weight.numel() * weight.element_size(), after, None, lost)

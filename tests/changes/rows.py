@@ -19,6 +19,7 @@ from greenformers.changes import (
     Layers,
     LowRank,
     Neurons,
+    Product,
     Prune,
     Shrink,
     Sparse,
@@ -71,6 +72,10 @@ PACKED = {"bits": 3, "per": "group", "group": 16, "symmetric": False, "scaled": 
 WRONG: list[dict[str, Any]] = [
     {"bits": 0}, {"bits": 9}, {"bits": True}, {"per": "layer"}, {"group": 0}, {"group": "8"}, {"scaled": 1},
     {"symmetric": None}, {"more": 1},
+]  # fmt: skip
+CODED = {"block": 4, "centroids": 16}
+UNCODED: list[dict[str, Any]] = [
+    {"block": 0}, {"block": "4"}, {"block": True}, {"centroids": 257}, {"centroids": 0}, {"more": 1},
 ]  # fmt: skip
 SELF = "bert.encoder.layer.0.attention.self"
 SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": False, "layer": 0, "layers": 2}
@@ -176,6 +181,18 @@ ROWS = [
         hostile=[
             [], {"paths": QUERY, "ties": []}, {"paths": [1], "ties": []}, {"paths": ["bert.encoder"], "ties": []},
             {"paths": [QUERY], "ties": 2}, {"paths": [QUERY], "ties": [[QUERY, 3]]}, {"paths": [QUERY]},
+        ],
+    ),
+    Row(
+        Product(block=4, centroids=16),
+        ["--product", "4", "--product-centroids", "16"],
+        hides=("sparse",),
+        hostile=[
+            [], {}, {"forms": {QUERY: CODED}}, {"forms": [QUERY], "ties": []}, {"forms": {}, "ties": []},
+            *({"forms": {QUERY: CODED | wrong}, "ties": []} for wrong in UNCODED),
+            {"forms": {QUERY: 3}, "ties": []}, {"forms": {"bert.encoder": CODED}, "ties": []},
+            {"forms": {QUERY: CODED}, "ties": 3}, {"forms": {QUERY: CODED}, "ties": [[1]]},
+            {"forms": {QUERY: CODED, FIRST: CODED}, "ties": [[QUERY, FIRST]]},
         ],
     ),
     Row(

@@ -12,8 +12,8 @@ from zoo import inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Bits, Heal, LowRank
-from greenformers.changes._bits import bits_layers
-from greenformers.changes._bits_layers import BitsEmbedding, BitsLinear, Packed
+from greenformers.changes._bits_layers import BitsLinear, Packed
+from greenformers.changes._coded import CodedEmbedding, coded
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.solve.awq import POWERS, awq
 from greenformers.solve.grid import Form, Grid
@@ -54,7 +54,7 @@ def test_layers_multiply_by_steps_times_numbers(form: Form, scaled: bool) -> Non
     torch.testing.assert_close(x.grad, 2 * y.detach() @ dense)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), y)
-    embedding = BitsEmbedding(held)
+    embedding = CodedEmbedding(held)
     ids = torch.tensor([[0, 5], [3, 3]])
     assert embedding(ids).equal(dense[ids])
     assert layer.weight.shape == (6, 21)
@@ -77,7 +77,7 @@ def test_files_are_as_small_as_the_bits_say(bits: float, by: str) -> None:
     rest = sum(x.numel() for name, x in model.named_parameters() if name.rpartition(".")[0] not in total
                or name.endswith("bias"))  # fmt: skip
     greenformers.compress(model, Bits(bits, by=by), calibration=None if by == "rounding" else texts(2))
-    layers = dict(bits_layers(model))
+    layers = dict(coded(model, Packed))
     scaled = sum(4 * layer.held.n for layer in layers.values() if layer.held.inputs is not None)
     shared = list({id(layer.held): layer for layer in layers.values()}.values())
     widths = {layer: -(-layer.held.n // 5) if bits == 1.58 else bits * -(-layer.held.n // 8) for layer in shared}

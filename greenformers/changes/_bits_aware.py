@@ -1,0 +1,73 @@
+"""Training with weights as they will be rounded to few bits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from greenformers.changes._coded import codable
+from greenformers.changes._straight_through import noise_of, straight_through
+from greenformers.model._transformers import TransposedLinear
+from greenformers.solve.grid import Form, Grid, nearest
+from greenformers.solve.walk import Select
+
+
+@contextmanager
+def aware(model: nn.Module, select: Select, form: Form, share: float) -> Iterator[None]:
+    """A `with` block for training with rounded weights; gradients pass as if nothing were rounded.
+
+    Below 2 bits the sizes of weights are trained too; weights are then as they were rounded afterwards, so that
+    rounding them changes nothing.
+    """
+    held: list[tuple[list[Any], _Rounded]] = []
+    for site in codable(model, select):
+        turned = isinstance(site.module, TransposedLinear)
+        modules: dict[int, Any] = {id(module): module for module in map(model.get_submodule, site.paths)}
+        rounded = _Rounded(site.matrices()[0], form, turned=turned, share=share)
+        for module in modules.values():
+            parametrize.register_parametrization(module, "weight", rounded)
+        held.append((list(modules.values()), rounded))
+    try:
+        yield
+    finally:
+        for modules_of_one, rounded in held:
+            value = rounded.eval()(modules_of_one[0].parametrizations.weight.original) if rounded.moved else None
+            for module in modules_of_one:
+                parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+            if value is not None:
+                with torch.no_grad():
+                    modules_of_one[0].weight.copy_(value)
+
+
+class _Rounded(nn.Module):
+    """A weight rounded to the nearest numbers, as a parametrization.
+
+    Attributes:
+        growth: Logarithms of what steps are multiplied by; None from 2 bits on, where steps follow the weights.
+    """
+
+    def __init__(self, W: Tensor, form: Form, *, turned: bool, share: float) -> None:
+        super().__init__()
+        self.form, self.turned, self.share = form, turned, share
+        self.growth = nn.Parameter(torch.zeros_like(Grid.of(W, form).scale)) if form.bits < 2 else None
+
+    @property
+    def moved(self) -> bool:
+        """Whether training has changed the steps."""
+        return self.growth is not None and bool(self.growth.count_nonzero())
+
+    def forward(self, weight: Tensor) -> Tensor:
+        rows = weight.mT if self.turned else weight
+        n = rows.shape[1]
+        with torch.no_grad():
+            scale, zero = Grid.of(rows, self.form).columns(0, n, n)
+        if self.growth is not None:
+            grown = self.growth.exp()
+            scale = scale * (grown if grown.shape[1] == 1 else grown[:, torch.arange(n) // self.form.group_of(n)])
+        q = nearest(rows.detach(), scale.detach(), zero, self.form.levels)
+        rounded = (scale * (q - zero)).to(rows.dtype)
+        rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
+        return rows.mT if self.turned else rows

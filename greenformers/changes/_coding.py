@@ -1,0 +1,183 @@
+"""What changes that leave codes in place of weights have in common; see `greenformers.changes._coded`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from greenformers.changes._contract import Change, Given, Need, Report, UnitReport
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from greenformers.changes._coded import CodedWeight, Layer
+    from greenformers.solve.layer_by_layer import Inputs
+    from greenformers.solve.walk import Site
+
+
+@dataclass(frozen=True)
+class Coding(Change):
+    """Codes of the weights of linear layers and embeddings; by texts layer after layer, or by weights alone."""
+
+    reads_weights: ClassVar[bool] = True
+
+    @property
+    def patterns(self) -> tuple[str, ...] | None:
+        """Patterns of the paths that get codes; None for all."""
+        raise NotImplementedError
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at the inputs of linear layers."""
+        raise NotImplementedError
+
+    def by_weights(self, W: "Tensor", given: Given) -> "CodedWeight":
+        """The code of a weight, without a look at its inputs."""
+        raise NotImplementedError
+
+    def by_inputs(self, W: "Tensor", inputs: "Inputs", given: Given) -> "CodedWeight":
+        """The code of a weight whose inputs are known."""
+        raise NotImplementedError
+
+    @classmethod
+    def weights(cls) -> "type[CodedWeight]":
+        """The class of its codes."""
+        raise NotImplementedError
+
+    @classmethod
+    def empty(cls, path: str, m: int, n: int, described: Any) -> "CodedWeight":
+        """A code without numbers, of a description from an untrusted file.
+
+        Raises:
+            ValueError: It is not one.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def layer(cls, module: Any, held: "CodedWeight") -> "Layer":
+        """The layer with a code in place of a linear layer or an embedding."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Texts to calibrate with, for what looks at inputs."""
+        return frozenset({"calibration"}) if self.looks else frozenset()
+
+    def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
+        """Check also that there are layers for codes."""
+        from greenformers.changes._coded import codable
+
+        super().check(model, before, given)
+        if not any(change.factorises for change in before):  # which may leave other layers than there are now
+            codable(model, self.patterns)
+
+    def apply(self, model: "nn.Module", given: Given) -> Report:
+        """Replace weights by codes.
+
+        Raises:
+            ValueError: There is none to replace, the data does not reach a layer that is selected, or numbers are not
+                finite.
+        """
+        from greenformers.changes._coded import codable, commit
+        from greenformers.changes._coverage import coverage
+        from greenformers.changes._options import as_dict
+        from greenformers.solve.census import census
+        from greenformers.solve.layer_by_layer import error
+
+        whole = census(model)
+        sites = codable(model, self.patterns)
+        held, errors = self._by_inputs(model, sites, given) if self.looks else ({}, {})
+        for number, site in enumerate(sites):
+            if site.path not in held:
+                W = site.matrices()[0].float()
+                if not W.isfinite().all():
+                    raise ValueError(f"{site.path}: the weight holds values that are not finite")
+                held[site.path] = self.by_weights(W, given)
+                errors[site.path] = error(W, held[site.path].rows())
+                given.progress("rounding", (number + 1) / len(sites))
+        units = [_unit(site, held[site.path], errors[site.path]) for site in sites]
+        for site in sites:
+            commit(model, site, lambda module, code=held[site.path]: self.layer(module, code))  # type: ignore[misc]
+        self.settle(model)
+        before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
+        paths = [path for site in sites for path in site.paths]
+        summary = (
+            f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB, "
+            f"{8 * after / sum(site.dense for site in sites):.2f} bits a weight in all; no faster: products are in "
+            f"floating point; they are {coverage(whole, paths)}"
+        )
+        return Report(as_dict(self), summary, units)
+
+    def _by_inputs(
+        self, model: "nn.Module", sites: "Sequence[Site]", given: Given
+    ) -> "tuple[dict[str, CodedWeight], dict[str, float]]":
+        from greenformers.solve.layer_by_layer import layer_by_layer
+        from greenformers.solve.watch import trace
+
+        assert given.calibration is not None
+        looking = [site for site in sites if site.kind == "linear"]
+        held: dict[str, CodedWeight] = {}
+        if not looking:
+            return held, {}
+        traced = trace(model, looking, given.calibration[0])
+        if traced.unreached and self.patterns is not None:
+            raise ValueError(f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out")
+
+        def solve(site: "Site", W: "Tensor", inputs: "Inputs") -> "Tensor":
+            held[site.path] = self.by_inputs(W, inputs, given)
+            return held[site.path].rows().detach()
+
+        errors = layer_by_layer(
+            model, traced, given.calibration, solve, memory=given.memory,
+            progress=lambda share: given.progress("rounding", share),
+        )  # fmt: skip
+        return held, errors
+
+    @classmethod
+    def describe(cls, model: "nn.Module") -> Any:
+        """The forms of codes by path, and groups of paths that share their numbers."""
+        from greenformers.changes._coded import coded, groups_of
+
+        forms = {path: layer.held.described for path, layer in coded(model, cls.weights())}
+        return {"forms": forms, "ties": groups_of(model, cls.weights())} if forms else None
+
+    @classmethod
+    def place(cls, model: "nn.Module", description: Any) -> list[str]:
+        """Put empty layers at the paths of a description."""
+        from greenformers.changes._coded import place
+        from greenformers.changes._paths import check_keys, check_paths
+
+        check_keys(f"the description of {cls.name()}", description, ("forms", "ties"))
+        if not isinstance(description["forms"], dict) or not description["forms"]:
+            raise ValueError(f"forms of {cls.name()} must be objects by path")
+        if not isinstance(description["ties"], list):
+            raise ValueError(f"ties of {cls.name()} must be lists of paths")
+        for group in description["ties"]:
+            check_paths(f"ties of {cls.name()}", group)
+        return place(model, description["forms"], description["ties"], cls.empty, cls.layer)
+
+    @classmethod
+    def replaced(cls, model: "nn.Module") -> Iterable[str]:
+        """Paths of the layers with codes."""
+        from greenformers.changes._coded import coded
+
+        return [path for path, _ in coded(model, cls.weights())]
+
+    @classmethod
+    def ties(cls, model: "nn.Module") -> Iterable[tuple[str, str]]:
+        """Numbers that layers share."""
+        from greenformers.changes._coded import shared
+
+        return shared(model, cls.weights())
+
+    @classmethod
+    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Coding]":
+        """No settings: the network is no faster."""
+        return []
+
+
+def _unit(site: "Site", held: "CodedWeight", lost: float) -> UnitReport:
+    weight: Any = site.module.weight
+    bytes_of = sum(part.numel() * part.element_size() for part in held.parameters())
+    return UnitReport(
+        site.path, held.label, site.dense * weight.element_size(), bytes_of, lost=lost, tied=site.paths[1:]
+    )
