@@ -76,9 +76,9 @@ def main(run: Run) -> bool:
     return met
 
 
-def network(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def network(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
     """With fresh weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=128, intermediate_size=344, num_hidden_layers=LAYERS,
@@ -104,11 +104,14 @@ def learnt(
     return model.eval()
 
 
-def trained(text: Text, tokenizer: PreTrainedTokenizerFast, folder: Path, schedule: Schedule) -> LlamaForCausalLM:
-    """The original: read where it is there already."""
+def trained(
+    text: Text, tokenizer: PreTrainedTokenizerFast, folder: Path, schedule: Schedule,
+    fresh: LlamaForCausalLM | None = None,
+) -> LlamaForCausalLM:  # fmt: skip
+    """The original, by default of `network`: read where it is there already."""
     if not (folder / "config.json").is_file():
         steps = folder.with_name(f"{folder.name}.steps")
-        learnt(network(tokenizer), text, tokenizer, schedule, steps).save_pretrained(folder)
+        learnt(fresh or network(tokenizer), text, tokenizer, schedule, steps).save_pretrained(folder)
         shutil.rmtree(steps)
     return LlamaForCausalLM.from_pretrained(folder).eval()
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from greenformers.changes._coded import CodedWeight, Layer
+    from greenformers.changes._coding_stream import CodingStream
+    from greenformers.solve.census import Held
     from greenformers.solve.layer_by_layer import Inputs
     from greenformers.solve.walk import Site
 
@@ -19,6 +21,7 @@ class Coding(Change):
     """Codes of the weights of linear layers and embeddings; by texts layer after layer, or by weights alone."""
 
     reads_weights: ClassVar[bool] = True
+    from_disk: ClassVar[bool] = True
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
@@ -78,26 +81,39 @@ class Coding(Change):
                 finite.
         """
         from greenformers.changes._coded import codable, commit
-        from greenformers.changes._coverage import coverage
-        from greenformers.changes._options import as_dict
         from greenformers.solve.census import census
-        from greenformers.solve.layer_by_layer import error
 
         whole = census(model)
         sites = codable(model, self.patterns)
         held, errors = self._by_inputs(model, sites, given) if self.looks else ({}, {})
         for number, site in enumerate(sites):
             if site.path not in held:
-                W = site.matrices()[0].float()
-                if not W.isfinite().all():
-                    raise ValueError(f"{site.path}: the weight holds values that are not finite")
-                held[site.path] = self.by_weights(W, given)
-                errors[site.path] = error(W, held[site.path].rows())
+                held[site.path], errors[site.path] = self.alone(site, given)
                 given.progress("rounding", (number + 1) / len(sites))
-        units = [_unit(site, held[site.path], errors[site.path]) for site in sites]
+        units = [unit_of(site, held[site.path], errors[site.path]) for site in sites]
         for site in sites:
             commit(model, site, lambda module, code=held[site.path]: self.layer(module, code))  # type: ignore[misc]
         self.settle(model)
+        return self._report(units, sites, whole)
+
+    def alone(self, site: "Site", given: Given) -> "tuple[CodedWeight, float]":
+        """The code of a weight by itself, and the relative error.
+
+        Raises:
+            ValueError: The weight is not finite.
+        """
+        from greenformers.solve.layer_by_layer import error
+
+        W = site.matrices()[0].float()
+        if not W.isfinite().all():
+            raise ValueError(f"{site.path}: the weight holds values that are not finite")
+        held = self.by_weights(W, given)
+        return held, error(W, held.rows().detach())
+
+    def _report(self, units: "Sequence[UnitReport]", sites: "Sequence[Site]", whole: "Sequence[Held]") -> Report:
+        from greenformers.changes._coverage import coverage
+        from greenformers.changes._options import as_dict
+
         before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
         paths = [path for site in sites for path in site.paths]
         summary = (
@@ -106,6 +122,20 @@ class Coding(Change):
             f"floating point; they are {coverage(whole, paths)}"
         )
         return Report(as_dict(self), summary, units)
+
+    def stream(self, model: "nn.Module", given: Given) -> "CodingStream":
+        """The change applied weight by weight, by weights alone."""
+        from greenformers.changes._coding_stream import CodingStream
+
+        if self.looks:
+            raise ValueError(
+                f"from disk there are no inputs to look at, which {self.label} needs: choose a way by weights alone"
+            )
+        return CodingStream(self, model, given)
+
+    def streamed(self, stream: "CodingStream") -> Report:
+        """The report of a stream that has been read to its end."""
+        return self._report(stream.units, stream.sites, stream.whole)
 
     def _by_inputs(
         self, model: "nn.Module", sites: "Sequence[Site]", given: Given
@@ -175,7 +205,8 @@ class Coding(Change):
         return []
 
 
-def _unit(site: "Site", held: "CodedWeight", lost: float) -> UnitReport:
+def unit_of(site: "Site", held: "CodedWeight", lost: float) -> UnitReport:
+    """The report of a weight that has got a code."""
     weight: Any = site.module.weight
     bytes_of = sum(part.numel() * part.element_size() for part in held.parameters())
     return UnitReport(

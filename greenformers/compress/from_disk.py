@@ -23,6 +23,7 @@ from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.save import building, check_place, describe
 from greenformers.checkpoint.sentence import POOLED, sentence_folder
 from greenformers.checkpoint.structure import structure
+from greenformers.measure.parameters import packed_numbers
 from greenformers.model._transformers import model_from_config
 from greenformers.solve.stream import Stored
 
@@ -79,6 +80,7 @@ def compress_from_disk(
         written = ((key, tensor[None] if key in guards else tensor) for key, tensor in stream.tensors(stored))
         entries, size = _write(unfinished, written)
         place(model, Description({change.name(): stream.description()}))
+        entries += packed_numbers(model)
         described = structure(model)
         described.guards = guards
         model.config.quantization_config = described

@@ -9,8 +9,12 @@ def parameters(module: nn.Module) -> int:
     Buffers are no parameters and do not count. Modules that hold several numbers in one byte say by `more_numbers` how
     many there are beyond those bytes.
     """
-    more = sum(int(getattr(part, "more_numbers", 0)) for part in module.modules())
-    return sum(parameter.numel() for parameter in module.parameters()) + more
+    return sum(parameter.numel() for parameter in module.parameters()) + packed_numbers(module)
+
+
+def packed_numbers(module: nn.Module) -> int:
+    """Count the numbers that share a byte with others, beyond those bytes."""
+    return sum(int(getattr(part, "more_numbers", 0)) for part in module.modules())
 
 
 def bytes_of(model: nn.Module) -> int:

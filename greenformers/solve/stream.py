@@ -4,6 +4,7 @@ Only one weight and its factors are held at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class Stream:
         Raises:
             ValueError: The checkpoint lacks a weight, or holds one of another shape.
         """
-        by_key = {_key(site, stored): site for site in self._sites}
+        by_key = {key_of(site, stored): site for site in self._sites}
         self._ranks = self._chosen(by_key, stored)
         for number, (key, (path, *_)) in enumerate(stored.items()):
             site = by_key.get(key)
@@ -126,22 +127,36 @@ class Stream:
         return {site.path: rank for site, rank in zip(by_key.values(), chosen, strict=True)}
 
     def _solved(self, site: Site, file: Path, key: str, rank: int) -> Solved:
-        module: Any = site.module
-        empty = module.weight
-        with safe_open(file, framework="pt") as opened:
-            weight = opened.get_tensor(key)
-        if weight.shape != empty.shape:
-            raise ValueError(
-                f"{key} is {tuple(weight.shape)} in the checkpoint, {tuple(empty.shape)} by its configuration"
-            )
-        module.weight = nn.Parameter(weight, requires_grad=False)
-        try:
+        with opened(site, file, key):
             return solve(site, rank, self.solver, seed=self._seed)
-        finally:
-            module.weight = empty
 
 
-def _key(site: Site, stored: Mapping[str, Stored]) -> str:
+@contextmanager
+def opened(site: Site, file: Path, key: str) -> Iterator[None]:
+    """A `with` block in which the layer of a site on the meta device has its weight from a file.
+
+    Raises:
+        ValueError: The checkpoint holds one of another shape.
+    """
+    module: Any = site.module
+    empty = module.weight
+    with safe_open(file, framework="pt") as part:
+        weight = part.get_tensor(key)
+    if weight.shape != empty.shape:
+        raise ValueError(f"{key} is {tuple(weight.shape)} in the checkpoint, {tuple(empty.shape)} by its configuration")
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    try:
+        yield
+    finally:
+        module.weight = empty
+
+
+def key_of(site: Site, stored: Mapping[str, Stored]) -> str:
+    """The name of a weight in a checkpoint.
+
+    Raises:
+        ValueError: It is not there.
+    """
     for path in site.paths:
         if f"{path}.weight" in stored:
             return f"{path}.weight"

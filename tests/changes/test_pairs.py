@@ -26,6 +26,8 @@ def fitting(name: str, again: bool = False) -> list[Change]:
         return [change.but(keep=0.8)]
     if name == "low_rank":
         return [change.but(select=("embedding",) if again else ("linear",), multiple=1)]
+    if name == "product":
+        return [change.but(select=("linear",) if again else ("embedding",))]
     return [change]
 
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from zoo import difference, inputs, outputs
 
 import greenformers
-from greenformers.changes import Int8, LowRank
+from greenformers.changes import Bits, Int8, LowRank, Product
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.save import REPORT
 from greenformers.compress import from_disk
@@ -33,7 +33,8 @@ def models(tmp_path_factory):
     [
         ("bert", HALF), ("gpt2", HALF.but(select=("linear", "embedding"))), ("gpt2", HALF.but(uniform=True)),
         ("bert", LowRank(rank=5, solver="svd", select=("linear", "embedding"))),
-        ("bert", LowRank(energy=0.8, solver="svd")),
+        ("bert", LowRank(energy=0.8, solver="svd")), ("bert", Bits(4, by="rounding", group=16)),
+        ("gpt2", Bits(3, by="rounding", per="row")), ("gpt2", Product(4, 16, by="kmeans")),
     ],
 )  # fmt: skip
 def test_it_is_what_compress_makes(models, tmp_path, name, change):
@@ -131,6 +132,7 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
         ([LowRank(energy=0.5, solver="nmf")], "from disk, solver 'nmf' cannot spend a budget 'energy' of parameters"),
         ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster is not available"),
         ([HALF.but(select=("*.nothing",))], "matches none of"),
+        ([Bits()], "from disk there are no inputs to look at, which 4 bits needs: choose a way by weights alone"),
         ([Int8()], "from disk, a recipe must be one change that .*; got int8"),
         ([HALF, HALF], "from disk, a recipe must be one change .*; got low_rank, low_rank"),
         ([], "from disk, a recipe must be one change"),
