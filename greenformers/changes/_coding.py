@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from greenformers.solve.census import Held
     from greenformers.solve.layer_by_layer import Inputs
     from greenformers.solve.walk import Site
+    from greenformers.solve.watch import Trace
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,24 @@ class Coding(Change):
         """
         from greenformers.changes._coded import codable, commit
         from greenformers.solve.census import census
+        from greenformers.solve.layer_by_layer import write
+        from greenformers.solve.units import restored_by_errors
 
         whole = census(model)
         sites = codable(model, self.patterns)
-        held, errors = self._by_inputs(model, sites, given) if self.looks else ({}, {})
-        for number, site in enumerate(sites):
-            if site.path not in held:
+        held: dict[str, CodedWeight] = {}
+        errors: dict[str, float] = {}
+        traced = self._traced(model, sites, given)
+        looked_at = {site.path for group in (traced.groups if traced else ()) for site in group}
+        alone = [site for site in sites if site.path not in looked_at]
+        with restored_by_errors([site.module for site in sites]):
+            for number, site in enumerate(alone):
                 held[site.path], errors[site.path] = self.alone(site, given)
-                given.progress("rounding", (number + 1) / len(sites))
+                if traced is not None:  # the layers after it are to see it as it will be
+                    write(site, held[site.path].rows().detach())
+                given.progress("rounding", (number + 1) / len(alone))
+            if traced is not None:
+                errors |= self._by_inputs(model, traced, held, given)
         units = [unit_of(site, held[site.path], errors[site.path]) for site in sites]
         for site in sites:
             commit(model, site, lambda module, code=held[site.path]: self.layer(module, code))  # type: ignore[misc]
@@ -137,30 +148,34 @@ class Coding(Change):
         """The report of a stream that has been read to its end."""
         return self._report(stream.units, stream.sites, stream.whole)
 
-    def _by_inputs(
-        self, model: "nn.Module", sites: "Sequence[Site]", given: Given
-    ) -> "tuple[dict[str, CodedWeight], dict[str, float]]":
-        from greenformers.solve.layer_by_layer import layer_by_layer
+    def _traced(self, model: "nn.Module", sites: "Sequence[Site]", given: Given) -> "Trace | None":
+        """The linear layers whose inputs are looked at."""
         from greenformers.solve.watch import trace
 
-        assert given.calibration is not None
-        looking = [site for site in sites if site.kind == "linear"]
-        held: dict[str, CodedWeight] = {}
+        looking = [site for site in sites if site.kind == "linear"] if self.looks else []
         if not looking:
-            return held, {}
+            return None
+        assert given.calibration is not None
         traced = trace(model, looking, given.calibration[0])
         if traced.unreached and self.patterns is not None:
             raise ValueError(f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out")
+        return traced
+
+    def _by_inputs(
+        self, model: "nn.Module", traced: "Trace", held: "dict[str, CodedWeight]", given: Given
+    ) -> dict[str, float]:
+        from greenformers.solve.layer_by_layer import layer_by_layer
+
+        assert given.calibration is not None
 
         def solve(site: "Site", W: "Tensor", inputs: "Inputs") -> "Tensor":
             held[site.path] = self.by_inputs(W, inputs, given)
             return held[site.path].rows().detach()
 
-        errors = layer_by_layer(
-            model, traced, given.calibration, solve, memory=given.memory,
+        return layer_by_layer(
+            model, traced, given.calibration, solve, shift=True, memory=given.memory,
             progress=lambda share: given.progress("rounding", share),
         )  # fmt: skip
-        return held, errors
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

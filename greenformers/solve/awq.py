@@ -14,7 +14,7 @@ POWERS = tuple(step / 20 for step in range(20))
 
 
 def awq(
-    W: Float[Tensor, "m n"], C: Float[Tensor, "n n"], size: Float[Tensor, "n"], form: Form
+    W: Float[Tensor, "m n"], C: Float[Tensor, "n n"], size: Float[Tensor, "n"], form: Form, *, clip: bool = False
 ) -> tuple[Int[Tensor, "m n"], Grid, Float[Tensor, "n"]]:
     """The numbers q of W diag(s), their grids, and s.
 
@@ -22,6 +22,7 @@ def awq(
         W: Weights.
         C: Sum of the products of inputs.
         size: Mean absolute values of the inputs.
+        clip: Take narrower ranges, see `Grid.of`, where these lose less by the sizes of inputs.
         form: The form of the grids.
     """
     W = W.to(C.dtype)
@@ -37,4 +38,8 @@ def awq(
         if best is None or lost < best[0]:
             best = lost, q, grid, s
     assert best is not None
-    return best[1:]
+    _, q, grid, s = best
+    if clip:
+        grid = Grid.of(W * s, form, felt=C.diagonal() / s.square())
+        q = grid.round(W * s)
+    return q, grid, s

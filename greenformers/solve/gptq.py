@@ -19,7 +19,7 @@ from greenformers.solve.sparsify import BLOCK, inverse_factor, squares
 
 
 def gptq(
-    W: Float[Tensor, "m n"], C: Float[Tensor, "n n"], form: Form, *, act_order: bool = True
+    W: Float[Tensor, "m n"], C: Float[Tensor, "n n"], form: Form, *, act_order: bool = True, clip: bool = False
 ) -> tuple[Int[Tensor, "m n"], Grid]:
     """The numbers q and grids of a weight.
 
@@ -28,6 +28,7 @@ def gptq(
         C: Sum of the products of inputs.
         form: The form of the grids.
         act_order: Round columns by falling sums of squares of their inputs.
+        clip: Take narrower ranges, see `Grid.of`, where these lose less by the sizes of inputs.
 
     Raises:
         ValueError: W or C hold values that are not finite.
@@ -35,7 +36,8 @@ def gptq(
     if not (W.isfinite().all() and C.isfinite().all()):
         raise ValueError("a weight or the inputs of calibration hold values that are not finite")
     n, g = W.shape[1], form.group_of(W.shape[1])
-    grid, left = Grid.of(W, form), W.to(C.dtype, copy=True)
+    felt = squares(C) if clip else None
+    grid, left = Grid.of(W, form, felt=felt), W.to(C.dtype, copy=True)
     scale, zero = (x.to(C.dtype).expand(len(W), n).clone() for x in grid.columns(0, n, n))
     order = squares(C).argsort(descending=True, stable=True) if act_order else torch.arange(n, device=C.device)
     left, scale, zero, U = left[:, order], scale[:, order], zero[:, order], inverse_factor(C[order][:, order])
@@ -47,7 +49,8 @@ def gptq(
         errors = left.new_zeros(len(left), end - start)
         for j in range(start, end):
             if not act_order and form.per == "group" and j % g == 0:
-                fresh, at = Grid.of(left[:, j : j + g], form, grid.unit), slice(j // g, j // g + 1)
+                fresh = Grid.of(left[:, j : j + g], form, grid.unit, felt=None if felt is None else felt[j : j + g])
+                at = slice(j // g, j // g + 1)
                 grid.steps[:, at] = fresh.steps
                 if grid.zero is not None and fresh.zero is not None:
                     grid.zero[:, at] = fresh.zero

@@ -16,7 +16,7 @@ nearest to W in the norm. For ternary ones k is what makes (sum of the k largest
 to be the number of weights above 0.7 mean abs(W), true of some distributions only; weights above a / 2 are then not 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +26,9 @@ PER = ("group", "row", "tensor")
 
 BINARY, TERNARY = 1, 1.58
 """Bits of weights with two and with three values."""
+
+NARROWEST, NARROWER = 0.4, 0.05
+"""The narrowest range that is tried, as a share of the whole one, and by how much each is narrower than the last."""
 
 BITS = (BINARY, TERNARY, 2, 3, 4, 5, 6, 7, 8)
 
@@ -85,11 +88,20 @@ class Grid:
     zero: Int[Tensor, "m G"] | None
 
     @classmethod
-    def of(cls, W: Float[Tensor, "m n"], form: Form, unit: Float[Tensor, ""] | None = None) -> "Grid":
-        """The grids of a weight; by default in units of the largest step."""
-        parts = [W.float()] if form.per == "tensor" else W.float().split(form.group_of(W.shape[1]), dim=1)
-        if form.per == "tensor":
-            parts = [parts[0].reshape(1, -1)]
+    def of(
+        cls, W: Float[Tensor, "m n"], form: Form, unit: Float[Tensor, ""] | None = None, *,
+        felt: Float[Tensor, "n"] | None = None,
+    ) -> "Grid":  # fmt: skip
+        """The grids of a weight.
+
+        Args:
+            W: The weight.
+            form: The form of its grids.
+            unit: The number that steps are multiples of; by default the largest step.
+            felt: How much errors count, input by input: of narrower ranges, down to `NARROWEST` of the whole one, each
+                grid has the one at which the sum of errors' squares is least. By default the range is the whole one.
+        """
+        parts = _parts(W.float(), form)
         low = torch.stack([part.amin(1) for part in parts], 1).clamp(max=0)
         if form.bits < 2:
             scale = torch.stack([_nearest_step(part.abs(), form.bits) for part in parts], 1)
@@ -104,7 +116,23 @@ class Grid:
         zero = None
         if not form.symmetric:
             zero = (-low / (unit * steps.float())).round().clamp(max=form.levels).to(torch.uint8)
-        return cls(form, unit, steps, zero)
+        grid = cls(form, unit, steps, zero)
+        return grid if felt is None or form.bits < 2 else grid._narrowed(W.float(), felt.to(unit.dtype))
+
+    def _narrowed(self, W: Tensor, felt: Tensor) -> "Grid":
+        """The grids of narrower ranges, where these lose less."""
+        best, least = self, self._lost(W, felt)
+        for share in torch.arange(1 - NARROWER, NARROWEST, -NARROWER).tolist():
+            steps = (self.steps.float() * share).half()
+            tried = replace(self, steps=steps.where(steps > 0, self.steps))
+            lost = tried._lost(W, felt)
+            best = replace(self, steps=tried.steps.where(lost < least, best.steps))
+            least = torch.minimum(least, lost)
+        return best
+
+    def _lost(self, W: Tensor, felt: Tensor) -> Float[Tensor, "m G"]:
+        errors = felt * (W - self.values(self.round(W))).square()
+        return torch.stack([part.sum(1) for part in _parts(errors, self.form)], 1)
 
     @property
     def scale(self) -> Float[Tensor, "m G"]:
@@ -129,6 +157,13 @@ class Grid:
         """The weight s (q - z), float32."""
         scale, zero = self.columns(0, q.shape[1], q.shape[1])
         return scale * (q.float() - zero)
+
+
+def _parts(W: Tensor, form: Form) -> list[Tensor]:
+    """What has a grid in common: groups of columns (m, g), or all as one row."""
+    if form.per == "tensor":
+        return [W.reshape(1, -1)]
+    return list(W.split(form.group_of(W.shape[1]), dim=1))
 
 
 def levels(bits: float) -> int:

@@ -4,7 +4,7 @@ The network is changed as it goes along: a layer is shown the inputs that it wil
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,10 +25,19 @@ class Inputs:
     Attributes:
         C: Sum of x x^T (n, n), float64.
         size: Mean of the absolute values of x (n,), float64.
+        mean: Mean of x (n,), float64.
+        count: Number of positions.
     """
 
     C: Tensor
     size: Tensor
+    mean: Tensor
+    count: int
+
+    @property
+    def centred(self) -> "Inputs":
+        """The same inputs with C about their mean: sum of (x - mean) (x - mean)^T."""
+        return replace(self, C=self.C - self.count * torch.outer(self.mean, self.mean))
 
 
 Solve = Callable[[Site, Tensor, Inputs], Tensor]
@@ -36,8 +45,8 @@ Solve = Callable[[Site, Tensor, Inputs], Tensor]
 
 
 def layer_by_layer(
-    model: nn.Module, traced: Trace, batches: Sequence[Batch], solve: Solve, *, memory: float,
-    progress: Callable[[float], None],
+    model: nn.Module, traced: Trace, batches: Sequence[Batch], solve: Solve, *, shift: bool = False,
+    memory: float, progress: Callable[[float], None],
 ) -> dict[str, float]:  # fmt: skip
     """Change the weights of linear layers, in place.
 
@@ -46,6 +55,8 @@ def layer_by_layer(
         traced: The layers in groups that read the same tensor, as `trace` saw them.
         batches: Batches to calibrate with.
         solve: Function that gives new weights.
+        shift: Let biases make up for what the mean input loses, (W - Q) mean. C is then about the mean, where there is
+            a bias.
         memory: Bytes of outputs of finished layers that may be held.
         progress: Function that is called with the share that is done.
 
@@ -63,8 +74,13 @@ def layer_by_layer(
                 W = site.matrices()[0]
                 if not W.isfinite().all():
                     raise ValueError(f"{site.path}: the weight holds values that are not finite")
-                Q = solve(site, W, inputs)
-                errors[site.path] = error(W, Q, inputs.C)
+                bias = getattr(site.module, "bias", None) if shift else None
+                given = inputs if bias is None else inputs.centred
+                Q = solve(site, W, given)
+                errors[site.path] = error(W, Q, given.C)
+                if bias is not None:
+                    with torch.no_grad():
+                        bias += ((W.double() - Q.double()) @ inputs.mean).to(bias.dtype)
                 write(site, Q)
             progress((number + 1) / len(traced.groups))
     return errors
@@ -90,9 +106,10 @@ def _inputs(seen: Seen, site: Site, calls: int) -> Inputs:
         for x, _ in seen.rows(site.path, calls):
             total.products("C", x[None])
             total.add("size", x.abs().sum(0))
+            total.add("mean", x.sum(0))
             count += len(x)
         done = total.done()
-        return Inputs(done["C"][0], done["size"] / max(count, 1))
+        return Inputs(done["C"][0], done["size"] / max(count, 1), done["mean"] / max(count, 1), count)
 
     inputs = summed([seen], sums, lambda given: bool(given.C.isfinite().all()))
     if not inputs.C.isfinite().all():
