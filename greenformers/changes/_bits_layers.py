@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from greenformers.changes._int8_linear import fixed
 from greenformers.changes._paths import check_keys
 from greenformers.solve.bit_packing import pack, packed_width, unpack
 from greenformers.solve.grid import BITS, PER, Form, Grid
+from greenformers.solve.low_rank_rest import FACTORS
 
 
 class Packed(CodedWeight):
@@ -26,6 +28,7 @@ class Packed(CodedWeight):
         m, n: Its size.
         form: The form of its grids.
         scaled: Whether inputs have scales of their own, by which columns were multiplied before they were rounded.
+        rank: Rank of a product of two narrow weights, in 8 bits, that is added; 0 for none.
 
     Attributes:
         unit: The number that steps are multiples of, (1,) float32.
@@ -33,9 +36,10 @@ class Packed(CodedWeight):
         zero: z, as many, uint8; None where grids are symmetric.
         packed: q, 8 numbers in N bytes, (m, bytes) uint8.
         inputs: Scales of the inputs (n,), float32; or None.
+        left, right: L (m, rank) and R (rank, n), whose product is added; or None.
     """
 
-    def __init__(self, m: int, n: int, form: Form, *, scaled: bool = False) -> None:
+    def __init__(self, m: int, n: int, form: Form, *, scaled: bool = False, rank: int = 0) -> None:
         super().__init__()
         self.m, self.n, self.form = m, n, form
         size = (1, 1) if form.per == "tensor" else (m, -(-n // form.group_of(n)))
@@ -45,6 +49,8 @@ class Packed(CodedWeight):
         self.zero = None if form.symmetric else fixed(torch.zeros(size, dtype=torch.uint8))
         self.packed = fixed(torch.zeros(m, packed_width(n, form.bits), dtype=torch.uint8))
         self.inputs = fixed(torch.ones(n)) if scaled else None
+        self.left = Packed(m, rank, FACTORS) if rank else None
+        self.right = Packed(rank, n, FACTORS) if rank else None
 
     @classmethod
     def of(cls, q: Int[Tensor, "m n"], grid: Grid, inputs: Float[Tensor, "n"] | None = None) -> "Packed":
@@ -60,6 +66,11 @@ class Packed(CodedWeight):
             held.inputs = fixed(inputs.float())
         return held
 
+    def with_product(self, left: "Packed", right: "Packed") -> "Packed":
+        """The same weight and the product of two narrow ones."""
+        self.left, self.right = left, right
+        return self
+
     @property
     def like(self) -> Tensor:
         """A tensor of the type that the weight has among other weights."""
@@ -68,7 +79,8 @@ class Packed(CodedWeight):
     @property
     def described(self) -> dict[str, Any]:
         """What must be known to place an empty one: its form."""
-        return {**asdict(self.form), "scaled": self.inputs is not None}
+        rank = 0 if self.left is None else self.left.n
+        return {**asdict(self.form), "scaled": self.inputs is not None, "rank": rank}
 
     @property
     def more_numbers(self) -> int:
@@ -79,10 +91,18 @@ class Packed(CodedWeight):
     def label(self) -> str:
         """The form, as in "4 bits, groups of 64"."""
         per = f"groups of {self.form.group}" if self.form.per == "group" else f"by {self.form.per}"
-        return f"{self.form.bits:g} bits, {per}"
+        added = "" if self.left is None else f", and rank {self.left.n}"
+        return f"{self.form.bits:g} bits, {per}{added}"
 
     def rows(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
         """Rows of the weight, float32; by default all."""
+        rows = self.numbers(at)
+        if self.left is None or self.right is None:
+            return rows
+        return rows + self.left.rows(at) @ self.right.rows()
+
+    def numbers(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
+        """Rows without the product that is added."""
         packed: Tensor = self.packed
         steps = self.steps.view(torch.float16)
         zero: Tensor | None = self.zero
@@ -111,21 +131,28 @@ class BitsLinear(CodedLinear):
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
-        return super().forward(x)
+        left, right = self.held.left, self.held.right
+        if left is None or right is None:
+            return super().forward(x)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        y = F.linear(x, self.held.numbers().to(x.dtype), bias)
+        return y + F.linear(F.linear(x, right.rows().to(x.dtype)), left.rows().to(x.dtype))
 
 
-def checked(path: str, described: Any) -> tuple[Form, bool]:
-    """The form of a packed weight in a description from an untrusted file, and whether inputs have scales.
+def checked(path: str, m: int, n: int, described: Any) -> Packed:
+    """An empty packed weight of the form in a description from an untrusted file.
 
     Raises:
         ValueError: It is not one.
     """
-    check_keys(f"bits of {path}", described, ("bits", "per", "group", "symmetric", "scaled"))
-    bits, per, group = described["bits"], described["per"], described["group"]
+    check_keys(f"bits of {path}", described, ("bits", "per", "group", "symmetric", "scaled", "rank"))
+    bits, per, group, rank = (described[name] for name in ("bits", "per", "group", "rank"))
     if type(bits) not in (int, float) or bits not in BITS:
         raise ValueError(f"bits of {path} must be of {', '.join(f'{each:g}' for each in BITS)}; got {bits!r}")
     if per not in PER or type(group) is not int or group < 1:
         raise ValueError(f"grids of {path} must be per {', '.join(PER)}, of 1 input or more; got {per!r}, {group!r}")
     if type(described["symmetric"]) is not bool or type(described["scaled"]) is not bool:
         raise ValueError(f"symmetric and scaled of {path} must be true or false")
-    return Form(bits, per, group, described["symmetric"]), described["scaled"]
+    if type(rank) is not int or not 0 <= rank <= min(m, n):
+        raise ValueError(f"rank of {path} must be from 0 to {min(m, n)}, got {rank!r}")
+    return Packed(m, n, Form(bits, per, group, described["symmetric"]), scaled=described["scaled"], rank=rank)

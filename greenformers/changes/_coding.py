@@ -1,6 +1,6 @@
 """What changes that leave codes in place of weights have in common; see `greenformers.changes._coded`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -91,21 +91,28 @@ class Coding(Change):
         held: dict[str, CodedWeight] = {}
         errors: dict[str, float] = {}
         traced = self._traced(model, sites, given)
+        plan = self.plan(model, sites, traced, given)
         looked_at = {site.path for group in (traced.groups if traced else ()) for site in group}
         alone = [site for site in sites if site.path not in looked_at]
         with restored_by_errors([site.module for site in sites]):
             for number, site in enumerate(alone):
-                held[site.path], errors[site.path] = self.alone(site, given)
+                held[site.path], errors[site.path] = plan[site.path].alone(site, given)
                 if traced is not None:  # the layers after it are to see it as it will be
                     write(site, held[site.path].rows().detach())
                 given.progress("rounding", (number + 1) / len(alone))
             if traced is not None:
-                errors |= self._by_inputs(model, traced, held, given)
+                errors |= _by_inputs(model, traced, plan, held, given)
         units = [unit_of(site, held[site.path], errors[site.path]) for site in sites]
         for site in sites:
             commit(model, site, lambda module, code=held[site.path]: self.layer(module, code))  # type: ignore[misc]
         self.settle(model)
         return self._report(units, sites, whole)
+
+    def plan(
+        self, model: "nn.Module", sites: "Sequence[Site]", traced: "Trace | None", given: Given
+    ) -> "dict[str, Coding]":
+        """The change that gives each weight its code, by path: by default this one."""
+        return dict.fromkeys((site.path for site in sites), self)
 
     def alone(self, site: "Site", given: Given) -> "tuple[CodedWeight, float]":
         """The code of a weight by itself, and the relative error.
@@ -161,22 +168,6 @@ class Coding(Change):
             raise ValueError(f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out")
         return traced
 
-    def _by_inputs(
-        self, model: "nn.Module", traced: "Trace", held: "dict[str, CodedWeight]", given: Given
-    ) -> dict[str, float]:
-        from greenformers.solve.layer_by_layer import layer_by_layer
-
-        assert given.calibration is not None
-
-        def solve(site: "Site", W: "Tensor", inputs: "Inputs") -> "Tensor":
-            held[site.path] = self.by_inputs(W, inputs, given)
-            return held[site.path].rows().detach()
-
-        return layer_by_layer(
-            model, traced, given.calibration, solve, shift=True, memory=given.memory,
-            progress=lambda share: given.progress("rounding", share),
-        )  # fmt: skip
-
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
         """The forms of codes by path, and groups of paths that share their numbers."""
@@ -227,3 +218,20 @@ def unit_of(site: "Site", held: "CodedWeight", lost: float) -> UnitReport:
     return UnitReport(
         site.path, held.label, site.dense * weight.element_size(), bytes_of, lost=lost, tied=site.paths[1:]
     )
+
+
+def _by_inputs(
+    model: "nn.Module", traced: "Trace", plan: "Mapping[str, Coding]", held: "dict[str, CodedWeight]", given: Given
+) -> dict[str, float]:
+    from greenformers.solve.layer_by_layer import layer_by_layer
+
+    assert given.calibration is not None
+
+    def solve(site: "Site", W: "Tensor", inputs: "Inputs") -> "Tensor":
+        held[site.path] = plan[site.path].by_inputs(W, inputs, given)
+        return held[site.path].rows().detach()
+
+    return layer_by_layer(
+        model, traced, given.calibration, solve, shift=True, memory=given.memory,
+        progress=lambda share: given.progress("rounding", share),
+    )  # fmt: skip

@@ -2,8 +2,10 @@
 Lin 2023, arXiv:2306.00978). The grids are those of the survey's eq. 13, see `greenformers.solve.grid`.
 """  # noqa: D205
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from greenformers.changes._coding import Coding
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
 
     from greenformers.changes._bits_layers import Packed
     from greenformers.changes._coded import Layer
-    from greenformers.solve.grid import Form
+    from greenformers.solve.grid import Form, Grid
     from greenformers.solve.layer_by_layer import Inputs
+    from greenformers.solve.walk import Site
+    from greenformers.solve.watch import Trace
 
 BY = ("gptq", "awq", "rounding")
 
@@ -24,8 +28,15 @@ BY = ("gptq", "awq", "rounding")
 class Bits(Coding):
     """Weights of linear layers and embeddings in few bits, packed: fewer bytes; products are in floating point."""
 
-    bits: float = option(
-        4, "Bits of a weight: 2 to 8, 1.58 for ternary weights (-a, 0, a), 1 for binary ones (-a, a).", "--bits"
+    bits: float | None = option(
+        None, "Bits of a weight: 2 to 8, 1.58 for ternary weights (-a, 0, a), 1 for binary ones (-a, a); by default 4.",
+        "--bits",
+    )  # fmt: skip
+    budget: float | None = option(
+        None,
+        "In place of bits: the mean, with all that is stored beside them; each weight gets its own bits, and a product "
+        "of two narrow weights where that loses less.",
+        "--bits-budget",
     )
     by: str = option(
         "gptq",
@@ -42,6 +53,11 @@ class Bits(Coding):
     clip: bool | None = option(
         None, "Take the range of a grid narrower where that loses less; by default gptq and awq do, and rounding not."
     )
+    rank: int | None = option(
+        None,
+        "Rank of a product of two narrow weights, in 8 bits, that is added to each rounded one (LQER); by gptq.",
+        "--bits-rank",
+    )
     select: tuple[str, ...] | None = option(
         None, "Layers to round: patterns of paths such as '*.query'; by default all linear layers and embeddings."
     )
@@ -52,7 +68,7 @@ class Bits(Coding):
     def __post_init__(self) -> None:
         from greenformers.solve.grid import BITS, PER
 
-        if self.bits not in BITS:
+        if self.bits is not None and self.bits not in BITS:
             raise ValueError(
                 f"bits must be 1 (binary), 1.58 (ternary) or a whole number from 2 to 8, got {self.bits:g}"
             )
@@ -66,20 +82,39 @@ class Bits(Coding):
             raise ValueError(f"group must be at least 1, got {self.group}")
         if self.act_order is not None and self.by != "gptq":
             raise ValueError(f"act_order is of gptq, not of {self.by}")
-        if self.symmetric and self.bits < 2:
-            raise ValueError(f"grids of {self.bits:g} bits are symmetric as they are")
+        if self.symmetric and self.number < 2:
+            raise ValueError(f"grids of {self.number:g} bits are symmetric as they are")
+        if self.budget is not None and self.bits is not None:
+            raise ValueError(f"budget and bits exclude each other, got {self.budget:g} and {self.bits:g}")
+        if self.budget is not None and not 1 < self.budget < 9:
+            raise ValueError(f"budget must be a number of bits a weight in (1, 9), got {self.budget:g}")
+        for name in ("budget", "rank"):
+            if getattr(self, name) is not None and self.by != "gptq":
+                raise ValueError(f"bits {name} is of gptq, not of {self.by}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"bits rank must be at least 1, got {self.rank}")
+        if self.rank is not None and self.budget is not None:
+            raise ValueError("budget chooses ranks by itself: leave rank out")
 
     @property
     def label(self) -> str:
         """The bits and the way, as in "4 bits" or "4 bits by rounding"."""
-        return f"{self.bits:g} bits" + ("" if self.by == "gptq" else f" by {self.by}")
+        if self.budget is not None:
+            return f"{self.budget:g} bits in the mean"
+        how = "" if self.by == "gptq" else f" by {self.by}"
+        return f"{self.number:g} bits{how}" + (f", rank {self.rank}" if self.rank else "")
+
+    @property
+    def number(self) -> float:
+        """The bits of a weight."""
+        return 4 if self.bits is None else self.bits
 
     @property
     def form(self) -> "Form":
         """The form of the grids."""
         from greenformers.solve.grid import Form
 
-        bits = int(self.bits) if float(self.bits).is_integer() else self.bits
+        bits = int(self.number) if float(self.number).is_integer() else self.number
         return Form(bits, self.per, 64 if self.group is None else self.group, self.symmetric or bits < 2)
 
     @property
@@ -111,11 +146,48 @@ class Bits(Coding):
         """A weight rounded by GPTQ or AWQ."""
         from greenformers.changes._bits_layers import Packed
         from greenformers.solve.awq import awq
-        from greenformers.solve.gptq import gptq
+        from greenformers.solve.low_rank_rest import corrected
 
+        if self.rank:
+            parts = corrected(W, inputs.C, min(self.rank, *W.shape), partial(self._by_gptq, inputs))
+            weight, left, right = (Packed.of(*part) for part in parts)
+            return weight.with_product(left, right)
         if self.by == "awq":
             return Packed.of(*awq(W, inputs.C, inputs.size, self.form, clip=self.clips))
-        return Packed.of(*gptq(W, inputs.C, self.form, act_order=self.act_order is not False, clip=self.clips))
+        return Packed.of(*self._by_gptq(inputs, W))
+
+    def _by_gptq(self, inputs: "Inputs", W: "Tensor") -> "tuple[Tensor, Grid]":
+        from greenformers.solve.gptq import gptq
+
+        return gptq(W, inputs.C, self.form, act_order=self.act_order is not False, clip=self.clips)
+
+    def plan(
+        self, model: "nn.Module", sites: "Sequence[Site]", traced: "Trace | None", given: Given
+    ) -> "dict[str, Coding]":
+        """With a budget, the bits and the rank of each weight for which least is lost in all."""
+        if self.budget is None:
+            return super().plan(model, sites, traced, given)
+        from greenformers.lowrank.rank import spend
+        from greenformers.solve.bit_points import bit_points
+
+        assert given.calibration is not None
+        points = bit_points(
+            model, sites, traced, given.calibration, lambda bits: self._held(bits).form,
+            lambda site, way: _bytes(site, self._held(way.bits).form, way.rank), clip=self.clips, loss=given.loss,
+            memory=given.memory, progress=lambda share: given.progress("looking", share),
+        )  # fmt: skip
+        weights = sum(site.dense for site in sites)
+        least = 8 * sum(min(point.cost for point in ways) for ways in points.values()) / weights
+        if least > self.budget:
+            raise ValueError(f"a budget of {self.budget:g} bits a weight is below {least:.2f}, the least that there is")
+        chosen = spend(list(points.values()), self.budget * weights / 8)
+        return {
+            path: replace(self._held(point.choice.bits), rank=point.choice.rank or None)
+            for path, point in zip(points, chosen, strict=True)
+        }
+
+    def _held(self, bits: int) -> "Bits":
+        return replace(self, bits=bits, budget=None)
 
     @classmethod
     def weights(cls) -> "type[Packed]":
@@ -127,10 +199,9 @@ class Bits(Coding):
     @classmethod
     def empty(cls, path: str, m: int, n: int, described: Any) -> "Packed":
         """A packed weight without numbers."""
-        from greenformers.changes._bits_layers import Packed, checked
+        from greenformers.changes._bits_layers import checked
 
-        form, scaled = checked(path, described)
-        return Packed(m, n, form, scaled=scaled)
+        return checked(path, m, n, described)
 
     @classmethod
     def layer(cls, module: Any, held: Any) -> "Layer":
@@ -163,3 +234,13 @@ class Bits(Coding):
         from greenformers.changes._bits_aware import aware
 
         return aware(model, self.select, self.form, share)
+
+
+def _bytes(site: "Site", form: "Form", rank: int) -> int:
+    import torch
+
+    from greenformers.changes._bits_layers import Packed
+
+    with torch.device("meta"):
+        held = Packed(site.m, site.n, form, rank=rank)
+    return sum(part.numel() * part.element_size() for part in held.parameters())

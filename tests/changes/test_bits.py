@@ -1,6 +1,7 @@
 """Weights of few bits: what layers compute, what they weigh, and how each way rounds."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,9 +118,81 @@ def test_second_order_loses_less_than_rounding(name: str) -> None:
     far = {}
     for by in ("rounding", "gptq"):
         small = lively(name, torch.float32)
-        greenformers.compress(small, Bits(4, by=by, group=16), calibration=batches if by == "gptq" else None)
+        change = Bits(4, by=by, group=16, select=("linear",))  # embeddings have one way only
+        greenformers.compress(small, change, calibration=batches if by == "gptq" else None)
         far[by] = distance(outputs(small, batches[0]), dense)
     assert far["gptq"] < far["rounding"]
+
+
+def test_a_budget_is_kept_and_spent_better_than_evenly(tmp_path: Path) -> None:
+    batches, far, bits = texts(6), {}, {}
+    dense = [outputs(lively("bert", torch.float32), batch) for batch in batches]
+    for change in (Bits(3, group=16), Bits(budget=4.2, group=16)):
+        model = lively("bert", torch.float32)
+        report = greenformers.compress(model, change, calibration=batches)
+        total = sum(unit.before for unit in report.units) / 4
+        bits[change.label] = 8 * sum(unit.after for unit in report.units) / total
+        far[change.label] = sum(distance(outputs(model, x), y) for x, y in zip(batches, dense, strict=True))
+    assert bits["4.2 bits in the mean"] <= min(4.2, bits["3 bits"])
+    assert far["4.2 bits in the mean"] < far["3 bits"]
+    assert len({unit.form for unit in report.units}) > 1
+    read = greenformers.load(greenformers.save(model, tmp_path / "out"))
+    assert all(x.equal(y) for x, y in zip(outputs(read, batches[0]), outputs(model, batches[0]), strict=True))
+
+
+def test_products_of_narrow_weights_are_added_and_kept(tmp_path: Path) -> None:
+    batches, far = texts(6), {}
+    dense = outputs(lively("bert", torch.float32), batches[0])
+    for rank in (None, 4):
+        model = lively("bert", torch.float32)
+        report = greenformers.compress(model, Bits(2, group=16, rank=rank, select=("linear",)), calibration=batches)
+        far[rank] = distance(outputs(model, batches[0]), dense)
+    assert far[4] < far[None]
+    layer: Any = model.get_submodule("bert.encoder.layer.0.intermediate.dense")
+    held = layer.held
+    torch.testing.assert_close(held.rows(), held.numbers() + held.left.rows() @ held.right.rows())
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    torch.testing.assert_close(layer(x), x @ held.rows().T + layer.bias, rtol=1e-5, atol=1e-5)
+    torch.autograd.grad(layer(x).square().sum(), x)
+    (unit,) = [unit for unit in report.units if unit.path == "bert.encoder.layer.0.intermediate.dense"]
+    assert unit.form == "2 bits, groups of 16, and rank 4"
+    assert unit.after == sum(part.numel() * part.element_size() for part in held.parameters())
+    read = greenformers.load(greenformers.save(model, tmp_path / "out"))
+    assert all(x.equal(y) for x, y in zip(outputs(read, batches[0]), outputs(model, batches[0]), strict=True))
+
+
+def test_biases_make_up_for_what_the_mean_input_loses() -> None:
+    model, dense, batch = lively("bert", torch.float32), lively("bert", torch.float32), texts(1)
+    path = "bert.encoder.layer.1.output.dense"
+    greenformers.compress(model, Bits(2, group=16, select=(path,)), calibration=batch)
+    given: list[Tensor] = []
+    layer, plain = model.get_submodule(path), dense.get_submodule(path)
+    handle = layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    with torch.no_grad():
+        model(**batch[0])
+        handle.remove()
+        x = given[0][batch[0]["attention_mask"].bool()]
+        far = layer(x) - plain(x)
+    assert far.abs().mean() > 1e-3
+    torch.testing.assert_close(far.mean(0), torch.zeros(far.shape[1]), atol=1e-5, rtol=0)
+
+
+def test_linear_layers_see_embeddings_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen, batches = lively("bert", torch.float32), {}, texts(1)
+    by_inputs = Bits.by_inputs
+
+    def noted(self: Bits, W: Tensor, inputs: Any, given: Any) -> Any:
+        seen.setdefault(W.shape[1], inputs.size)
+        return by_inputs(self, W, inputs, given)
+
+    monkeypatch.setattr(Bits, "by_inputs", noted)
+    greenformers.compress(model, Bits(2, group=16), calibration=batches)
+    given: list[Tensor] = []
+    layer = model.get_submodule("bert.encoder.layer.0.attention.self.query")
+    layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    model(**batches[0])
+    size = given[0][batches[0]["attention_mask"].bool()].double().abs().mean(0)
+    torch.testing.assert_close(seen[32], size, rtol=1e-5, atol=1e-6)
 
 
 def test_tied_heads_share_their_numbers_and_generate_with_a_cache() -> None:
@@ -199,11 +272,18 @@ def test_refusals() -> None:
         ({"per": "layer"}, "bits per must be of group, row, tensor; got 'layer'"),
         ({"per": "row", "group": 8}, "bits per row have no group, got 8"), ({"group": 0}, "group must be at least 1"),
         ({"by": "awq", "act_order": True}, "act_order is of gptq, not of awq"),
+        ({"budget": 3.5, "bits": 4}, "budget and bits exclude each other, got 3.5 and 4"),
+        ({"budget": 9.5}, r"budget must be a number of bits a weight in \(1, 9\), got 9.5"),
+        ({"budget": 4.5, "by": "awq"}, "bits budget is of gptq, not of awq"),
+        ({"rank": 4, "by": "rounding"}, "bits rank is of gptq, not of rounding"), ({"rank": 0}, "at least 1, got 0"),
+        ({"rank": 4, "budget": 4.5}, "budget chooses ranks by itself: leave rank out"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Bits(**options)
     with pytest.raises(ValueError, match="4 bits needs examples to calibrate with"):
         greenformers.compress(network("bert"), Bits())
+    with pytest.raises(ValueError, match=r"a budget of 2 bits a weight is below 2\.[0-9]+, the least that there is"):
+        greenformers.compress(network("bert"), Bits(budget=2), calibration=texts(1))
     model = network("bert")
     with torch.no_grad():
         model.bert.encoder.layer[1].output.dense.weight[0, 0] = torch.inf

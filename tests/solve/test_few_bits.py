@@ -105,6 +105,29 @@ def test_ternary_and_binary_weights_are_the_nearest_of_their_kind(per: str) -> N
             torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("form", [Form(2, "row"), Form(3, "group", 4), Form(4, "tensor", symmetric=True)])
+def test_narrower_ranges_are_taken_where_they_lose_less(form: Form) -> None:
+    W, felt = normal(6, 10) ** 3, torch.linspace(0.1, 3, 10).double()
+    plain, grid = Grid.of(W, form), Grid.of(W, form, felt=felt)
+    at = [slice(0, 4), slice(4, 8), slice(8, 10)] if form.per == "group" else [slice(0, 10)]
+
+    def lost(tried: Grid, rows: slice, columns: slice) -> float:
+        far = (tried.values(tried.round(W)) - W)[rows, columns]
+        return (felt[columns] * far.square()).sum().item()
+
+    narrower = 0
+    for row in [slice(0, 6)] if form.per == "tensor" else [slice(i, i + 1) for i in range(6)]:
+        for group, columns in enumerate(at):
+            each = []
+            for share in [1 - 0.05 * step for step in range(13)]:
+                steps = plain.steps.clone()
+                steps[row.start, group] = (steps[row.start, group].float() * share).half()
+                each.append(lost(Grid(form, plain.unit, steps, plain.zero), row, columns))
+            assert lost(grid, row, columns) == pytest.approx(min(each), rel=1e-4)
+            narrower += each.index(min(each)) > 0
+    assert narrower > 0
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-9, 1e9])
 def test_steps_of_any_size_are_kept(size: float) -> None:
     W = size * normal(4, 16)
