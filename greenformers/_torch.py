@@ -189,6 +189,42 @@ def prepacked_int8_matmul(q: Tensor, packed: tuple[Tensor, Tensor, Tensor]) -> T
     return product
 
 
+@cache
+def has_int4() -> bool:
+    """Whether torch multiplies by weights of 4 bits on this processor; found out by trying.
+
+    It depends on the names of `pack_int4` and `int4_matmul`. Without them weights of few bits are unpacked for every
+    product.
+    """
+    try:
+        product = int4_matmul(torch.ones(1, 32), pack_int4(torch.full((16, 32), 9)), 32, torch.ones(1, 16, 2))
+        return product.equal(torch.full((1, 16), 64.0))
+    except (AttributeError, RuntimeError):  # no such operator, or none for this processor
+        return False
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    """Numbers (m, n) from 0 to 15 in the layout that `int4_matmul` reads; m is a multiple of 16.
+
+    It depends on `torch.ops.aten._convert_weight_to_int4pack_for_cpu`. See `has_int4` for what takes its place.
+    """
+    return aten._convert_weight_to_int4pack_for_cpu(q.int(), 1)
+
+
+def int4_matmul(x: Tensor, packed: Tensor, group: int, grids: Tensor) -> Tensor:
+    """The float32 product (N, m) of inputs (N, n), rounded to bfloat16, and weights s (q - 8) + c of 4 bits.
+
+    It depends on `torch.ops.aten._weight_int4pack_mm_for_cpu`. See `has_int4` for what takes its place.
+
+    Args:
+        x: Inputs; n is a multiple of the group.
+        packed: Numbers q as `pack_int4` gives them.
+        group: Inputs that share s and c: 32, 64, 128 or 256.
+        grids: s and c (n / group, m, 2).
+    """
+    return aten._weight_int4pack_mm_for_cpu(x.bfloat16(), packed, group, grids.bfloat16()).float()
+
+
 class Operators:
     """Operators that torch runs under names it does not promise to keep, by what they do.
 
@@ -225,6 +261,11 @@ class Operators:
     def int8_linear(self) -> Any:
         """The operator that `int8_linear` of this file runs; None where torch has it no longer."""
         return getattr(torch.ops.quantized, "linear_dynamic", None)
+
+    @property
+    def int4_matmul(self) -> Any:
+        """The operator that `int4_matmul` of this file runs; None where torch was built without it."""
+        return getattr(aten, "_weight_int4pack_mm_for_cpu", None)
 
     @property
     def static_int8_linear(self) -> Any:
@@ -266,6 +307,14 @@ operators = Operators()
 
 
 # Attributes of modules and tensors.
+
+
+def own_parameters(module: Any) -> Any:
+    """The parameters of a module, without those of its parts; in no time.
+
+    It depends on `Module._parameters`. `module.parameters(recurse=False)` gives the same, in ten times as long.
+    """
+    return module._parameters.values()
 
 
 def version(x: Tensor) -> int:

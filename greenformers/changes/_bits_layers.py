@@ -4,14 +4,17 @@ A weight (m, n) is w = s (q - z), see `greenformers.solve.grid`. Numbers that ar
 when a network is cast, so steps in float16 are held as int16.
 """
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from greenformers._torch import is_fake, own_parameters, version
+from greenformers.changes._bits_kernel import LEAST, ROWS, kernel
 from greenformers.changes._coded import CodedLinear, CodedWeight
 from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_linear import fixed
@@ -104,22 +107,34 @@ class Packed(CodedWeight):
     def numbers(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
         """Rows without the product that is added."""
         packed: Tensor = self.packed
-        steps = self.steps.view(torch.float16)
-        zero: Tensor | None = self.zero
+        grid = self.grid
         if at is not None:
             packed = packed[at.flatten()]
             if self.form.per != "tensor":
-                steps, zero = steps[at.flatten()], None if zero is None else zero[at.flatten()]
-        grid = Grid(self.form, self.unit.float(), steps, zero)
+                steps, zero = grid.steps[at.flatten()], None if grid.zero is None else grid.zero[at.flatten()]
+                grid = replace(grid, steps=steps, zero=zero)
         values = grid.values(unpack(packed, self.form.bits, self.n))
         values = values if self.inputs is None else values / self.inputs.float()
         return values if at is None else values.view(*at.shape, self.n)
+
+    @property
+    def grid(self) -> Grid:
+        """The grids."""
+        return Grid(self.form, self.unit.float(), self.steps.view(torch.float16), self.zero)
+
+    def q(self) -> Int[Tensor, "m n"]:
+        """The numbers."""
+        return unpack(self.packed, self.form.bits, self.n)
 
 
 class BitsLinear(CodedLinear):
     """A linear layer whose weight is packed, and not learnt; gradients pass through it to what comes before."""
 
     held: Packed
+
+    def __init__(self, held: Packed, bias: nn.Parameter | None, *, turned: bool = False) -> None:
+        super().__init__(held, bias, turned=turned)
+        self._kept: tuple[Any, Callable[[Tensor], Tensor] | None] | None = None
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
@@ -131,12 +146,28 @@ class BitsLinear(CodedLinear):
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
-        left, right = self.held.left, self.held.right
+        held, few = self.held, x.numel() <= self.in_features * ROWS
+        if few and held.m * held.n >= LEAST and x.is_cpu and not torch.compiler.is_compiling() and not is_fake(x):
+            product = self._kernel(held)
+            if product is not None:
+                y = product(x.reshape(-1, held.n)).view(*x.shape[:-1], held.m).to(x.dtype)
+                return y if self.bias is None else y + self.bias.to(y.dtype)
+        left, right = held.left, held.right
         if left is None or right is None:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        y = F.linear(x, self.held.numbers().to(x.dtype), bias)
+        y = F.linear(x, held.numbers().to(x.dtype), bias)
         return y + F.linear(F.linear(x, right.rows().to(x.dtype)), left.rows().to(x.dtype))
+
+    def _kernel(self, held: Packed) -> Callable[[Tensor], Tensor] | None:
+        """The product of a few rows, with the weight as it needs it; made again only when the weight changes."""
+        key = [None if part is None else (part.data_ptr(), version(part)) for part in own_parameters(held)]
+        if self._kept is None or self._kept[0] != key:
+            self._kept = key, kernel(held)
+        return self._kept[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": None}  # made again where it is copied to
 
 
 def checked(path: str, m: int, n: int, described: Any) -> Packed:

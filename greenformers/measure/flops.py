@@ -98,6 +98,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     operators.grouped_matmul: _grouped_matmul,
     operators.prepacked_int8_matmul: _int8_linear,
     operators.int8_linear: _int8_linear,
+    operators.int4_matmul: _int8_linear,
     torch.ops.greenformers.tiled: _tiled,
     torch.ops.greenformers.tiled_backward: _tiled,
 }

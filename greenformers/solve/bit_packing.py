@@ -63,7 +63,8 @@ def unpack(packed: Int[Tensor, "m bytes"], bits: float, n: int) -> Int[Tensor, "
     bits = int(bits)
     of_bits, of_bytes = (torch.arange(count, dtype=torch.uint8, device=packed.device) for count in (bits, 8))
     if 8 % bits == 0:  # no number lies in two bytes
-        return ((packed[..., None] >> of_bytes[::bits]) & (2**bits - 1)).flatten(1)[:, :n]
+        parts = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+        return torch.stack(parts, -1).flatten(1)[:, :n]
     rows = max(1, CHUNK // max(1, n))
     parts = []
     for part in packed.split(rows):

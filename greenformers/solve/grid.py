@@ -141,8 +141,7 @@ class Grid:
 
     def columns(self, start: int, end: int, n: int) -> tuple[Tensor, Tensor]:
         """The s and z of the columns from `start` to before `end` of n, each (m, end - start) or to be broadcast."""
-        scale = self.scale
-        zero = torch.full_like(scale, self.form.middle) if self.zero is None else self.zero.float()
+        scale, zero = self._each()
         if scale.shape[1] == 1:
             return scale, zero
         at = torch.arange(start, end, device=scale.device) // self.form.group_of(n)
@@ -155,8 +154,17 @@ class Grid:
 
     def values(self, q: Int[Tensor, "m n"]) -> Float[Tensor, "m n"]:
         """The weight s (q - z), float32."""
-        scale, zero = self.columns(0, q.shape[1], q.shape[1])
-        return scale * (q.float() - zero)
+        n = q.shape[1]
+        g = self.form.group_of(n)
+        if n % g:
+            scale, zero = self.columns(0, n, n)
+            return scale * (q.float() - zero)
+        scale, zero = (x[..., None] for x in self._each())
+        return q.float().unflatten(1, (-1, g)).sub_(zero).mul_(scale).flatten(1)
+
+    def _each(self) -> tuple[Tensor, Tensor]:
+        scale = self.scale
+        return scale, torch.full_like(scale, self.form.middle) if self.zero is None else self.zero.float()
 
 
 def _parts(W: Tensor, form: Form) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Weights of few bits: what layers compute, what they weigh, and how each way rounds."""
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,25 @@ from torch import Tensor, nn
 from zoo import inputs, network, outputs
 
 import greenformers
+from greenformers._torch import OperatorWatch, has_int4, operators
 from greenformers.changes import Bits, Heal, LowRank
+from greenformers.changes._bits_kernel import LEAST, ROWS
 from greenformers.changes._bits_layers import BitsLinear, Packed
 from greenformers.changes._coded import CodedEmbedding, coded
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.solve.awq import POWERS, awq
 from greenformers.solve.grid import Form, Grid
+
+
+class Seen(OperatorWatch):
+    """The operators that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+
+    def saw(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
+        self.operators.append(operator)
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:
@@ -59,6 +73,42 @@ def test_layers_multiply_by_steps_times_numbers(form: Form, scaled: bool) -> Non
     ids = torch.tensor([[0, 5], [3, 3]])
     assert embedding(ids).equal(dense[ids])
     assert layer.weight.shape == (6, 21)
+
+
+@pytest.mark.skipif(not has_int4(), reason="torch has no product with weights of 4 bits on this processor")
+@pytest.mark.parametrize(
+    ("form", "n"),
+    [(Form(4), 256), (Form(4), 320 + 40), (Form(3, "group", 32, symmetric=True), 300), (Form(2, "row"), 256),
+     (Form(4, "tensor"), 300), (Form(4, "group", 96), 300), (Form(1.58, "group", 64, symmetric=True), 256),
+     (Form(1, "row", symmetric=True), 260), (Form(4, "group", 500), 300)],
+)  # fmt: skip
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_product_of_a_few_rows_is_that_of_the_unpacked_weight(form: Form, n: int, scaled: bool) -> None:
+    m = LEAST // n + 5  # no multiple of 16
+    held = packed(form, m, n, scaled=scaled)
+    layer = BitsLinear(held, nn.Parameter(torch.randn(m), requires_grad=False))
+    x = torch.randn(ROWS, n)
+    with Seen() as seen:
+        y = layer(x)
+    assert operators.int4_matmul.default in seen.operators
+    exact = x @ held.rows().T + layer.bias
+    assert ((y - exact).norm() / exact.norm()).item() < 5e-3
+    assert layer(x[0]).shape == (m,)
+    assert layer(x.view(2, -1, 2, n)).shape == (2, ROWS // 4, 2, m)
+    torch.testing.assert_close(
+        layer(torch.cat([x, x[:1]])), torch.cat([exact, exact[:1]]), rtol=1e-4, atol=1e-4
+    )  # unpacked
+    with torch.no_grad():
+        held.unit.mul_(2)  # it is seen
+    torch.testing.assert_close(layer(x) - layer.bias, 2 * (y - layer.bias), rtol=1e-4, atol=1e-4)
+    assert copy.deepcopy(layer)(x).equal(layer(x))
+
+
+def test_weights_without_such_a_product_are_unpacked() -> None:
+    for form in (Form(5), Form(4, "group", 40)):
+        held = packed(form, LEAST // 256, 256)
+        layer, x = BitsLinear(held, None), torch.randn(2, 256)
+        torch.testing.assert_close(layer(x), x @ held.rows().T, rtol=1e-4, atol=1e-4)
 
 
 def test_casts_leave_steps_as_they_are() -> None:

@@ -62,6 +62,8 @@ TORCH = {
     "torch.ops.onednn.qlinear_prepack": "prepack_int8: wide int8 layers on a CPU without the fastest kernel are slower",
     "torch.ops.onednn.qlinear_pointwise": "prepacked_int8_matmul: wide int8 layers on a CPU without the fastest kernel "
     "are slower",
+    "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "pack_int4: texts are generated more slowly in few bits",
+    "torch.ops.aten._weight_int4pack_mm_for_cpu": "int4_matmul: texts are generated more slowly in few bits",
     "torch.cpu._is_vnni_supported": "has_vnni: int8 layers on a CPU",
     "torch.ops.aten._int_mm": "operators.int8_matmul: FLOPs and ONNX form of int8 layers",
     "torch.ops.aten._grouped_mm": "operators.grouped_matmul: FLOPs of experts would be counted as 0",

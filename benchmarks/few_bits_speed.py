@@ -1,0 +1,102 @@
+"""Tokens a second of language models in 4 bits: `generate`, one text at a time, beside float32, bfloat16 and int8.
+
+    python benchmarks/few_bits_speed.py [--quick] [--json results/few_bits_speed.jsonl]
+
+Two shapes, with random weights: the Llama of `few_bits_language_model.py`, 10 million parameters, and one of GPT-2's
+shape, 124 million. A text of 32 tokens is continued by 32, greedily, with a cache; variants take turns. Weights are
+rounded to groups of 64, so that 4 bits are 4.4; beside the tokens the time of the 32 tokens alone, and the bytes.
+
+Bar: with weights of 4 bits at least 1.5 times the tokens of float32.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from _harness import Benchmark, Run, yes
+from rich.table import Table
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from greenformers import compress
+from greenformers.changes import Bits, Change, Int8
+from greenformers.measure.parameters import bytes_of
+from greenformers.measure.record import Record, with_ratios
+
+PROMPT, NEW, BAR = 32, 32, 1.5
+BASELINE, FEW = "float32", "4 bits"
+VARIANTS: dict[str, list[Change]] = {
+    BASELINE: [], "bfloat16": [], "int8": [Int8()], FEW: [Bits(4, by="rounding")], "2 bits": [Bits(2, by="rounding")],
+}  # fmt: skip
+
+BENCHMARK = Benchmark(__file__, __doc__, quick="the small shape, 3 turns in place of 11")
+
+
+def main(run: Run) -> bool:
+    met, records = True, []
+    for shape, made in list(SHAPES.items())[: 1 if run.quick else None]:
+        torch.manual_seed(0)
+        dense, models = made().eval(), dict[str, Any]()
+        for name, changes in VARIANTS.items():
+            models[name] = copy.deepcopy(dense)
+            if name == "bfloat16":
+                models[name].bfloat16()
+            elif changes:
+                compress(models[name], changes)
+        setting = {"model": shape}
+        times = run.times({name: continued(model) for name, model in models.items()}, repeats=11, quick=3)
+        rows = [run.record("tokens_per_second", NEW / time.median, name, setting) for name, time in times.items()]
+        with torch.inference_mode():
+            tokens = torch.randint(5, 1000, (1, PROMPT))
+            once = run.times({name: partial(model, tokens) for name, model in models.items()}, repeats=11, quick=3)
+        rows += [run.record("latency", time, name, setting) for name, time in once.items()]
+        rows += [
+            run.record("size", bytes_of(model) / 2**20, name, setting, source="counted")
+            for name, model in models.items()
+        ]
+        rows = with_ratios(rows, to=BASELINE)
+        run.show(shown(shape, rows))
+        pace = {row.variant: row.value for row in rows if row.metric == "tokens_per_second"}
+        faster = pace[FEW] / pace[BASELINE]
+        met &= faster >= BAR
+        print(f"{shape}: {FEW} give {faster:.2f} times the tokens of {BASELINE}, at least {BAR}: {yes(faster >= BAR)}")
+        records += rows
+    run.write(records)
+    return met or run.quick
+
+
+def llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=8192, hidden_size=320, intermediate_size=864, num_hidden_layers=6, num_attention_heads=5,
+            max_position_embeddings=256, tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+
+
+SHAPES: dict[str, Callable[[], Any]] = {
+    "Llama, 10 million": llama, "GPT-2, 124 million": lambda: GPT2LMHeadModel(GPT2Config()),
+}  # fmt: skip
+
+
+def continued(model: Any) -> Callable[[], object]:
+    """What continues a text."""
+    tokens = torch.randint(5, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    return lambda: model.generate(tokens, attention_mask=torch.ones_like(tokens), **given)
+
+
+def shown(shape: str, records: list[Record]) -> Table:
+    table = Table(shape, "MiB", "tokens a second", "times as many", f"{PROMPT} tokens, ms", title_justify="left")
+    for name in VARIANTS:
+        pace, once, size = (
+            next(row for row in records if (row.metric, row.variant) == (metric, name))
+            for metric in ("tokens_per_second", "latency", "size")
+        )
+        table.add_row(name, f"{size.value:.1f}", f"{pace.value:.0f}", f"{pace.ratio or 1:.2f}", f"{once.value:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(main)
