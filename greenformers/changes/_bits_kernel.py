@@ -6,16 +6,16 @@ a product takes the time in which its weight is read, an eighth of that of float
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from greenformers._torch import has_int4, int4_matmul, pack_int4
+from greenformers.solve.grid import Form, Grid
 
-if TYPE_CHECKING:
-    from greenformers.changes._bits_layers import Packed
+Kernel = Callable[[Tensor], Tensor]
 
 ROWS = 64
 """Rows from about which on a product is faster with the unpacked weight."""
@@ -30,24 +30,27 @@ BITS, MIDDLE, OUTPUTS = 4, 8, 16
 """Bits of a number in the kernel's layout, the number that stands for 0, and what outputs are a multiple of."""
 
 
-def kernel(held: "Packed") -> Callable[[Tensor], Tensor] | None:
-    """The float32 product of rows (N, n) with a weight; None where there is no kernel for it."""
+def group_for(form: Form, n: int) -> int | None:
+    """The group that the kernel takes for a weight of n inputs; None where it has none."""
     # The inputs that share a step; where all of a row do, any group will do that fits.
-    shared = held.form.group_of(held.n)
-    group = next((g for g in GROUPS if shared % g == 0), GROUPS[-1] if shared == held.n else None)
-    if held.form.bits > BITS or held.left is not None or group is None or not has_int4():
-        return None
-    m, n = held.m, held.n
+    shared = form.group_of(n)
+    group = next((g for g in GROUPS if shared % g == 0), GROUPS[-1] if shared == n else None)
+    return group if form.bits <= BITS and has_int4() else None
+
+
+def kernel(q: Int[Tensor, "m n"], grid: Grid, inputs: Float[Tensor, "n"] | None, group: int) -> Kernel:
+    """The float32 product of rows (N, n) with the weight of numbers q, their grids and scales of inputs."""
+    m, n = q.shape
     rows, columns = -m % OUTPUTS, -n % group
-    half = (held.form.levels + 1) // 2
-    packed = pack_int4(F.pad(held.q() + MIDDLE - half, (0, columns, 0, rows)))
-    scale, zero = (x.expand(m, n) for x in held.grid.columns(0, n, n))
+    half = (grid.form.levels + 1) // 2
+    packed = pack_int4(F.pad(q + MIDDLE - half, (0, columns, 0, rows)))
+    scale, zero = (x.expand(m, n) for x in grid.columns(0, n, n))
     scale, added = (F.pad(x[:, ::group], (0, 0, 0, rows)).T for x in (scale, scale * (half - zero)))
     grids = torch.stack([scale, added], -1).bfloat16().contiguous()
-    inputs = None if held.inputs is None else held.inputs.float()
+    scales = None if inputs is None else inputs.float()
 
     def product(x: Tensor) -> Tensor:
-        x = x if inputs is None else x / inputs
+        x = x if scales is None else x / scales
         y = int4_matmul(F.pad(x, (0, columns)) if columns else x, packed, group, grids)
         return y[:, :m] if rows else y
 

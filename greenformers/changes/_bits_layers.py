@@ -4,7 +4,6 @@ A weight (m, n) is w = s (q - z), see `greenformers.solve.grid`. Numbers that ar
 when a network is cast, so steps in float16 are held as int16.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from greenformers._torch import is_fake, own_parameters, version
-from greenformers.changes._bits_kernel import LEAST, ROWS, kernel
+from greenformers.changes._bits_kernel import LEAST, ROWS, Kernel, group_for, kernel
 from greenformers.changes._coded import CodedLinear, CodedWeight
 from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_linear import fixed
@@ -134,7 +133,7 @@ class BitsLinear(CodedLinear):
 
     def __init__(self, held: Packed, bias: nn.Parameter | None, *, turned: bool = False) -> None:
         super().__init__(held, bias, turned=turned)
-        self._kept: tuple[Any, Callable[[Tensor], Tensor] | None] | None = None
+        self._kept: tuple[Any, Kernel | None] | None = None
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
@@ -159,11 +158,13 @@ class BitsLinear(CodedLinear):
         y = F.linear(x, held.numbers().to(x.dtype), bias)
         return y + F.linear(F.linear(x, right.rows().to(x.dtype)), left.rows().to(x.dtype))
 
-    def _kernel(self, held: Packed) -> Callable[[Tensor], Tensor] | None:
+    def _kernel(self, held: Packed) -> Kernel | None:
         """The product of a few rows, with the weight as it needs it; made again only when the weight changes."""
         key = [None if part is None else (part.data_ptr(), version(part)) for part in own_parameters(held)]
         if self._kept is None or self._kept[0] != key:
-            self._kept = key, kernel(held)
+            group = None if held.left is not None else group_for(held.form, held.n)
+            made = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
+            self._kept = key, made
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:

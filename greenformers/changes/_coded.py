@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from greenformers.changes._contract import UnitReport
 from greenformers.changes._paths import located
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import TransposedLinear, leave_as_made
@@ -213,3 +214,12 @@ def _dense(layer: Layer, weight: nn.Parameter) -> nn.Module:
             dense.bias = layer.bias
     dense.weight = nn.Parameter(weight.T.contiguous()) if getattr(layer, "turned", False) else weight
     return dense
+
+
+def unit_of(site: Site, held: CodedWeight, lost: float) -> UnitReport:
+    """The report of a weight that has got a code."""
+    weight: Any = site.module.weight
+    bytes_of = sum(part.numel() * part.element_size() for part in held.parameters())
+    return UnitReport(
+        site.path, held.label, site.dense * weight.element_size(), bytes_of, lost=lost, tied=site.paths[1:]
+    )

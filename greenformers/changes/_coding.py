@@ -62,6 +62,11 @@ class Coding(Change):
         raise NotImplementedError
 
     @property
+    def speed(self) -> str:
+        """What the report says of speed."""
+        return "no faster: weights are unpacked for every product"
+
+    @property
     def needs(self) -> frozenset[Need]:
         """Texts to calibrate with, for what looks at inputs."""
         return frozenset({"calibration"}) if self.looks else frozenset()
@@ -81,7 +86,7 @@ class Coding(Change):
             ValueError: There is none to replace, the data does not reach a layer that is selected, or numbers are not
                 finite.
         """
-        from greenformers.changes._coded import codable, commit
+        from greenformers.changes._coded import codable, commit, unit_of
         from greenformers.solve.census import census
         from greenformers.solve.layer_by_layer import write
         from greenformers.solve.units import restored_by_errors
@@ -136,8 +141,8 @@ class Coding(Change):
         paths = [path for site in sites for path in site.paths]
         summary = (
             f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB, "
-            f"{8 * after / sum(site.dense for site in sites):.2f} bits a weight in all; no faster: products are in "
-            f"floating point; they are {coverage(whole, paths)}"
+            f"{8 * after / sum(site.dense for site in sites):.2f} bits a weight in all; {self.speed}; they are "
+            f"{coverage(whole, paths)}"
         )
         return Report(as_dict(self), summary, units)
 
@@ -149,7 +154,7 @@ class Coding(Change):
             raise ValueError(
                 f"from disk there are no inputs to look at, which {self.label} needs: choose a way by weights alone"
             )
-        return CodingStream(self, model, given)
+        return CodingStream(model, self.patterns, lambda site: self.alone(site, given), given.progress)
 
     def streamed(self, stream: "CodingStream") -> Report:
         """The report of a stream that has been read to its end."""
@@ -209,15 +214,6 @@ class Coding(Change):
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Coding]":
         """No settings: the network is no faster."""
         return []
-
-
-def unit_of(site: "Site", held: "CodedWeight", lost: float) -> UnitReport:
-    """The report of a weight that has got a code."""
-    weight: Any = site.module.weight
-    bytes_of = sum(part.numel() * part.element_size() for part in held.parameters())
-    return UnitReport(
-        site.path, held.label, site.dense * weight.element_size(), bytes_of, lost=lost, tied=site.paths[1:]
-    )
 
 
 def _by_inputs(

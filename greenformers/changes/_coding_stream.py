@@ -1,14 +1,13 @@
 """Codes of the weights of a checkpoint, one weight after the other, from disk to disk."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from greenformers.changes._coded import CodedWeight, codable
-from greenformers.changes._coding import Coding, unit_of
-from greenformers.changes._contract import Given, UnitReport
+from greenformers.changes._coded import CodedWeight, codable, unit_of
+from greenformers.changes._contract import UnitReport
 from greenformers.solve.census import census
 from greenformers.solve.stream import Stored, key_of, opened
 from greenformers.solve.walk import Site
@@ -18,9 +17,10 @@ class CodingStream:
     """A checkpoint on its way from disk to disk; one weight and its code are held at a time.
 
     Args:
-        change: The change, by weights alone.
         model: The network on the meta device.
-        given: What the change is given.
+        patterns: Patterns of the paths that get codes; None for all.
+        alone: Function that gives the code of a weight, and the relative error.
+        progress: Function that is called as work goes on.
 
     Attributes:
         whole: The parameters of the network before, by kind.
@@ -28,9 +28,12 @@ class CodingStream:
         units: Reports of those that `tensors` has read so far.
     """
 
-    def __init__(self, change: Coding, model: nn.Module, given: Given) -> None:
-        self._change, self._given = change, given
-        self.whole, self.sites = census(model), codable(model, change.patterns)
+    def __init__(
+        self, model: nn.Module, patterns: Sequence[str] | None, alone: Callable[[Site], tuple[CodedWeight, float]],
+        progress: Callable[[str, float], None],
+    ) -> None:  # fmt: skip
+        self._alone, self._progress = alone, progress
+        self.whole, self.sites = census(model), codable(model, patterns)
         self.units: list[UnitReport] = []
         self._described: dict[str, Any] = {}
 
@@ -53,10 +56,10 @@ class CodingStream:
                     held = self._coded(site)
                 for name, part in held.named_parameters():
                     yield f"{stem}.held.{name}", part.detach()
-            self._given.progress("rounding", (number + 1) / len(stored))
+            self._progress("rounding", (number + 1) / len(stored))
 
     def _coded(self, site: Site) -> CodedWeight:
-        held, lost = self._change.alone(site, self._given)
+        held, lost = self._alone(site)
         self.units.append(unit_of(site, held, lost))
         self._described |= dict.fromkeys(site.paths, held.described)
         return held

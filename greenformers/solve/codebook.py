@@ -21,8 +21,11 @@ STEPS = 20
 SPLIT = 1e-3
 """How far a centroid without vectors is put from the one whose vectors it is to share, as a share of its size."""
 
-PART = 2**24
-"""Distances that are held at once."""
+PART = 2**18
+"""Distances that are held at once: as many as a cache holds."""
+
+SAMPLE = 1024
+"""Vectors for each centroid that k-means looks at, of those that there are."""
 
 
 def blocks(W: Float[Tensor, "m n"], d: int) -> Float[Tensor, "m B d"]:
@@ -41,6 +44,8 @@ def kmeans(
 ) -> Float[Tensor, "K d"]:  # fmt: skip
     """The centroids of vectors, after `steps` of Lloyd's algorithm from vectors drawn at random.
 
+    Of many vectors those of some rows are looked at, `SAMPLE` for each centroid.
+
     Args:
         w: Vectors, B of each row.
         K: Number of centroids.
@@ -48,8 +53,12 @@ def kmeans(
         seed: Seed of the draw.
         steps: Number of steps.
     """
+    draw = torch.Generator().manual_seed(seed)
+    rows = -(-SAMPLE * K // w.shape[1])
+    if rows < len(w):
+        w = w[torch.randperm(len(w), generator=draw)[:rows].sort().values.to(w.device)]
     flat = w.flatten(0, 1)
-    drawn = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))[:K].to(w.device)
+    drawn = torch.randperm(len(flat), generator=draw)[:K].to(w.device)
     centroids = flat[drawn.repeat(-(-K // len(drawn)))[:K]].clone()
     for _ in range(steps):
         centroids = moved(w, nearest(w, centroids, metric), centroids, metric)
@@ -66,7 +75,7 @@ def nearest(
         factor = torch.linalg.cholesky(metric)  # M = L L^T, so w^T M w = |w^T L|^2
         seen, each = (w.transpose(0, 1) @ factor).transpose(0, 1), centroids @ factor
     sizes, rows = each.square().sum(-1)[:, None], max(1, PART // each[..., 0].numel())
-    parts = [(sizes - 2 * part.transpose(0, 1) @ each.mT).argmin(-1).T for part in seen.split(rows)]
+    parts = [torch.baddbmm(sizes, part.transpose(0, 1), each.mT, alpha=-2).argmin(-1).T for part in seen.split(rows)]
     return torch.cat(parts).view(w.shape[:2]).to(torch.uint8)
 
 

@@ -17,6 +17,9 @@ from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace
 
+UNCHANGED = 1e-10
+"""Share of an input's sum of squares about its mean below which it is constant."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -36,8 +39,13 @@ class Inputs:
 
     @property
     def centred(self) -> "Inputs":
-        """The same inputs with C about their mean: sum of (x - mean) (x - mean)^T."""
-        return replace(self, C=self.C - self.count * torch.outer(self.mean, self.mean))
+        """The same inputs with C about their mean: sum of (x - mean) (x - mean)^T.
+
+        Inputs that hardly change have 0 there, for what is left of them are the last digits of a difference.
+        """
+        C = self.C - self.count * torch.outer(self.mean, self.mean)
+        changing = C.diagonal() > UNCHANGED * self.C.diagonal()
+        return replace(self, C=C * changing * changing[:, None])
 
 
 Solve = Callable[[Site, Tensor, Inputs], Tensor]
