@@ -4,7 +4,7 @@ The network is changed as it goes along: a layer is shown the inputs that it wil
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,35 +17,20 @@ from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace
 
-UNCHANGED = 1e-10
-"""Share of an input's sum of squares about its mean below which it is constant."""
-
 
 @dataclass(frozen=True)
 class Inputs:
     """What a layer is given at positions that are no padding.
 
     Attributes:
-        C: Sum of x x^T (n, n), float64.
+        C: Sum of x x^T (n, n), float64, or of (x - mean) (x - mean)^T.
         size: Mean of the absolute values of x (n,), float64.
         mean: Mean of x (n,), float64.
-        count: Number of positions.
     """
 
     C: Tensor
     size: Tensor
     mean: Tensor
-    count: int
-
-    @property
-    def centred(self) -> "Inputs":
-        """The same inputs with C about their mean: sum of (x - mean) (x - mean)^T.
-
-        Inputs that hardly change have 0 there, for what is left of them are the last digits of a difference.
-        """
-        C = self.C - self.count * torch.outer(self.mean, self.mean)
-        changing = C.diagonal() > UNCHANGED * self.C.diagonal()
-        return replace(self, C=C * changing * changing[:, None])
 
 
 Solve = Callable[[Site, Tensor, Inputs], Tensor]
@@ -77,13 +62,13 @@ def layer_by_layer(
     seen, errors = Seen(model, batches, memory), dict[str, float]()
     with restored_by_errors([site.module for group in traced.groups for site in group]):
         for number, group in enumerate(traced.groups):
-            inputs = _inputs(seen, group[0], len(traced.shapes[group[0].path]))
+            inputs, about_mean = _inputs(seen, group[0], len(traced.shapes[group[0].path]))
             for site in group:
                 W = site.matrices()[0]
                 if not W.isfinite().all():
                     raise ValueError(f"{site.path}: the weight holds values that are not finite")
                 bias = getattr(site.module, "bias", None) if shift else None
-                given = inputs if bias is None else inputs.centred
+                given = inputs if bias is None else about_mean
                 Q = solve(site, W, given)
                 errors[site.path] = error(W, Q, given.C)
                 if bias is not None:
@@ -108,18 +93,30 @@ def error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:
     return (max(lost.item(), 0.0) / total.item()) ** 0.5 if total > 0 else 0.0
 
 
-def _inputs(seen: Seen, site: Site, calls: int) -> Inputs:
-    def sums() -> Inputs:
-        total, count = Sums(), 0
-        for x, _ in seen.rows(site.path, calls):
-            total.products("C", x[None])
-            total.add("size", x.abs().sum(0))
-            total.add("mean", x.sum(0))
-            count += len(x)
-        done = total.done()
-        return Inputs(done["C"][0], done["size"] / max(count, 1), done["mean"] / max(count, 1), count)
+def _inputs(seen: Seen, site: Site, calls: int) -> tuple[Inputs, Inputs]:
+    """The inputs of a layer, with C as it is and about the mean."""
 
-    inputs = summed([seen], sums, lambda given: bool(given.C.isfinite().all()))
-    if not inputs.C.isfinite().all():
+    def sums() -> tuple[Inputs, Inputs]:
+        total, count, near = Sums(), 0, None
+        for x, _ in seen.rows(site.path, calls):
+            # Products are in float32: of numbers about the mean of the first ones, or nothing would be left of those
+            # that hardly change.
+            near = x.mean(0) if near is None and len(x) else near
+            if near is not None:
+                far = x - near
+                total.products("C", far[None])
+                total.add("far", far.sum(0))
+                total.add("size", x.abs().sum(0))
+                count += len(x)
+        done = total.done()
+        if near is None:
+            raise ValueError(f"the data does not reach {site.path!r}")
+        near, far, size = near.double(), done["far"] / count, done["size"] / count
+        about = done["C"][0] - count * torch.outer(far, far)
+        mean = near + far
+        return Inputs(about + count * torch.outer(mean, mean), size, mean), Inputs(about, size, mean)
+
+    inputs = summed([seen], sums, lambda given: bool(given[0].C.isfinite().all()))
+    if not inputs[0].C.isfinite().all():
         raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
     return inputs
