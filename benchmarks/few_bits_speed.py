@@ -1,4 +1,4 @@
-"""Tokens a second of language models in 4 bits: `generate`, one text at a time, beside float32, bfloat16 and int8.
+"""Tokens a second of language models in 4 bits: `generate`, one text at a time, beside float32 and int8.
 
     python benchmarks/few_bits_speed.py [--quick] [--json results/few_bits_speed.jsonl]
 
@@ -27,7 +27,7 @@ from greenformers.measure.record import Record, with_ratios
 PROMPT, NEW, BAR = 32, 32, 1.5
 BASELINE, FEW = "float32", "4 bits"
 VARIANTS: dict[str, list[Change]] = {
-    BASELINE: [], "bfloat16": [], "int8": [Int8()], FEW: [Bits(4, by="rounding")], "2 bits": [Bits(2, by="rounding")],
+    BASELINE: [], "int8": [Int8()], FEW: [Bits(4, by="rounding")], "2 bits": [Bits(2, by="rounding")],
 }  # fmt: skip
 
 BENCHMARK = Benchmark(__file__, __doc__, quick="the small shape, 3 turns in place of 11")
@@ -40,9 +40,7 @@ def main(run: Run) -> bool:
         dense, models = made().eval(), dict[str, Any]()
         for name, changes in VARIANTS.items():
             models[name] = copy.deepcopy(dense)
-            if name == "bfloat16":
-                models[name].bfloat16()
-            elif changes:
+            if changes:
                 compress(models[name], changes)
         setting = {"model": shape}
         times = run.times({name: continued(model) for name, model in models.items()}, repeats=11, quick=3)
