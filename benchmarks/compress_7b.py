@@ -1,7 +1,8 @@
 """A checkpoint of Llama-7B's shape, 13.5 GB in bfloat16, compressed from disk to disk: peak memory and time.
 
-    python benchmarks/compress_7b.py [--quick] [--folder DIR] [--json results/compress_7b.jsonl]
+    python benchmarks/compress_7b.py [--few-bits] [--quick] [--folder DIR] [--json results/compress_7b.jsonl]
 
+A quarter of the weights by low rank, or with `--few-bits` all of them rounded to 4 bits, bar: at most 6 GiB of memory.
 The weights are random; neither time nor memory depends on them. The command is that of a user, in a process of its own,
 and the compressed model is then loaded and run. `--folder` needs 20 GB of disk; what is there already is used.
 """
@@ -21,25 +22,30 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import greenformers
 
-KEEP = 0.25
-OPTIONS = ["--from-disk", "--keep", str(KEEP), "--uniform", "--solver", "randomized"]
-LIMIT = 24  # GiB, what the machine has
+KEEP, BITS = 0.25, 4
+LOW_RANK = ["--from-disk", "--keep", str(KEEP), "--uniform", "--solver", "randomized"]
+FEW_BITS = ["--from-disk", "--bits", str(BITS), "--bits-by", "rounding"]
+LIMIT, LIMIT_BITS = 24, 6  # GiB: what the machine has, and what rounding may take
 
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
     quick="one layer in place of 32",
-    options=(Option("--folder", "for both checkpoints", Path, RUNS / "compress_7b"),),
+    options=(
+        Option("--few-bits", "4 bits a weight in place of low rank", bool, default=False),
+        Option("--folder", "for both checkpoints", Path, RUNS / "compress_7b"),
+    ),
 )
 
 
 def main(run: Run) -> bool:
-    layers, folder = 1 if run.quick else 32, run.given.folder
-    dense, small = folder / f"dense-{layers}", folder / f"small-{layers}"
+    layers, folder, few = 1 if run.quick else 32, run.given.folder, run.given.few_bits
+    options, limit = (FEW_BITS, LIMIT_BITS) if few else (LOW_RANK, LIMIT)
+    dense, small = folder / f"dense-{layers}", folder / f"{'bits' if few else 'small'}-{layers}"
     sizes = {"dense": write(dense, layers)}
     print(f"{sizes['dense'] / 1e9:.1f} GB of weights are there", flush=True)
     began = time.perf_counter()
-    command = [sys.executable, "-m", "greenformers", "compress", str(dense), *OPTIONS, "--out", str(small)]
+    command = [sys.executable, "-m", "greenformers", "compress", str(dense), *options, "--out", str(small)]
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
@@ -50,9 +56,9 @@ def main(run: Run) -> bool:
     assert logits.isfinite().all()
     table = Table("layers", "dense, GB", "compressed, GB", "peak memory, GiB", "limit, GiB", "minutes")
     gigabytes = (f"{size / 1e9:.2f}" for size in sizes.values())
-    table.add_row(str(layers), *gigabytes, f"{peak:.2f}", str(LIMIT), f"{seconds / 60:.1f}")
+    table.add_row(str(layers), *gigabytes, f"{peak:.2f}", str(limit), f"{seconds / 60:.1f}")
     run.show(table)
-    setting = {"layers": layers, "keep": KEEP}
+    setting = {"layers": layers} | ({"bits": BITS} if few else {"keep": KEEP})
     run.write(
         [
             run.record("peak_memory_compression", 1024 * peak, "from disk", setting),
@@ -60,7 +66,7 @@ def main(run: Run) -> bool:
             *(run.record("size", size / 2**20, name, setting, source="counted") for name, size in sizes.items()),
         ]
     )
-    return peak < LIMIT
+    return peak < limit
 
 
 def config(layers: int) -> LlamaConfig:

@@ -149,8 +149,13 @@ class Grid:
 
     def round(self, W: Float[Tensor, "m n"]) -> Int[Tensor, "m n"]:
         """The nearest q of each weight, uint8."""
-        scale, zero = self.columns(0, W.shape[1], W.shape[1])
-        return nearest(W, scale, zero, self.form.levels).to(torch.uint8)
+        n = W.shape[1]
+        g = self.form.group_of(n)
+        if n % g:
+            return nearest(W, *self.columns(0, n, n), self.form.levels).to(torch.uint8)
+        scale, zero = (x[..., None] for x in self._each())
+        parts = W.unflatten(1, (-1, g))
+        return nearest(parts, scale, zero, self.form.levels).to(torch.uint8).flatten(1)
 
     def values(self, q: Int[Tensor, "m n"]) -> Float[Tensor, "m n"]:
         """The weight s (q - z), float32."""
@@ -183,7 +188,7 @@ def nearest(W: Tensor, scale: Tensor, zero: Tensor, levels: int) -> Tensor:
     """The q of weights, as whole floating-point numbers."""
     if levels == 1:
         return (W >= 0).to(W.dtype)
-    return ((W / scale).round() + zero).clamp(0, levels)
+    return (W / scale).round_().add_(zero).clamp_(0, levels)
 
 
 def _nearest_step(sizes: Float[Tensor, "m g"], bits: float) -> Float[Tensor, "m"]:

@@ -17,6 +17,9 @@ from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace
 
+ROWS = 4096
+"""Rows of a weight whose errors are held in float64 at once."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -88,9 +91,12 @@ def write(site: Site, W: Tensor) -> None:
 
 def error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:
     """|(W - Q) X| / |W X| with C = X X^T, else with X = I."""
-    W, gone = W.double(), W.double() - Q.double()
-    lost, total = ((x * x).sum() if C is None else ((x @ C) * x).sum() for x in (gone, W))
-    return (max(lost.item(), 0.0) / total.item()) ** 0.5 if total > 0 else 0.0
+    lost = total = 0.0
+    for w, q in zip(W.split(ROWS), Q.split(ROWS), strict=True):
+        gone, whole = w.double() - q.double(), w.double()
+        lost += ((gone if C is None else gone @ C) * gone).sum().item()
+        total += ((whole if C is None else whole @ C) * whole).sum().item()
+    return (max(lost, 0.0) / total) ** 0.5 if total > 0 else 0.0
 
 
 def _inputs(seen: Seen, site: Site, calls: int) -> tuple[Inputs, Inputs]:
