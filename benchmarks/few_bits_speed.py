@@ -35,9 +35,9 @@ BENCHMARK = Benchmark(__file__, __doc__, quick="the small shape, 3 turns in plac
 
 def main(run: Run) -> bool:
     met, records = True, []
-    for shape, made in list(SHAPES.items())[: 1 if run.quick else None]:
+    for shape, fresh in list(SHAPES.items())[: 1 if run.quick else None]:
         torch.manual_seed(0)
-        dense, models = made().eval(), dict[str, Any]()
+        dense, models = fresh().eval(), dict[str, Any]()
         for name, changes in VARIANTS.items():
             models[name] = copy.deepcopy(dense)
             if changes:

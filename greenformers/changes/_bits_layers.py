@@ -163,8 +163,8 @@ class BitsLinear(CodedLinear):
         key = [None if part is None else (part.data_ptr(), version(part)) for part in own_parameters(held)]
         if self._kept is None or self._kept[0] != key:
             group = None if held.left is not None else group_for(held.form, held.n)
-            made = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
-            self._kept = key, made
+            product = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
+            self._kept = key, product
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:

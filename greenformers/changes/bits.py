@@ -140,12 +140,10 @@ class Bits(Coding):
 
     def by_weights(self, W: "Tensor", given: Given) -> "Packed":
         """A weight rounded to the nearest numbers."""
-        import torch
-
         from greenformers.changes._bits_layers import Packed
         from greenformers.solve.grid import Grid
 
-        grid = Grid.of(W, self.form, felt=torch.ones(W.shape[1]) if self.clips else None)
+        grid = Grid.of(W, self.form, felt=W.new_ones(W.shape[1]) if self.clips else None)
         return Packed.of(grid.round(W), grid)
 
     def by_inputs(self, W: "Tensor", inputs: "Inputs", given: Given) -> "Packed":

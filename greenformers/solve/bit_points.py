@@ -21,8 +21,8 @@ from greenformers.solve.gptq import gptq
 from greenformers.solve.grid import Form, Grid
 from greenformers.solve.layer_by_layer import write
 from greenformers.solve.loss import difference
-from greenformers.solve.product_quantization import damped
 from greenformers.solve.replay import Replay, layers
+from greenformers.solve.sparsify import damped
 from greenformers.solve.unit_curves import EXAMPLES, spread, total
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Loss, Trace, call
@@ -92,7 +92,7 @@ def bit_points(
     looked_at = {site.path for group in (traced.groups if traced else ()) for site in group}
     for site in (site for site in sites if site.path not in looked_at):
         W = site.matrices()[0].float()
-        grids = {bits: Grid.of(W, form(bits), felt=torch.ones(site.n) if clip else None) for bits in BITS}
+        grids = {bits: Grid.of(W, form(bits), felt=W.new_ones(site.n) if clip else None) for bits in BITS}
         rounded = {bits: grid.values(grid.round(W)) for bits, grid in grids.items()}
         see(site, {Way(bits, 0): (W - Q).square().sum().item() for bits, Q in rounded.items()}, rounded)
     for site, (statistics,) in covariances(model, traced, batches, memory=memory / 2) if traced else ():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from greenformers.lowrank.factorize import root
 from greenformers.solve.grid import Form, Grid
-from greenformers.solve.product_quantization import damped
+from greenformers.solve.sparsify import damped
 
 TURNS = 3
 """How often the weight is rounded anew."""

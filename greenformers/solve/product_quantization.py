@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from greenformers.solve.codebook import blocks, joined, kmeans, nearest
-from greenformers.solve.sparsify import DAMPING, inverse_factor, squares
+from greenformers.solve.sparsify import damped, inverse_factor
 
 ITERATIONS = 20
 """Steps of conjugate gradients."""
@@ -86,13 +86,6 @@ def fitted(
         before, square = square, residual.square().sum()
         p = residual + square / before * p
     return x
-
-
-def damped(C: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """C + 0.01 mean(diag C) I, with the mean of others for silent inputs."""
-    seen, H = squares(C), C.clone()
-    H.diagonal().copy_(seen + DAMPING * seen.mean())
-    return H
 
 
 def _check(W: Tensor, C: Tensor) -> None:

@@ -141,12 +141,16 @@ def squares(C: Float[Tensor, "n n"]) -> Float[Tensor, "n"]:
     return C.diagonal().where(heard, mean)
 
 
+def damped(C: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """C + 0.01 mean(diag C) I, with the mean of others for silent inputs."""
+    seen, H = squares(C), C.clone()
+    H.diagonal().copy_(seen + DAMPING * seen.mean())
+    return H
+
+
 def inverse_factor(C: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """The upper triangular U with (C + 0.01 mean(diag C) I)^-1 = U^T U."""
-    seen = squares(C)
-    H = C.clone()
-    H.diagonal().copy_(seen + DAMPING * seen.mean())
-    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(H)), upper=True)
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped(C))), upper=True)
 
 
 def _masked(W: Tensor, stays: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from models import sentences, tokenizer
+from test_bits import distance
 from test_neurons import lively, texts
-from torch import Tensor, nn
+from torch import nn
 from zoo import inputs, network, outputs
 
 import greenformers
@@ -14,10 +15,6 @@ from greenformers.changes import Bits, Heal, Product
 from greenformers.changes._coded import CodedEmbedding, CodedLinear, coded
 from greenformers.changes._product_layers import Codes
 from greenformers.measure.parameters import bytes_of
-
-
-def distance(a: list[Tensor], b: list[Tensor]) -> float:
-    return sum((x - y).square().sum().item() for x, y in zip(a, b, strict=True))
 
 
 def test_layers_multiply_by_centroids() -> None:

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from greenformers.solve.codebook import blocks, joined, kmeans, moved, nearest
-from greenformers.solve.product_quantization import damped, fitted, second_order, weighted
+from greenformers.solve.product_quantization import fitted, second_order, weighted
+from greenformers.solve.sparsify import damped
 
 
 def normal(*size: int, seed: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ from greenformers.solve.bit_points import BITS, Way, bit_points
 from greenformers.solve.gptq import gptq
 from greenformers.solve.grid import Form
 from greenformers.solve.low_rank_rest import corrected
-from greenformers.solve.product_quantization import damped
+from greenformers.solve.sparsify import damped
 from greenformers.solve.walk import sites
 from greenformers.solve.watch import trace
 
