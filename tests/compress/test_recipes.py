@@ -263,6 +263,6 @@ def test_labels() -> None:
 def test_short_forms_where_all_have_one_and_they_are_in_order() -> None:
     assert as_flags([LowRank(keep=0.5), Heal(300), Int8()]) == ["--keep", "0.5", "--heal", "300", "--int8"]
     assert as_flags([Int8(), LowRank(keep=0.5)]) == ["--change", "int8", "--change", "low_rank keep=0.5"]
-    assert as_flags([Heal(temperature=3.0)]) == ["--change", "heal temperature=3.0"]
+    assert as_flags([Heal(temperature=3.0)]) == ["--change", "heal temperature=3"]
     assert as_flags([LowRank()]) == ["--of", "parameters"]
     assert as_flags([LowRank(keep=0.5), LowRank(keep=0.25)])[::2] == ["--change", "--change"]
