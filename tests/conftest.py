@@ -4,10 +4,12 @@ import gc
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from thinned import EVERY
 
 # The small networks that tests of several folders change, and the helpers that read them again.
 sys.path.append(str(Path(__file__).parent / "changes"))
@@ -19,6 +21,23 @@ def pytest_configure() -> None:
     A shell that switches SIGINT off for its jobs, as that of `nohup make test &` does, hands this down.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a run of the whole suite, mark as slow what `EVERY` leaves out."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    root = Path(__file__).parent
+    seen: Counter[str] = Counter()
+    for item in items:
+        function = f"{item.path.relative_to(root).as_posix()}::{getattr(item, 'originalname', '')}"
+        if function in EVERY:
+            if seen[function] % EVERY[function]:
+                item.add_marker(pytest.mark.slow)
+            seen[function] += 1
+    unknown = EVERY.keys() - seen.keys()
+    assert not unknown, f"tests/thinned.py names tests that are not there: {sorted(unknown)}"
 
 
 def pytest_collection_finish() -> None:

@@ -145,9 +145,10 @@ class BitsLinear(CodedLinear):
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
-        held, few = self.held, x.numel() <= self.in_features * ROWS
-        if few and held.m * held.n >= LEAST and x.is_cpu and not torch.compiler.is_compiling() and not is_fake(x):
-            product = self._kernel(held)
+        held = self.held
+        if x.is_cpu and not torch.compiler.is_compiling() and not is_fake(x):
+            few = x.numel() <= held.n * ROWS and held.m * held.n >= LEAST
+            product = self._kernel(held) if few else None
             if product is not None:
                 y = product(x.reshape(-1, held.n)).view(*x.shape[:-1], held.m).to(x.dtype)
                 return y if self.bias is None else y + self.bias.to(y.dtype)

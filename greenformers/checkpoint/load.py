@@ -1,21 +1,21 @@
 """Read a compressed network, or raise the reason why not; never return one with missing weights."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import nn
 from transformers import PreTrainedModel
 
 from greenformers.checkpoint.description import NAME, STRUCTURE, Description
+from greenformers.checkpoint.files import check_complete, check_local, check_weights, line, model_class, read_json
+from greenformers.checkpoint.pack_quantized import METHOD, load_pack_quantized
 from greenformers.checkpoint.place import MISSING, place, settle
 
 
 def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.Module | None = None) -> nn.Module:
-    """Read a network that `save` or `save_pretrained` wrote.
+    """Read a network that `save` or `save_pretrained` wrote, or one in the layout `pack-quantized`.
 
     Args:
         folder: A local folder.
@@ -38,6 +38,8 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     config = read_json(folder / "config.json")
     check_local(config, folder)
     described = config.get("quantization_config")
+    if isinstance(described, dict) and described.get("quant_method") == METHOD:
+        return load_pack_quantized(folder, cls or model_class(config, folder))
     if not isinstance(described, dict) or described.get("quant_method") != NAME:
         raise ValueError(f"{folder / 'config.json'} does not describe a compressed network; it may be a dense one")
     Description.read(described)
@@ -50,10 +52,7 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     except Exception as error:  # whatever `transformers` makes of files that anyone may have written
         raise ValueError(f"{folder}: the weights do not fit the configuration: {line(error)}") from error
     model, info = loaded
-    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[fault]:
-            some = ", ".join(map(str, sorted(info[fault])[:3]))
-            raise ValueError(f"{folder}: {len(info[fault])} {fault.replace('_', ' ')}: {some}")
+    check_complete(info, folder)
     missing = vars(model).pop(MISSING, [])
     if missing and cls is None:  # another class may lack some of them, as with another head
         raise ValueError(f"{folder}: the network has no {sorted(missing)[0]!r}, one of {len(missing)} changed parts")
@@ -70,84 +69,3 @@ def _load_into(model: nn.Module, folder: Path) -> nn.Module:
         raise ValueError(f"{folder}: the weights do not fit the network: {line(error)}") from error
     settle(model)
     return model.eval()
-
-
-def model_class(config: dict[str, Any], folder: Path) -> type[PreTrainedModel]:
-    """The class that a configuration names, of transformers or of ours.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    cls = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
-        from greenformers import model as own
-
-        cls = getattr(own, name, None) if isinstance(name, str) else None
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
-        raise ValueError(f"{folder / 'config.json'} names the architecture {name!r}, which transformers does not have")
-    return cls
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file does not hold a JSON object.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {line(error)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got a {type(content).__name__}")
-    return content
-
-
-def check_local(config: dict[str, Any], folder: Path) -> None:
-    """Check that a configuration asks for no code of its own.
-
-    Raises:
-        ValueError: It does.
-    """
-    if config.get("auto_map"):
-        raise ValueError(f"{folder / 'config.json'} asks for code of its own (auto_map): not run")
-
-
-def check_weights(folder: Path) -> None:
-    """Check that a folder has weights in safetensors that are complete and within the folder.
-
-    Raises:
-        FileNotFoundError: There are none.
-        ValueError: A file is damaged, or an index leads out of the folder.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        named = read_json(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-            raise ValueError(f"{index} has no weight_map of file names")
-        names = sorted(set(named.values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        path = folder / name
-        if Path(name).name != name or path.resolve().parent != folder.resolve():
-            raise ValueError(f"{index} names {name!r}, which is not a file of its folder: not read")
-        if not path.is_file():
-            pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(f.name for f in folder.glob("*.pt"))
-            beside = f"; {pickles[0]} is a pickle, which could run code: not read" if pickles else ""
-            raise FileNotFoundError(f"{path} is missing{beside}")
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {line(error)}") from error
-
-
-def line(error: BaseException) -> str:
-    """The message of an error in one line, of at most 300 characters."""
-    return " ".join(str(error).split())[:300]

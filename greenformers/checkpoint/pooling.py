@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from greenformers.checkpoint.load import model_class, read_json
+from greenformers.checkpoint.files import model_class, read_json
 from greenformers.checkpoint.sentence import LIBRARY, POOLED, SentenceFolder, sentence_folder
 from greenformers.data._pooling import ATTACHED, MODES, Dense, Layer, LayerNorm, Normalize, SentencePooling, attach
 

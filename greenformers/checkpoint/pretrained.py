@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -13,7 +14,9 @@ from transformers import (
 )
 
 from greenformers.checkpoint.description import NAME
-from greenformers.checkpoint.load import check_local, check_weights, line, load, model_class, read_json
+from greenformers.checkpoint.files import check_local, check_weights, line, model_class, read_json
+from greenformers.checkpoint.load import load
+from greenformers.checkpoint.pack_quantized import METHOD, load_pack_quantized
 from greenformers.checkpoint.pooling import know_folder
 from greenformers.checkpoint.sentence import TOKENIZER, SentenceFolder, sentence_folder
 from greenformers.data._tasks import KINDS
@@ -95,14 +98,17 @@ def _model(name: str, local: bool, options: dict[str, Any], modules: SentenceFol
     except Exception as error:
         raise ValueError(f"{name} has no configuration that can be read: {line(error)}") from error
     described = getattr(config, "quantization_config", None)
-    if local and described is not None:
-        method = described.get("quant_method") if isinstance(described, dict) else described.quant_method
-        if method != NAME:
-            raise ValueError(f"{name} is quantised by {method}: give the model it was made from")
+    method = described.get("quant_method") if isinstance(described, dict) else getattr(described, "quant_method", None)
+    if local and method == NAME:
         loaded: Any = load(name)
         return loaded
     cls = model_class({"architectures": config.architectures or []}, Path(name))
     cls = cls if modules is None else modules.model_class(config, cls)
+    if method == METHOD:
+        folder = name if local else snapshot_download(name, allow_patterns=["*.json", "*.safetensors"])
+        return load_pack_quantized(Path(folder), cls)
+    if local and method is not None:
+        raise ValueError(f"{name} is quantised by {method}: give the model it was made from")
     try:
         loaded = cls.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
     except OSError as error:

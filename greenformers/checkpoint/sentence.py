@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from greenformers.checkpoint.load import check_weights, line, read_json
+from greenformers.checkpoint.files import check_weights, line, read_json
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"

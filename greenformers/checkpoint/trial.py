@@ -10,7 +10,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.checkpoint.structure import changes_of
 from greenformers.measure.quality import evaluating
 from greenformers.model.example import example_of

@@ -19,8 +19,8 @@ def export(
     formats: Annotated[
         str,
         typer.Option(
-            help="Formats, with commas: openvino, onnx (ONNX Runtime), torch (the checkpoint) and program "
-            "(torch.export)."
+            help="Formats, with commas: openvino, onnx (ONNX Runtime), torch (the checkpoint), program (torch.export) "
+            "and compressed-tensors (layers of few bits as transformers and vLLM read them)."
         ),
     ] = "openvino,onnx,torch",
     texts: Annotated[

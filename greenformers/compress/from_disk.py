@@ -16,8 +16,8 @@ from transformers import AutoConfig, PreTrainedModel
 from greenformers.changes import Change, Given
 from greenformers.changes._report import CompressionReport, Step
 from greenformers.checkpoint.description import Description
+from greenformers.checkpoint.files import check_local, check_weights, line, model_class, read_json
 from greenformers.checkpoint.guard import guards_of
-from greenformers.checkpoint.load import check_local, check_weights, line, model_class, read_json
 from greenformers.checkpoint.place import MISSING, place
 from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.save import building, check_place, describe

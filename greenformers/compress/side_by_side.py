@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.measure import energy_of as energy
 from greenformers.measure.costs import Subject, costs
 from greenformers.measure.parameters import parameters

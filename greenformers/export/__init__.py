@@ -33,7 +33,8 @@ def export(
     Args:
         model: A dense or compressed model of transformers on the CPU; it is put into float32 and evaluation mode.
         folder: Folder for the files; an earlier export there is replaced at the end.
-        formats: "openvino", "onnx" (ONNX Runtime), "torch" (the checkpoint), "program" (torch.export).
+        formats: "openvino", "onnx" (ONNX Runtime), "torch" (the checkpoint), "program" (torch.export),
+            "compressed-tensors" (layers of few bits as other libraries read them).
         texts: Texts like those that the model is for; OpenVINO and ONNX Runtime need them for int8 layers.
         tokenizer: Tokenizer of the model, saved beside the files.
         loss: Per cent of the model's quality that a file may lose; None for any.

@@ -11,7 +11,7 @@ from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
 from greenformers.export.loading import loading, loading_in_optimum, loading_of_sentences
 from greenformers.export.network import Network
-from greenformers.export.write import LIBRARIES, Checked
+from greenformers.export.write import LIBRARIES, PACKED, Checked
 from greenformers.measure.record import Record
 
 FILE = "README.md"
@@ -70,7 +70,13 @@ def text(
     return "\n\n".join(parts) + "\n"
 
 
-HEADINGS = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": "PyTorch", "program": "torch.export"}
+HEADINGS = {
+    "openvino": "OpenVINO",
+    "onnx": "ONNX Runtime",
+    "torch": "PyTorch",
+    "program": "torch.export",
+    PACKED: PACKED,
+}
 
 
 def cache_of(checked: Checked, formats: Sequence[str]) -> list[str]:

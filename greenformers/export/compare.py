@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from greenformers._torch import has_vnni
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.checkpoint.structure import changes_of
 from greenformers.export.network import Batch, Call, Network
 from greenformers.export.static_int8 import jittered

@@ -17,7 +17,15 @@ from greenformers.data._reader import Reader
 from greenformers.export import card
 from greenformers.export.measure import check_loss, costs, judged, latencies, table_records
 from greenformers.export.network import Network
-from greenformers.export.write import LIBRARIES, Checked, check_calibration, check_formats, has_int8, write
+from greenformers.export.write import (
+    LIBRARIES,
+    Checked,
+    check_calibration,
+    check_few_bits,
+    check_formats,
+    has_int8,
+    write,
+)
 from greenformers.measure.record import Record
 
 SHORTEST = 16  # the files are checked on texts of at least this length, in tokens
@@ -79,6 +87,7 @@ def deploy(
     check_formats(formats)
     card.check_target(out)
     check_calibration(model, formats, examples is not None)
+    check_few_bits(model, formats)
     if loss is not None and examples is None:
         raise ValueError("a loss is judged on texts: give some (--texts)")
     model.float()  # ONNX Runtime has few operations of half precision for the CPU

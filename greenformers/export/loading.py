@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from greenformers.export.network import IDS, MASK, TYPES, Network
-from greenformers.export.write import FORMATS
+from greenformers.export.write import CHECKPOINTS, FORMATS, PACKED
 
 CONTINUED = 20
 """Tokens that the lines for language models write."""
@@ -34,7 +34,7 @@ def loading(form: str, network: Network, tokenizer: PreTrainedTokenizerBase | No
     kind = type(network.model)
     home = "greenformers" if kind.__module__.startswith("greenformers.") else "transformers"
     first += ["from transformers import AutoTokenizer"] if tokenizer is not None else []
-    first += [f"from {home} import {kind.__name__}"] if form == "torch" else []
+    first += [f"from {home} import {kind.__name__}"] if form in CHECKPOINTS else []
     tokens = _numbers(network.inputs) if tokenizer is None else _texts(tokenizer, left=network.generates)
     rest = _of_decoder(form) if cached and form in DECODERS else _whole(form, network)
     return "\n".join([*first, "", f"tokens = {tokens}", rest])
@@ -63,17 +63,17 @@ def _numbers(inputs: Sequence[str]) -> str:
 def _whole(form: str, network: Network) -> str:
     names, kind = network.inputs, type(network.model).__name__
     in_torch = f"torch.from_numpy(tokens[name]) for name in {names}"
+    run = f"output = model(**{{name: {in_torch}}}).{network.output}"
+    if network.generates:
+        run = f"output = model.generate(**{{name: {in_torch}}}, max_new_tokens={CONTINUED})"
     return {
         "openvino": f'model = openvino.Core().compile_model("{FORMATS[form]}", "CPU")\n'
         f"output = model({{name: tokens[name] for name in {names}}})[0]",
         "onnx": f'session = onnxruntime.InferenceSession("{FORMATS[form]}")\n'
         f"(output,) = session.run(None, {{name: tokens[name] for name in {names}}})",
-        "torch": f'model = {kind}.from_pretrained(".")\n'
-        + (
-            f"output = model.generate(**{{name: {in_torch}}}, max_new_tokens={CONTINUED})"
-            if network.generates
-            else f"output = model(**{{name: {in_torch}}}).{network.output}"
-        ),
+        "torch": f'model = {kind}.from_pretrained(".")\n{run}',
+        PACKED: "# needs compressed-tensors; greenformers.load reads it too, and keeps its weights packed\n"
+        f'model = {kind}.from_pretrained("{PACKED}")\n{run}',
         "program": f'program = torch.export.load("{FORMATS[form]}").module()  # unpickles: only what you trust\n'
         f"output = program(*({in_torch}))",
     }[form]

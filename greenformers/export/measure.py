@@ -16,12 +16,12 @@ from greenformers.data._reader import Reader
 from greenformers.export.cached import CachedCall, Continued, Decoder, TorchDecoder
 from greenformers.export.network import Batch, Call, Network
 from greenformers.export.runtime import RuntimeModel
-from greenformers.export.write import FORMATS, Checked, reader
+from greenformers.export.write import CHECKPOINTS, FORMATS, PACKED, Checked, reader
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.record import METRICS, Record, with_ratios
 
 TORCH, COMPILED = "torch", "torch, compiled"
-NAMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": TORCH, "program": "torch.export"}
+NAMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": TORCH, "program": "torch.export", PACKED: PACKED}
 """The variant of each format in records: the runtime of its files. The checkpoint runs as the model does."""
 
 QUALITIES = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
@@ -53,7 +53,9 @@ def costs(checked: Checked, folder: Path, about: dict[str, Any]) -> list[Record]
 def size_of(name: str, folder: Path) -> int:
     """Bytes of the files of a format: the graph and its weights."""
     path = folder / FORMATS[name]
-    files = path.parent.iterdir() if path.parent != folder else folder.glob(f"{path.stem}*{path.suffix}")
+    beside = path.parent
+    whole = beside != folder and name not in CHECKPOINTS
+    files = beside.iterdir() if whole else beside.glob(f"{path.stem}*{path.suffix}")
     return sum(file.stat().st_size for file in files)
 
 
@@ -68,7 +70,7 @@ def judged(
     """Records of the quality of the model and of each exported file, as its runtime runs it by default."""
     models: dict[str, Any] = {TORCH: model}
     for name in formats:
-        if name != "torch":
+        if name not in CHECKPOINTS:
             models[NAMES[name]] = RuntimeModel(name, folder, model, rows.tokenizer)
     return qualities(models, examples, rows, benchmark="export", about=about)
 
@@ -136,7 +138,7 @@ def latencies(
     compiled = _compiled(network, network.batch(size, max(lengths))) if lengths else None
     if compiled is not None:
         calls[COMPILED] = compiled
-    calls |= {NAMES[name]: reader(name, folder, network.inputs) for name in formats if name != "torch"}
+    calls |= {NAMES[name]: reader(name, folder, network.inputs) for name in formats if name not in CHECKPOINTS}
     decoders: dict[str, Decoder] = {name: call.decoder for name, call in calls.items() if isinstance(call, CachedCall)}
     if decoders:
         decoders = {TORCH: TorchDecoder(network)} | decoders

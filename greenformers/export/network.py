@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.model._transformers import attention_of, can_choose_attention
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"

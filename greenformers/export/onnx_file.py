@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from greenformers._torch import onnx_log, operators
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.export.cached import CachedCall
 from greenformers.export.network import CACHED, IDS, MASK, Call, Traceable, check_inputs
 from greenformers.export.static_int8 import static_int8_linear

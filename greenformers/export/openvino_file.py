@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.export.cached import CachedCall
 from greenformers.export.network import CACHED, IDS, MASK, Call, Traceable, check_inputs
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
-from greenformers.checkpoint.load import line
+from greenformers.checkpoint.files import line
 from greenformers.export.network import Call
 
 
@@ -32,8 +33,14 @@ def read_program(path: Path) -> Call:
         OSError: The file cannot be opened.
     """
     try:
-        return torch.export.load(path).module()
+        program = torch.export.load(path).module()
     except OSError:
         raise
     except Exception as error:  # of its own checks of the graph, which are not those of writing
         raise ValueError(f"{path.name} cannot be read again: {line(error)}") from error
+
+    def run(*tensors: Tensor) -> Tensor:  # and not the module itself, which refuses to be put into any mode
+        output: Tensor = program(*tensors)
+        return output
+
+    return run

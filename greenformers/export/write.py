@@ -13,6 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers._extras import missing
 from greenformers.changes._int8_linear import Int8Linear
+from greenformers.checkpoint.pack_quantized import METHOD as PACKED
+from greenformers.checkpoint.pack_quantized import check_layout, save_pack_quantized
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.checkpoint.save import carry_modules, save
 from greenformers.checkpoint.structure import changes_of
@@ -21,14 +23,19 @@ from greenformers.export.compare import Comparison
 from greenformers.export.network import Call, Network, Traceable, examples, plain_attention, trace
 from greenformers.export.onnx_file import read_onnx, save_onnx
 from greenformers.export.openvino_file import read_openvino, save_openvino
+from greenformers.export.packed_linear import check_packed, has_packed, packed, unpacked
 from greenformers.export.program import read_program, save_program
 from greenformers.export.static_int8 import input_ranges, static
 
 FORMATS = {
     "openvino": "openvino/openvino_model.xml", "onnx": "onnx/model.onnx", "torch": "model.safetensors",
-    "program": "model.pt2",
+    "program": "model.pt2", PACKED: "compressed-tensors/model.safetensors",
 }  # fmt: skip
-"""The file of each format: of OpenVINO, of ONNX Runtime, the checkpoint itself, and of torch.export."""
+"""The file of each format: of OpenVINO, of ONNX Runtime, the checkpoint itself, of torch.export, and a checkpoint that
+other libraries read."""
+
+CHECKPOINTS = ("torch", PACKED)
+"""Formats that are run in torch as the model is, and so as fast and as good."""
 
 LIBRARIES = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "openvino": ("onnx", "onnxscript", "openvino")}
 """The libraries that a format needs, all of the extra `export`."""
@@ -87,6 +94,7 @@ def write(
     """
     check_formats(formats)
     check_calibration(model, formats, calibration is not None)
+    check_few_bits(model, formats)
     network, folder = Network(model, tokenizer), Path(folder)
     tried = examples(network, length)
     as_it_is = Comparison(network, tried)
@@ -95,6 +103,12 @@ def write(
     comparisons = dict.fromkeys(formats, as_it_is)
     if "program" in formats:
         save_program(trace(network, network.batch(2, length // 2)), folder / FORMATS["program"])
+        if has_packed(model):
+            comparisons["program"] = Comparison(Network(unpacked(model), tokenizer), tried)
+    if PACKED in formats:
+        beside = (folder / FORMATS[PACKED]).parent
+        save_pack_quantized(model, beside)
+        _write_rest(model, beside, tokenizer)
     graphs, cached, whole = [name for name in formats if name in LIBRARIES], False, ""
     if graphs:
         twin = network
@@ -102,6 +116,9 @@ def write(
             progress("calibrating", 0.0)
             twin = Network(static(model, input_ranges(model, calibration)), tokenizer)
             progress("calibrating", 1.0)
+        if has_packed(model):
+            twin = Network(packed(twin.model), tokenizer)
+        if twin is not network:
             comparisons |= dict.fromkeys(graphs, Comparison(twin, tried))
         progress("writing", 0.0)
         traced, program, whole = _traced(twin, comparisons[graphs[0]], length)
@@ -158,6 +175,18 @@ def check_calibration(model: PreTrainedModel, formats: Sequence[str], calibrated
         )
 
 
+def check_few_bits(model: PreTrainedModel, formats: Sequence[str]) -> None:
+    """Check that the formats can hold the layers of few bits that a model has, or has not.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if PACKED in formats:
+        check_layout(model)
+    if any(name in LIBRARIES for name in formats):
+        check_packed(model)
+
+
 def reader(name: str, folder: Path, inputs: Sequence[str], *, exact: bool = False) -> Call:
     """The file of a format, as a function of tensors.
 
@@ -179,7 +208,7 @@ def reader(name: str, folder: Path, inputs: Sequence[str], *, exact: bool = Fals
         return read_onnx(path, inputs, pieces=exact)
     if name == "openvino":
         return read_openvino(path, inputs, "f32" if exact else None, pieces=exact)
-    return read_program(path) if name == "program" else Network(*pretrained(str(folder)))
+    return read_program(path) if name == "program" else Network(*pretrained(str(path.parent)))
 
 
 def _write_model(
@@ -198,6 +227,10 @@ def _write_model(
         path.write_text(json.dumps(settings | {"architectures": [type(model).__name__]}, indent=2) + "\n")
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
+    _write_rest(model, folder, tokenizer)
+
+
+def _write_rest(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     carry_modules(model, folder, tokenizer is not None)

@@ -65,10 +65,10 @@ def unpack(packed: Int[Tensor, "m bytes"], bits: float, n: int) -> Int[Tensor, "
     if 8 % bits == 0:  # no number lies in two bytes
         parts = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
         return torch.stack(parts, -1).flatten(1)[:, :n]
-    rows = max(1, CHUNK // max(1, n))
+    # A graph that is traced is to hold for any number of rows.
+    chunks = (packed,) if torch.compiler.is_compiling() else packed.split(max(1, CHUNK // max(1, n)))
     parts = []
-    for part in packed.split(rows):
-        single = (part[..., None] >> of_bytes) & 1
-        single = single.view(len(part), part.shape[1] * 8 // bits, bits)
+    for part in chunks:
+        single = ((part[..., None] >> of_bytes) & 1).flatten(1).unflatten(1, (-1, bits))
         parts.append((single << of_bits).sum(-1, dtype=torch.uint8)[:, :n])
-    return torch.cat(parts) if parts else packed.new_zeros(0, n)
+    return torch.cat(parts)

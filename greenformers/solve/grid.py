@@ -9,7 +9,7 @@
 
 Each row has a grid, or each group of so many neighbouring inputs of a row; or the whole weight has one. The range of an
 affine grid is widened to hold 0, which is then one of its points, and weights that are all 0 take any step. Steps are
-stored in float16, as multiples of one number of the weight, so that small ones do not fall below its range.
+stored in float16, as multiples of one power of 2 of the weight, so that small ones do not fall below its range.
 
 Ternary weights (TWN, Li 2016, arXiv:1605.04711) and binary ones (XNOR-Net, Rastegari 2016, arXiv:1603.05279) are those
 nearest to W in the norm. For ternary ones k is what makes (sum of the k largest abs(W))^2 / k largest, which TWN takes
@@ -97,7 +97,7 @@ class Grid:
         Args:
             W: The weight.
             form: The form of its grids.
-            unit: The number that steps are multiples of; by default the largest step.
+            unit: The number that steps are multiples of; by default see `unit_of`.
             felt: How much errors count, input by input: of narrower ranges, down to `NARROWEST` of the whole one, each
                 grid has the one at which the sum of errors' squares is least. By default the range is the whole one.
         """
@@ -109,7 +109,7 @@ class Grid:
             high = torch.stack([part.amax(1) for part in parts], 1).clamp(min=0)
             scale = (2 * torch.maximum(-low, high) if form.symmetric else high - low) / form.levels
         if unit is None:
-            unit = scale.amax() if bool((scale > 0).any()) else scale.new_ones(())
+            unit = unit_of(scale)
         steps = (scale / unit).half()
         if form.bits != BINARY:  # which has no other way to be 0
             steps = steps.where(steps > 0, 1)
@@ -177,6 +177,15 @@ def _parts(W: Tensor, form: Form) -> list[Tensor]:
     if form.per == "tensor":
         return [W.reshape(1, -1)]
     return list(W.split(form.group_of(W.shape[1]), dim=1))
+
+
+def unit_of(scale: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """The greatest power of 2 that is not above the largest step; 1 where all steps are 0."""
+    largest = scale.amax()
+    if not bool(largest > 0):
+        return scale.new_ones(())
+    exponent = torch.frexp(largest).exponent
+    return torch.ldexp(scale.new_ones(()), exponent - 1)
 
 
 def levels(bits: float) -> int:

@@ -7,11 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from zoo import ZOO, inputs, outputs
 
 FRESH = Path(__file__).with_name("reloading.py")
+
+
+def chosen(request: pytest.FixtureRequest, function: str) -> list[dict[str, Any]]:
+    """The cases of a test that this run has chosen: only for these is anything made."""
+    items: list[Any] = [item for item in request.session.items if getattr(item, "originalname", "") == function]
+    return [item.callspec.params for item in items]
 
 
 def read_again(root: Path, models: Iterable[tuple[str, str, PreTrainedModel]]) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from changes.rows import ROWS
 from contract import BY_NAME, SHARED, apply, check_inverse, check_same, check_shown, made, snapshot
-from fresh import read_again
+from fresh import chosen, read_again
 from transformers import PreTrainedModel
 from zoo import network
 
@@ -42,11 +42,12 @@ def refused(first: str, second: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def reloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def reloaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What one fresh process reads of every two rows, one after the other."""
 
     def models() -> Iterator[tuple[str, str, PreTrainedModel]]:
-        for name, first, second in CASES:
+        for case in chosen(request, "test_two_by_two"):
+            name, first, second = case["name"], case["first"], case["second"]
             if not refused(first, second):
                 changes = [*fitting(first), *fitting(second, again=first == second)]
                 yield f"{name}-{first}-{second}", name, made(name, changes)

@@ -138,6 +138,7 @@ def test_reasons_for_whole_texts() -> None:
         assert said.startswith(reason)
 
 
+@pytest.mark.slow
 def test_without_a_cache_where_it_cannot_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(traced: Traceable, example: tuple[Tensor, ...]) -> Any:
         if isinstance(traced, CachedNetwork):

@@ -80,6 +80,7 @@ def test_killed_twenty_times(data: str, tmp_path: Path) -> None:
     assert curve(out, *CURVES) == curve(whole, *CURVES)
 
 
+@pytest.mark.slow
 def test_terminated_it_saves_and_goes_on(whole: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(out, folder=data, steps=STEPS)
