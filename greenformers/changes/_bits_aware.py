@@ -9,30 +9,37 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from greenformers.changes._coded import codable
-from greenformers.changes._straight_through import noise_of, straight_through
+from greenformers.changes._straight_through import noise_of, rounded_inputs, straight_through
 from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.grid import Form, Grid, nearest
 from greenformers.solve.walk import Select
 
 
 @contextmanager
-def aware(model: nn.Module, select: Select, form: Form, share: float) -> Iterator[None]:
+def aware(model: nn.Module, select: Select, form: Form, share: float, *, inputs: bool = False) -> Iterator[None]:
     """A `with` block for training with rounded weights; gradients pass as if nothing were rounded.
+
+    Inputs of linear layers are rounded to 8 bits too where `inputs` says so.
 
     Below 2 bits the sizes of weights are trained too; weights are then as they were rounded afterwards, so that
     rounding them changes nothing.
     """
     held: list[tuple[list[Any], _Rounded]] = []
+    handles: list[Any] = []
     for site in codable(model, select):
         turned = isinstance(site.module, TransposedLinear)
         modules: dict[int, Any] = {id(module): module for module in map(model.get_submodule, site.paths)}
         rounded = _Rounded(site.matrices()[0], form, turned=turned, share=share)
         for module in modules.values():
             parametrize.register_parametrization(module, "weight", rounded)
+            if inputs and not isinstance(module, nn.Embedding):
+                handles.append(module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]),)))
         held.append((list(modules.values()), rounded))
     try:
         yield
     finally:
+        for handle in handles:
+            handle.remove()
         for modules_of_one, rounded in held:
             value = rounded.eval()(modules_of_one[0].parametrizations.weight.original) if rounded.moved else None
             for module in modules_of_one:

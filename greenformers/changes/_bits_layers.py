@@ -4,6 +4,7 @@ A weight (m, n) is w = s (q - z), see `greenformers.solve.grid`. Numbers that ar
 when a network is cast, so steps in float16 are held as int16.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,11 +17,15 @@ from greenformers._torch import is_fake, own_parameters, version
 from greenformers.changes._bits_kernel import LEAST, ROWS, Kernel, group_for, kernel
 from greenformers.changes._coded import CodedLinear, CodedWeight
 from greenformers.changes._frozen_product import frozen_product
-from greenformers.changes._int8_linear import fixed
+from greenformers.changes._int8_linear import Int8Linear, fixed
 from greenformers.changes._paths import check_keys
+from greenformers.changes._straight_through import rounded_inputs
 from greenformers.solve.bit_packing import pack, packed_width, unpack
-from greenformers.solve.grid import BITS, PER, Form, Grid
+from greenformers.solve.grid import BINARY, BITS, PER, Form, Grid
 from greenformers.solve.low_rank_rest import FACTORS
+
+INT8_BITS = 7
+"""The most bits of weights beside which inputs are rounded: differences q - z are then int8 numbers."""
 
 
 class Packed(CodedWeight):
@@ -31,6 +36,7 @@ class Packed(CodedWeight):
         form: The form of its grids.
         scaled: Whether inputs have scales of their own, by which columns were multiplied before they were rounded.
         rank: Rank of a product of two narrow weights, in 8 bits, that is added; 0 for none.
+        rounds_inputs: Whether a linear layer rounds its inputs as an `Int8Linear` does.
 
     Attributes:
         unit: The number that steps are multiples of, (1,) float32.
@@ -41,9 +47,11 @@ class Packed(CodedWeight):
         left, right: L (m, rank) and R (rank, n), whose product is added; or None.
     """
 
-    def __init__(self, m: int, n: int, form: Form, *, scaled: bool = False, rank: int = 0) -> None:
+    def __init__(
+        self, m: int, n: int, form: Form, *, scaled: bool = False, rank: int = 0, rounds_inputs: bool = False
+    ) -> None:
         super().__init__()
-        self.m, self.n, self.form = m, n, form
+        self.m, self.n, self.form, self.rounds_inputs = m, n, form, rounds_inputs
         size = (1, 1) if form.per == "tensor" else (m, -(-n // form.group_of(n)))
         # First what is floating point: sentence-transformers takes a network's type from its first parameter.
         self.unit = fixed(torch.ones(1))
@@ -82,7 +90,8 @@ class Packed(CodedWeight):
     def described(self) -> dict[str, Any]:
         """What must be known to place an empty one: its form."""
         rank = 0 if self.left is None else self.left.n
-        return {**asdict(self.form), "scaled": self.inputs is not None, "rank": rank}
+        scaled = self.inputs is not None
+        return {**asdict(self.form), "scaled": scaled, "rank": rank, "rounds_inputs": self.rounds_inputs}
 
     @property
     def more_numbers(self) -> int:
@@ -94,7 +103,7 @@ class Packed(CodedWeight):
         """The form, as in "4 bits, groups of 64"."""
         per = f"groups of {self.form.group}" if self.form.per == "group" else f"by {self.form.per}"
         added = "" if self.left is None else f", and rank {self.left.n}"
-        return f"{self.form.bits:g} bits, {per}{added}"
+        return f"{self.form.bits:g} bits, {per}{added}" + (", int8 inputs" if self.rounds_inputs else "")
 
     def rows(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
         """Rows of the weight, float32; by default all."""
@@ -125,6 +134,15 @@ class Packed(CodedWeight):
         """The numbers."""
         return unpack(self.packed, self.form.bits, self.n)
 
+    def int8(self) -> tuple[Int[Tensor, "m n"], Float[Tensor, "m"]]:
+        """Of a step a row, int8 numbers (m, n) and scales (m,), without scales of inputs and the product."""
+        grid, q = self.grid, self.q().to(torch.int8)  # of at most 7 bits
+        scale = grid.scale[:, 0].expand(self.m)
+        if self.form.bits == BINARY:
+            return 2 * q - 1, scale / 2
+        middle = int(self.form.middle) if grid.zero is None else grid.zero.to(torch.int8)
+        return q - middle, scale.contiguous()
+
 
 class BitsLinear(CodedLinear):
     """A linear layer whose weight is packed, and not learnt; gradients pass through it to what comes before."""
@@ -133,7 +151,7 @@ class BitsLinear(CodedLinear):
 
     def __init__(self, held: Packed, bias: nn.Parameter | None, *, turned: bool = False) -> None:
         super().__init__(held, bias, turned=turned)
-        self._kept: tuple[Any, Kernel | None] | None = None
+        self._kept: tuple[Any, Kernel | Int8Linear | None] | None = None
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
@@ -145,27 +163,61 @@ class BitsLinear(CodedLinear):
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
-        held = self.held
-        if x.is_cpu and not torch.compiler.is_compiling() and not is_fake(x):
-            few = x.numel() <= held.n * ROWS and held.m * held.n >= LEAST
-            product = self._kernel(held) if few else None
-            if product is not None:
-                y = product(x.reshape(-1, held.n)).view(*x.shape[:-1], held.m).to(x.dtype)
-                return y if self.bias is None else y + self.bias.to(y.dtype)
+        held, traced = self.held, torch.compiler.is_compiling() or is_fake(x)
+        if held.rounds_inputs:
+            y = self._by_rounded(x, traced)
+        else:
+            if x.is_cpu and not traced:
+                few = x.numel() <= held.n * ROWS and held.m * held.n >= LEAST
+                product = self._kernel() if few else None
+                if product is not None:
+                    y = product(x.reshape(-1, held.n)).view(*x.shape[:-1], held.m).to(x.dtype)
+                    return y if self.bias is None else y + self.bias.to(y.dtype)
+            y = F.linear(x, held.numbers().to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
         left, right = held.left, held.right
         if left is None or right is None:
-            return super().forward(x)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        y = F.linear(x, held.numbers().to(x.dtype), bias)
+            return y
         return y + F.linear(F.linear(x, right.rows().to(x.dtype)), left.rows().to(x.dtype))
 
-    def _kernel(self, held: Packed) -> Kernel | None:
+    def _by_rounded(self, x: Float[Tensor, "... n"], traced: bool) -> Float[Tensor, "... m"]:
+        """The product of inputs rounded as int8 layers round them; in graphs, the same numbers in floating point."""
+        scales = self.held.inputs
+        x = x if scales is None else (x / scales.float()).to(x.dtype)
+        if not traced:
+            return self._integers().product(x)
+        q, scale = self.held.int8()
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(rounded_inputs(x), (scale[:, None] * q).to(x.dtype), bias)
+
+    def _kernel(self) -> Kernel | None:
         """The product of a few rows, with the weight as it needs it; made again only when the weight changes."""
-        key = [None if part is None else (part.data_ptr(), version(part)) for part in own_parameters(held)]
-        if self._kept is None or self._kept[0] != key:
+
+        def make() -> Kernel | None:
+            held = self.held
             group = None if held.left is not None else group_for(held.form, held.n)
-            product = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
-            self._kept = key, product
+            return None if group is None else kernel(held.q(), held.grid, held.inputs, group)
+
+        product: Kernel | None = self._made(make)
+        return product
+
+    def _integers(self) -> Int8Linear:
+        """The layer with int8 numbers in place of the packed ones; made again only when the weight changes."""
+
+        def make() -> Int8Linear:
+            layer = Int8Linear.__new__(Int8Linear)
+            with torch.device("meta"):
+                Int8Linear.__init__(layer, self.in_features, self.out_features, self.bias is not None)
+            layer.quantised, layer.scale = (fixed(part) for part in self.held.int8())
+            layer.bias = self.bias
+            return layer
+
+        layer: Int8Linear = self._made(make)
+        return layer
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        key = [None if part is None else (part.data_ptr(), version(part)) for part in own_parameters(self.held)]
+        if self._kept is None or self._kept[0] != key:
+            self._kept = key, make()
         return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,7 +230,8 @@ def checked(path: str, m: int, n: int, described: Any) -> Packed:
     Raises:
         ValueError: It is not one.
     """
-    check_keys(f"bits of {path}", described, ("bits", "per", "group", "symmetric", "scaled", "rank"))
+    names = ("bits", "per", "group", "symmetric", "scaled", "rank", "rounds_inputs")
+    check_keys(f"bits of {path}", described, names)
     bits, per, group, rank = (described[name] for name in ("bits", "per", "group", "rank"))
     if type(bits) not in (int, float) or bits not in BITS:
         raise ValueError(f"bits of {path} must be of {', '.join(f'{each:g}' for each in BITS)}; got {bits!r}")
@@ -188,4 +241,13 @@ def checked(path: str, m: int, n: int, described: Any) -> Packed:
         raise ValueError(f"symmetric and scaled of {path} must be true or false")
     if type(rank) is not int or not 0 <= rank <= min(m, n):
         raise ValueError(f"rank of {path} must be from 0 to {min(m, n)}, got {rank!r}")
-    return Packed(m, n, Form(bits, per, group, described["symmetric"]), scaled=described["scaled"], rank=rank)
+    rounds = described["rounds_inputs"]
+    if type(rounds) is not bool or (rounds and (per == "group" or bits > INT8_BITS)):
+        raise ValueError(f"inputs of {path} are rounded beside weights of up to {INT8_BITS} bits by row or tensor")
+    form = Form(bits, per, group, described["symmetric"])
+    return Packed(m, n, form, scaled=described["scaled"], rank=rank, rounds_inputs=rounds)
+
+
+def rounding_inputs(model: nn.Module) -> list[BitsLinear]:
+    """The layers that round their inputs."""
+    return [layer for layer in model.modules() if isinstance(layer, BitsLinear) and layer.held.rounds_inputs]

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from greenformers.changes._int8_experts import Int8Experts
 from greenformers.changes._int8_linear import LEVELS, Int8Linear, fixed, off_by_last_digits, quantised
-from greenformers.changes._straight_through import noise_of, straight_through
+from greenformers.changes._straight_through import noise_of, rounded_inputs, straight_through
 from greenformers.lowrank.computed import computed
 from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.model._transformers import TransposedLinear
@@ -148,7 +148,7 @@ def aware(model: nn.Module, share: float = 1.0) -> Iterator[None]:
     modules = list({id(module): module for _, module in targets(model)}.values())
     for module in modules:
         if not isinstance(module, nn.Embedding):
-            handles.append(module.register_forward_pre_hook(lambda _, args: (_rounded_inputs(args[0]), *args[1:])))
+            handles.append(module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]), *args[1:])))
         parametrize.register_parametrization(module, "weight", _Rounded(turned(module), share))
     try:
         yield
@@ -179,14 +179,6 @@ class _Rounded(nn.Module):
             rounded = (rows / scale).round() * scale
         rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
         return rows.mT if self.turned else rows
-
-
-def _rounded_inputs(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
-        step = ((high - low) / 255).clamp(min=1e-12)
-        rounded = (x / step).round() * step
-    return straight_through(x, rounded)
 
 
 def _fits(module: nn.Module) -> bool:

@@ -27,3 +27,12 @@ def noise_of(weight: Tensor, share: float, training: bool, block: int = 1) -> Te
     n = weight.shape[-1]
     drawn = torch.rand(*weight.shape[:-1], -(-n // block), device=weight.device) < share
     return drawn.to(weight.dtype).repeat_interleave(block, -1)[..., :n]
+
+
+def rounded_inputs(x: Tensor) -> Tensor:
+    """Inputs of a linear layer, rounded to 8 bits by the least and the greatest of them, with the gradient as above."""
+    with torch.no_grad():
+        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+        step = ((high - low) / 255).clamp(min=1e-12)
+        rounded = (x / step).round() * step
+    return straight_through(x, rounded)

@@ -58,6 +58,12 @@ class Bits(Coding):
         "Rank of a product of two narrow weights, in 8 bits, that is added to each rounded one (LQER); by gptq.",
         "--bits-rank",
     )
+    inputs: int | None = option(
+        None,
+        "Bits that linear layers round their inputs to at every call, as int8 does: 8; by default they do not. "
+        "Products are then in integers; for weights of up to 7 bits with one step a row.",
+        "--bits-inputs",
+    )
     select: tuple[str, ...] | None = option(
         None, "Layers to round: patterns of paths such as '*.query'; by default all linear layers and embeddings."
     )
@@ -93,15 +99,26 @@ class Bits(Coding):
                 raise ValueError(f"bits {name} is of gptq, not of {self.by}")
         if self.rank is not None and self.rank < 1:
             raise ValueError(f"bits rank must be at least 1, got {self.rank}")
+        if self.inputs is not None:
+            self._check_inputs()
         if self.rank is not None and self.budget is not None:
             raise ValueError("budget chooses ranks by itself: leave rank out")
+
+    def _check_inputs(self) -> None:
+        if self.inputs != 8:
+            raise ValueError(f"inputs can be rounded to 8 bits, got {self.inputs}")
+        if self.per == "group":
+            raise ValueError("products in integers need one step for all inputs of a row: bits per row or tensor")
+        if self.budget is not None or self.number > 7:
+            what = "a budget" if self.budget is not None else f"{self.number:g} bits"
+            raise ValueError(f"inputs are rounded beside weights of up to 7 bits, got {what}; int8 has 8")
 
     @property
     def label(self) -> str:
         """The bits and the way, as in "4 bits" or "4 bits by rounding"."""
         if self.budget is not None:
             return f"{self.budget:g} bits in the mean"
-        how = "" if self.by == "gptq" else f" by {self.by}"
+        how = ("" if self.by == "gptq" else f" by {self.by}") + ("" if self.inputs is None else ", int8 inputs")
         return f"{self.number:g} bits{how}" + (f", rank {self.rank}" if self.rank else "")
 
     @property
@@ -125,6 +142,8 @@ class Bits(Coding):
     @property
     def speed(self) -> str:
         """What the report says of speed: of at most 4 bits weights stay packed where few rows are read."""
+        if self.inputs is not None:
+            return "products in integers, as those of int8 layers"
         few = 4 if self.budget is not None else self.number
         return super().speed + ("" if few > 4 else ", but of up to 64 rows, as in writing text token by token")
 
@@ -140,11 +159,10 @@ class Bits(Coding):
 
     def by_weights(self, W: "Tensor", given: Given) -> "Packed":
         """A weight rounded to the nearest numbers."""
-        from greenformers.changes._bits_layers import Packed
         from greenformers.solve.grid import Grid
 
         grid = Grid.of(W, self.form, felt=W.new_ones(W.shape[1]) if self.clips else None)
-        return Packed.of(grid.round(W), grid)
+        return self._packed(grid.round(W), grid)
 
     def by_inputs(self, W: "Tensor", inputs: "Inputs", given: Given) -> "Packed":
         """A weight rounded by GPTQ or AWQ."""
@@ -155,10 +173,18 @@ class Bits(Coding):
         if self.rank:
             parts = corrected(W, inputs.C, min(self.rank, *W.shape), partial(self._by_gptq, inputs))
             weight, left, right = (Packed.of(*part) for part in parts)
+            weight.rounds_inputs = self.inputs is not None
             return weight.with_product(left, right)
         if self.by == "awq":
-            return Packed.of(*awq(W, inputs.C, inputs.size, self.form, clip=self.clips))
-        return Packed.of(*self._by_gptq(inputs, W))
+            return self._packed(*awq(W, inputs.C, inputs.size, self.form, clip=self.clips))
+        return self._packed(*self._by_gptq(inputs, W))
+
+    def _packed(self, q: "Tensor", grid: "Grid", scales: "Tensor | None" = None) -> "Packed":
+        from greenformers.changes._bits_layers import Packed
+
+        held = Packed.of(q, grid, scales)
+        held.rounds_inputs = self.inputs is not None
+        return held
 
     def _by_gptq(self, inputs: "Inputs", W: "Tensor") -> "tuple[Tensor, Grid]":
         from greenformers.solve.gptq import gptq
@@ -237,7 +263,16 @@ class Bits(Coding):
         """A `with` block for training in which weights, or a share of them, are rounded to the nearest numbers."""
         from greenformers.changes._bits_aware import aware
 
-        return aware(model, self.select, self.form, share)
+        return aware(model, self.select, self.form, share, inputs=self.inputs is not None)
+
+    @classmethod
+    def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None] | None:
+        """A `with` block with inputs off by their last digits, where layers round them."""
+        from greenformers.changes._bits_layers import rounding_inputs
+        from greenformers.changes._int8_linear import off_by_last_digits
+
+        layers = rounding_inputs(model)
+        return off_by_last_digits(layers, seed) if layers else None
 
 
 def _bytes(site: "Site", form: "Form", rank: int) -> int:

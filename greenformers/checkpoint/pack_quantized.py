@@ -153,6 +153,8 @@ def check_layout(model: PreTrainedModel) -> None:
             why = f"groups of {held.form.group} do not divide its {held.n} inputs"
         elif held.inputs is not None:
             why = "its inputs have scales of their own, as awq leaves them"
+        elif held.rounds_inputs:
+            why = "it rounds its inputs"
         elif held.left is not None:
             why = "a product of two narrow weights is added to it"
         if why is not None:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers._extras import missing
+from greenformers.changes._bits_layers import rounding_inputs
 from greenformers.changes._int8_linear import Int8Linear
 from greenformers.checkpoint.pack_quantized import METHOD as PACKED
 from greenformers.checkpoint.pack_quantized import check_layout, save_pack_quantized
@@ -103,7 +104,7 @@ def write(
     comparisons = dict.fromkeys(formats, as_it_is)
     if "program" in formats:
         save_program(trace(network, network.batch(2, length // 2)), folder / FORMATS["program"])
-        if has_packed(model):
+        if has_packed(model) and not rounding_inputs(model):
             comparisons["program"] = Comparison(Network(unpacked(model), tokenizer), tried)
     if PACKED in formats:
         beside = (folder / FORMATS[PACKED]).parent

@@ -68,10 +68,19 @@ OUTPUT = "bert.encoder.layer.0.attention.output.dense"
 SIZES = {"first": {QUERY: 16}, "second": 16, "sizes": {"num_attention_heads": 1}}
 NARROW = {"first": {FIRST: 8}, "second": 8, "sizes": {}}
 COORDINATES = {"width": 24, "dimensions": {"weight": [1]}, "bias": True, "eps": None}
-PACKED = {"bits": 3, "per": "group", "group": 16, "symmetric": False, "scaled": False, "rank": 0}
+PACKED = {
+    "bits": 3,
+    "per": "group",
+    "group": 16,
+    "symmetric": False,
+    "scaled": False,
+    "rank": 0,
+    "rounds_inputs": False,
+}
 WRONG: list[dict[str, Any]] = [
     {"bits": 0}, {"bits": 9}, {"bits": True}, {"per": "layer"}, {"group": 0}, {"group": "8"}, {"scaled": 1},
     {"symmetric": None}, {"more": 1}, {"rank": -1}, {"rank": 10**9},
+    {"rounds_inputs": 1}, {"rounds_inputs": True},
 ]  # fmt: skip
 CODED = {"block": 4, "centroids": 16}
 UNCODED: list[dict[str, Any]] = [

@@ -104,6 +104,54 @@ def test_the_product_of_a_few_rows_is_that_of_the_unpacked_weight(form: Form, n:
     assert copy.deepcopy(layer)(x).equal(layer(x))
 
 
+@pytest.mark.parametrize(
+    "form",
+    [Form(7, "row"), Form(4, "row", symmetric=True), Form(3, "tensor"), Form(1.58, "row", symmetric=True),
+     Form(1, "row", symmetric=True)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("scaled", [False, True])
+def test_products_of_rounded_inputs_are_in_integers(form: Form, scaled: bool) -> None:
+    held = packed(form, 24, 40, scaled=scaled)
+    held.rounds_inputs = True
+    layer = BitsLinear(held, nn.Parameter(torch.randn(24), requires_grad=False))
+    x = torch.randn(5, 7, 40, requires_grad=True)
+    with Seen() as seen:
+        y = layer(x)
+    assert not {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} & set(seen.operators)
+    exact = x @ held.rows().T + layer.bias
+    assert 0 < ((y - exact).norm() / exact.norm()).item() < 4e-2
+    q, scale = held.int8()
+    dense = scale[:, None] * q / (1 if held.inputs is None else held.inputs)
+    torch.testing.assert_close(dense, held.rows(), rtol=1e-5, atol=1e-7)
+    y.square().sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2 * y.detach() @ held.rows(), rtol=1e-4, atol=1e-4)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)(x.detach())
+    assert ((compiled - exact).norm() / exact.norm()).item() < 4e-2
+    with torch.no_grad():
+        layer.bias.add_(1)
+        held.unit.mul_(2)  # both are seen
+    torch.testing.assert_close(layer(x) - layer.bias, 2 * (y - (layer.bias - 1)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by", ["gptq", "awq", "rounding"])
+def test_a_network_with_rounded_inputs_comes_near_and_learns_so(by: str, tmp_path: Path) -> None:
+    model, batch = network("bert", hidden_size=64, intermediate_size=128), inputs("bert")
+    expected = outputs(model, batch)
+    change = Bits(6, by=by, per="row", inputs=8)
+    with change.rounding(model):
+        aware = outputs(model, batch)
+    assert not torch.equal(aware[0], expected[0])
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model, batch), expected, strict=True))
+    report = greenformers.compress(model, change, calibration=None if by == "rounding" else texts(2))
+    assert "products in integers" in str(report)
+    assert distance(outputs(model, batch), expected) < 0.05 * sum(x.square().sum().item() for x in expected)
+    greenformers.save(model, tmp_path / "small")
+    again = greenformers.load(tmp_path / "small")
+    assert all(torch.equal(a, b) for a, b in zip(outputs(again, batch), outputs(model, batch), strict=True))
+
+
 def test_weights_without_such_a_product_are_unpacked() -> None:
     for form in (Form(5), Form(4, "group", 40)):
         held = packed(form, LEAST // 256, 256)
@@ -326,6 +374,10 @@ def test_refusals() -> None:
         ({"budget": 9.5}, r"budget must be a number of bits a weight in \(1, 9\), got 9.5"),
         ({"budget": 4.5, "by": "awq"}, "bits budget is of gptq, not of awq"),
         ({"rank": 4, "by": "rounding"}, "bits rank is of gptq, not of rounding"), ({"rank": 0}, "at least 1, got 0"),
+        ({"inputs": 4, "per": "row"}, "inputs can be rounded to 8 bits, got 4"),
+        ({"inputs": 8}, "need one step for all inputs of a row: bits per row or tensor"),
+        ({"inputs": 8, "per": "row", "bits": 8}, "beside weights of up to 7 bits, got 8 bits; int8 has 8"),
+        ({"inputs": 8, "per": "row", "budget": 5.0}, "beside weights of up to 7 bits, got a budget"),
         ({"rank": 4, "budget": 4.5}, "budget chooses ranks by itself: leave rank out"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
