@@ -1,10 +1,10 @@
-"""MiniLM-L6 in 8 to 2 bits a weight, rounded, by AWQ and by GPTQ: bytes against quality against time.
+"""MiniLM-L6 in 8 bits to 1 a weight, by several ways, and of low rank in few bits: bytes against quality against time.
 
     python benchmarks/few_bits.py [--quick] [--json results/few_bits.jsonl] [--picture docs/few_bits.png]
 
 Linear layers and embeddings; calibrated on 300 sentences of WikiText-2, without training, but for one row of 3 and of
 2 bits each that is healed for 300 steps, aware of the rounding, on 20,000 such and STS-B's training sentences, labels
-unread. Quality is Spearman's correlation on 2,000 training pairs of STS-B and on its 625 dev pairs, and the mean cosine
+unread. Quality is Spearman's correlation on 1,000 training pairs of STS-B and on its 625 dev pairs, and the mean cosine
 to the original's embeddings; times are of 8 texts of 128 tokens in torch, all models in turns.
 
 Bars: 8 bits keep 99.9 % of the correlation on dev, 4 bits by GPTQ with groups of 64 keep 99 %, 3 bits healed 98 %. The
@@ -24,7 +24,7 @@ from prune_minilm import draw, of, quality
 from rich.table import Table
 
 from greenformers import compress
-from greenformers.changes import Bits, Change, Heal, Int8
+from greenformers.changes import Bits, Change, Heal, Int8, LowRank, Product
 from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import batches
@@ -32,7 +32,7 @@ from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import Record, with_ratios
 from greenformers.report.plot import new_figure, save, settle
 
-SENTENCES, LEARNT, STEPS, TRAIN = 300, 20_000, 300, 2000
+SENTENCES, LEARNT, STEPS, TRAIN = 300, 20_000, 300, 1000
 BATCH, ROUNDS = 8, 20
 WAYS = ("rounding", "awq", "gptq")
 HEALED = "healed, gptq"
@@ -59,19 +59,12 @@ def main(run: Run) -> bool:
     trained: dict[str, Any] = {"texts": [*lines, *train.lines], "tokenizer": tokenizer, "length": LENGTH}
     models: dict[str, Any] = {"dense": dense}
     kinds: dict[str, str] = {}
-    for bits in (4,) if run.quick else (8, 6, 4, 3, 2):
-        rows: dict[str, tuple[Change, ...]] = {way: (Bits(bits, by=way),) for way in WAYS}
-        if bits in (2, 3):
-            rows[HEALED] = (Heal(STEPS, aware=True), Bits(bits))
-        for way, changes in rows.items():
-            label = f"{bits} bits {way}"
-            models[label], kinds[label] = copy.deepcopy(dense), way
-            learnt = {**trained, "teacher": dense, "progress": told} if way == HEALED else {}
-            compress(models[label], list(changes), calibration=calibration, **learnt)
-            print(label, flush=True)
-    models["int8"] = copy.deepcopy(dense)
-    compress(models["int8"], Int8())
-    kinds["int8"] = "int8"
+    for label, (kind, changes) in recipes(run.quick).items():
+        models[label], kinds[label] = copy.deepcopy(dense), kind
+        learns = any(change.trains for change in changes)
+        learnt = {**trained, "teacher": dense, "progress": told} if learns else {}
+        compress(models[label], changes, calibration=calibration, **learnt)
+        print(label, flush=True)
     records = [run.record("size", bytes_of(model) / 2**20, name, source="counted") for name, model in models.items()]
     for texts in (train.at(range(TRAIN)), dev):
         judged = run.scores(judge(models, texts, Reader.of(dense, tokenizer, LENGTH)), {"texts": texts.name})
@@ -86,6 +79,27 @@ def main(run: Run) -> bool:
     if given.picture:
         save(picture(records, kinds), given.picture)
     return run.quick or bars(records)
+
+
+def recipes(quick: bool) -> dict[str, tuple[str, list[Change]]]:
+    """What is done to the original, by name, and of what kind it is."""
+    rows: dict[str, tuple[str, list[Change]]] = {"int8": ("int8", [Int8()])}
+    for bits in (4,) if quick else (8, 6, 4, 3, 2):
+        rows |= {f"{bits} bits {way}": (way, [Bits(bits, by=way)]) for way in WAYS}
+        if bits in (2, 3):
+            rows[f"{bits} bits {HEALED}"] = (HEALED, [Heal(STEPS, aware=True), Bits(bits)])
+    if quick:
+        return rows
+    rows |= {f"{bits:g} bits gptq": ("gptq", [Bits(bits)]) for bits in (1.58, 1)}
+    rows["3.4 bits in the mean"] = ("a budget", [Bits(budget=3.4)])
+    rows["product 8 kmeans"] = ("codebooks", [Product(8, by="kmeans")])
+    rows["4 bits by row"] = ("gptq", [Bits(4, per="row")])
+    rows["4 bits by row, int8 inputs"] = ("int8 inputs", [Bits(4, per="row", inputs=8)])
+    for keep in (0.75, 0.5):
+        low, kind = LowRank(keep=keep, solver="sequential_loss"), f"rank {keep}, gptq"
+        rows[f"rank {keep}"] = (kind, [low])
+        rows |= {f"rank {keep}, {bits} bits": (kind, [low, Bits(bits)]) for bits in (8, 4, 3)}
+    return rows
 
 
 def shown(records: list[Record], names: list[str]) -> Table:

@@ -416,7 +416,7 @@ def reaches(code: str) -> list[str]:
         last = name.rpartition(".")[2]
         library = name.split(".")[0] in LIBRARIES or last in INTERNAL_ATTRIBUTES or last in theirs()
         # A text is a name only where a library has it; an attribute is a library's wherever it is not ours.
-        unknown = "." in name and last not in ours() | NAMED_TUPLE
+        unknown = "." in name and last not in ours() and last not in NAMED_TUPLE
         if unknown or (library and name not in let_through):
             reached.append(f"{line}: {name}")
     return reached
