@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greenformers.lowrank.factorize import root
 from greenformers.lowrank.rank import Point
 from greenformers.measure.quality import evaluating
 from greenformers.solve.calibrate import covariances
-from greenformers.solve.gptq import gptq
+from greenformers.solve.gptq import Steps, gptq
 from greenformers.solve.grid import Form, Grid
 from greenformers.solve.layer_by_layer import write
 from greenformers.solve.loss import difference
@@ -105,13 +104,17 @@ def bit_points(
 
 def _ways(site: Site, C: Tensor, form: Callable[[int], Form], clip: bool) -> tuple[dict[Way, float], dict[int, Tensor]]:
     """The squared error of the outputs in each way, and the rounded weights by bits."""
-    W, (S, _) = site.matrices()[0].double(), root(damped(C))
+    W, S, steps = site.matrices()[0].double(), torch.linalg.cholesky(damped(C.double())), Steps.of(C)
     smaller = min(site.m, site.n)
     ways, rounded = dict[Way, float](), dict[int, Tensor]()
     for bits in BITS:
-        q, grid = gptq(W, C, form(bits), clip=clip)
+        q, grid = gptq(W, C, form(bits), clip=clip, steps=steps)
         rounded[bits] = grid.values(q)
-        energies = torch.linalg.svdvals((W - rounded[bits]) @ S).square()
+        missed = (W - rounded[bits]) @ S
+        # Squares of singular values, as eigenvalues of the smaller product: eight times as fast.
+        energies = (
+            torch.linalg.eigvalsh(missed @ missed.T if site.m < site.n else missed.T @ missed).flip(0).clamp(min=0)
+        )
         for rank in (0, *sorted({max(1, round(share * smaller)) for share in RANKS})):
             ways[Way(bits, rank)] = energies[rank:].sum().item()
     return ways, rounded

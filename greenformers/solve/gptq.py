@@ -10,6 +10,9 @@ are rounded while all others can still make up for it; grids are then those of t
 columns do not follow one another. Else a group has the grid of its weights as changed when its turn comes.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,8 +21,34 @@ from greenformers.solve.grid import Form, Grid, nearest
 from greenformers.solve.sparsify import BLOCK, inverse_factor, squares
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What follows from the inputs alone, the same for every rounding of their weights.
+
+    Attributes:
+        order: Columns in the order in which they are rounded.
+        U: The factor of H^-1, of columns in this order.
+    """
+
+    order: Int[Tensor, "n"]
+    U: Float[Tensor, "n n"]
+
+    @classmethod
+    def of(cls, C: Float[Tensor, "n n"], *, act_order: bool = True) -> Self:
+        """The steps for inputs with a sum of products C."""
+        n = len(C)
+        order = squares(C).argsort(descending=True, stable=True) if act_order else torch.arange(n, device=C.device)
+        return cls(order, inverse_factor(C[order][:, order]))
+
+
 def gptq(
-    W: Float[Tensor, "m n"], C: Float[Tensor, "n n"], form: Form, *, act_order: bool = True, clip: bool = False
+    W: Float[Tensor, "m n"],
+    C: Float[Tensor, "n n"],
+    form: Form,
+    *,
+    act_order: bool = True,
+    clip: bool = False,
+    steps: Steps | None = None,
 ) -> tuple[Int[Tensor, "m n"], Grid]:
     """The numbers q and grids of a weight.
 
@@ -29,6 +58,7 @@ def gptq(
         form: The form of the grids.
         act_order: Round columns by falling sums of squares of their inputs.
         clip: Take narrower ranges, see `Grid.of`, where these lose less by the sizes of inputs.
+        steps: What follows from C, where it is known already.
 
     Raises:
         ValueError: W or C hold values that are not finite.
@@ -37,29 +67,31 @@ def gptq(
         raise ValueError("a weight or the inputs of calibration hold values that are not finite")
     n, g = W.shape[1], form.group_of(W.shape[1])
     felt = squares(C) if clip else None
-    grid, left = Grid.of(W, form, felt=felt), W.to(C.dtype, copy=True)
-    scale, zero = (x.to(C.dtype).expand(len(W), n).clone() for x in grid.columns(0, n, n))
-    order = squares(C).argsort(descending=True, stable=True) if act_order else torch.arange(n, device=C.device)
-    left, scale, zero, U = left[:, order], scale[:, order], zero[:, order], inverse_factor(C[order][:, order])
+    grid = Grid.of(W, form, felt=felt)
+    steps = Steps.of(C, act_order=act_order) if steps is None else steps
+    order, U = steps.order, steps.U
+    # Turned, since it goes column after column: numbers of a column lie beside each other.
+    left = W.T.to(C.dtype)[order]
+    scale, zero = (x.to(C.dtype).expand(len(W), n).T[order] for x in grid.columns(0, n, n))
     q = torch.zeros_like(left)
     # A group that ends in a later block would be given its grid before this block's errors have reached it.
     block = BLOCK if act_order or form.per != "group" else -(-BLOCK // g) * g
     for start in range(0, n, block):
         end = min(start + block, n)
-        errors = left.new_zeros(len(left), end - start)
+        errors = left.new_zeros(end - start, len(W))
         for j in range(start, end):
             if not act_order and form.per == "group" and j % g == 0:
-                fresh = Grid.of(left[:, j : j + g], form, grid.unit, felt=None if felt is None else felt[j : j + g])
+                fresh = Grid.of(left[j : j + g].T, form, grid.unit, felt=None if felt is None else felt[j : j + g])
                 at = slice(j // g, j // g + 1)
                 grid.steps[:, at] = fresh.steps
                 if grid.zero is not None and fresh.zero is not None:
                     grid.zero[:, at] = fresh.zero
-                scale[:, j : j + g], zero[:, j : j + g] = (x.to(C.dtype) for x in grid.columns(j, min(j + g, n), n))
-            w, s, z = left[:, j], scale[:, j], zero[:, j]
-            q[:, j] = nearest(w, s, z, form.levels)
-            errors[:, j - start] = (w - s * (q[:, j] - z)) / U[j, j]
-            left[:, j + 1 : end] -= torch.outer(errors[:, j - start], U[j, j + 1 : end])
-        left[:, end:] -= errors @ U[start:end, end:]
+                scale[j : j + g], zero[j : j + g] = (x.T.to(C.dtype) for x in grid.columns(j, min(j + g, n), n))
+            w, s, z = left[j], scale[j], zero[j]
+            q[j] = nearest(w, s, z, form.levels)
+            errors[j - start] = (w - s * (q[j] - z)) / U[j, j]
+            left[j + 1 : end].addr_(U[j, j + 1 : end], errors[j - start], alpha=-1)
+        left[end:].addmm_(U[start:end, end:].T, errors, alpha=-1)
     back = torch.empty_like(order)
     back[order] = torch.arange(n, device=order.device)
-    return q[:, back].to(torch.uint8), grid
+    return q[back].T.to(torch.uint8).contiguous(), grid
