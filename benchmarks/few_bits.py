@@ -133,6 +133,8 @@ def picture(records: list[Record], kinds: dict[str, str]) -> Figure:
     lines = {kind: [name for name in kinds if kinds[name] == kind] for kind in dict.fromkeys(kinds.values())}
     draw(axes, records, lines, lambda name: of(records, "size", name).value)
     axes.set_xlabel("MiB")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
     axes.legend()
     settle(figure)
     return figure
