@@ -87,7 +87,7 @@ def in_runtimes(run: Run, models: dict[str, Any], setting: dict[str, Any]) -> li
         ids = network.batch(1, PROMPT + NEW)[0]
         with torch.inference_mode():
             steps = {name: Continued(decoder, ids, PROMPT) for name, decoder in decoders.items()}
-            times = run.times(steps, repeats=21, quick=3)
+            times = run.times(steps, repeats=15, quick=3)
     rows = [run.record("latency_next_token", time, name, setting) for name, time in times.items()]
     return with_ratios(rows, to=f"torch, {BASELINE}")
 

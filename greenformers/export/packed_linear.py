@@ -41,8 +41,8 @@ class Blocks(nn.Module):
         bits: Bits of a number, 4 or 8.
         block: Inputs of a block, of which a row has K.
         codes: q (m, K, block bits / 8), uint8, the first number in the lowest bits.
-        scale: s (m, K).
-        zero: z (m, K) in as many bits, rows of bytes (m, K bits / 8), uint8.
+        scale: s (m K,). It and z are flat, as the operator takes them: OpenVINO reads no operator of what is computed.
+        zero: z in as many bits, of bytes (m K bits / 8,), uint8, each row for itself.
     """
 
     def __init__(self, held: Packed) -> None:
@@ -61,8 +61,9 @@ class Blocks(nn.Module):
         codes = pack(q, self.bits).view(self.m, count, self.block * self.bits // 8)
         zeros = zero[:, :: self.block].round().to(torch.uint8)
         self.codes = nn.Parameter(codes, requires_grad=False)
-        self.scale = nn.Parameter(scale[:, :: self.block].contiguous(), requires_grad=False)
-        self.zero = nn.Parameter(pack(zeros, self.bits)[:, : -(-count * self.bits // 8)], requires_grad=False)
+        packed_zeros = pack(zeros, self.bits)[:, : -(-count * self.bits // 8)]
+        self.scale = nn.Parameter(scale[:, :: self.block].flatten(), requires_grad=False)
+        self.zero = nn.Parameter(packed_zeros.flatten(), requires_grad=False)
         self.zeros: Tensor
         self.register_buffer("zeros", zeros.float()[..., None], persistent=False)
 
@@ -72,7 +73,7 @@ class Blocks(nn.Module):
         if self.bits == 4:
             high = (codes / 16).floor()
             codes = torch.stack([codes - 16 * high, high], -1).flatten(-2)
-        return ((codes - self.zeros[at]) * self.scale[at][..., None]).flatten(-2)[..., : self.n]
+        return ((codes - self.zeros[at]) * self.scale.view(self.m, -1)[at][..., None]).flatten(-2)[..., : self.n]
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product x W^T; in a graph, the operator."""
@@ -81,7 +82,7 @@ class Blocks(nn.Module):
         attributes: dict[str, Any] = {
             "K": self.n, "N": self.m, "bits": self.bits, "block_size": self.block, "accuracy_level": 1,
         }  # fmt: skip
-        inputs = (x, self.codes, self.scale.flatten(), self.zero.flatten())
+        inputs = (x, self.codes, self.scale, self.zero)
         return torch.onnx.ops.symbolic(
             "com.microsoft::MatMulNBits", inputs, attributes, dtype=x.dtype, shape=(*x.shape[:-1], self.m), version=1
         )
