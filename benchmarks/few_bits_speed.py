@@ -25,8 +25,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from greenformers import compress
 from greenformers.changes import Bits, Change, Int8
 from greenformers.export.cached import Continued, Decoder, TorchDecoder
+from greenformers.export.measure import PAUSE, WARMUP
 from greenformers.export.network import Network
 from greenformers.export.write import reader, write
+from greenformers.measure.latency import interleaved
 from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import Record, with_ratios
 
@@ -87,7 +89,7 @@ def in_runtimes(run: Run, models: dict[str, Any], setting: dict[str, Any]) -> li
         ids = network.batch(1, PROMPT + NEW)[0]
         with torch.inference_mode():
             steps = {name: Continued(decoder, ids, PROMPT) for name, decoder in decoders.items()}
-            times = run.times(steps, repeats=15, quick=3)
+            times = interleaved(steps, repeats=3 if run.quick else 15, warmup=WARMUP, pause=PAUSE)
     rows = [run.record("latency_next_token", time, name, setting) for name, time in times.items()]
     return with_ratios(rows, to=f"torch, {BASELINE}")
 
