@@ -202,16 +202,7 @@ class BitsLinear(CodedLinear):
 
     def _integers(self) -> Int8Linear:
         """The layer with int8 numbers in place of the packed ones; made again only when the weight changes."""
-
-        def make() -> Int8Linear:
-            layer = Int8Linear.__new__(Int8Linear)
-            with torch.device("meta"):
-                Int8Linear.__init__(layer, self.in_features, self.out_features, self.bias is not None)
-            layer.quantised, layer.scale = (fixed(part) for part in self.held.int8())
-            layer.bias = self.bias
-            return layer
-
-        layer: Int8Linear = self._made(make)
+        layer: Int8Linear = self._made(lambda: Int8Linear.holding(*self.held.int8(), self.bias))
         return layer
 
     def _made(self, make: Callable[[], Any]) -> Any:

@@ -74,7 +74,7 @@ class Int8Experts(nn.Module):
         if self._layers is None or self._layers[0] != key:
             biases = [None] * self.experts if self.bias is None else self.bias.detach().unbind()
             parts = zip(self.quantised.unbind(), self.scale.unbind(), biases, strict=True)
-            self._layers = (key, [_layer(*part) for part in parts])
+            self._layers = (key, [Int8Linear.holding(q, s, None if b is None else fixed(b)) for q, s, b in parts])
         return self._layers[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,11 +82,3 @@ class Int8Experts(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, experts={self.experts}, bias={self.bias is not None}"
-
-
-def _layer(quantised: Tensor, scale: Tensor, bias: Tensor | None) -> Int8Linear:
-    with torch.device("meta"):
-        layer = Int8Linear(quantised.shape[1], quantised.shape[0], bias is not None)
-    layer.quantised, layer.scale = fixed(quantised), fixed(scale)
-    layer.bias = None if bias is None else fixed(bias)
-    return layer

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from greenformers._torch import int8_matmul, is_fake, version
@@ -56,6 +56,16 @@ class Int8Linear(nn.Linear):
         layer = cls(weight.shape[1], weight.shape[0], bias is not None)
         layer.quantised, layer.scale = quantised(weight)
         layer.bias = fixed(bias) if bias is not None and bias.is_inference() else bias  # which a head may share
+        return layer
+
+    @classmethod
+    def holding(
+        cls, quantised: Int8[Tensor, "m n"], scale: Float[Tensor, "m"], bias: nn.Parameter | None
+    ) -> "Int8Linear":
+        """The layer with these numbers and scales."""
+        with torch.device("meta"):
+            layer = cls(quantised.shape[1], quantised.shape[0], bias is not None)
+        layer.quantised, layer.scale, layer.bias = fixed(quantised), fixed(scale), bias
         return layer
 
     @property

@@ -110,8 +110,8 @@ class Bits(Coding):
         if self.per == "group":
             raise ValueError("products in integers need one step for all inputs of a row: bits per row or tensor")
         if self.budget is not None or self.number > 7:
-            what = "a budget" if self.budget is not None else f"{self.number:g} bits"
-            raise ValueError(f"inputs are rounded beside weights of up to 7 bits, got {what}; int8 has 8")
+            given = "a budget" if self.budget is not None else f"{self.number:g} bits"
+            raise ValueError(f"inputs are rounded beside weights of up to 7 bits, got {given}; int8 has 8")
 
     @property
     def label(self) -> str:

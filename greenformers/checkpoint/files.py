@@ -55,8 +55,8 @@ def check_local(config: dict[str, Any], folder: Path) -> None:
         raise ValueError(f"{folder / 'config.json'} asks for code of its own (auto_map): not run")
 
 
-def check_weights(folder: Path) -> None:
-    """Check that a folder has weights in safetensors that are complete and within the folder.
+def check_weights(folder: Path) -> list[Path]:
+    """The files of a folder's weights, once it is checked that they are safetensors, whole and within the folder.
 
     Raises:
         FileNotFoundError: There are none.
@@ -83,6 +83,7 @@ def check_weights(folder: Path) -> None:
                 pass
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {line(error)}") from error
+    return [folder / name for name in names]
 
 
 def check_complete(info: dict[str, Any], folder: Path) -> None:

@@ -132,16 +132,16 @@ def check_layout(model: PreTrainedModel) -> None:
     Raises:
         ValueError: It is not.
     """
-    layers = coded(model, Packed)
-    if not _linear(model):
+    linear = _linear(model)
+    if not linear:
         raise ValueError(f"{METHOD} holds layers of few bits, and there is no linear layer of few bits: see --bits")
-    paths = {path for path, _ in layers}
+    paths = {path for path, _ in coded(model, Packed)}
     others = [change.name() for change in changes_of(model) if not set(change.replaced(model)) <= paths]
     if others:
         raise ValueError(f"{METHOD} holds no network of other layers than its class has, as {others[0]} has left")
     with torch.device("meta"):
         skeleton = type(model)(copy.deepcopy(model.config))
-    for path, layer in _linear(model):
+    for path, layer in linear:
         held = layer.held
         why = None
         kind = type(skeleton.get_submodule(path))
@@ -159,7 +159,7 @@ def check_layout(model: PreTrainedModel) -> None:
             why = "a product of two narrow weights is added to it"
         if why is not None:
             raise ValueError(f"{METHOD} cannot hold {path}: {why}")
-    forms = {_form(layer.held) for _, layer in _linear(model)}
+    forms = {_form(layer.held) for _, layer in linear}
     if len(forms) > 1 and not all(form.symmetric for form in forms):
         raise ValueError(f"layers of {len(forms)} forms must be symmetric: of {METHOD} transformers reads no others")
 
@@ -206,8 +206,6 @@ def _config(dense: nn.Module, layers: Sequence[tuple[str, BitsLinear]]) -> dict[
     for path, layer in layers:
         forms.setdefault(_form(layer.held), []).append(path)
     packed = {path for path, _ in layers}
-    # transformers cannot place asymmetric grids that stay packed (compressed-tensors 0.20): `dequantize` makes the
-    # network dense as it is read, which it would otherwise be from its first call on. It knows one form only.
     left = [path for path, part in dense.named_modules() if isinstance(part, nn.Linear) and path not in packed]
     groups = {}
     for number, (form, paths) in enumerate(forms.items()):
@@ -219,6 +217,8 @@ def _config(dense: nn.Module, layers: Sequence[tuple[str, BitsLinear]]) -> dict[
         groups[f"group_{number}"] = {
             "targets": targets, "weights": weights, "input_activations": None, "output_activations": None,
         }  # fmt: skip
+    # transformers cannot place asymmetric grids that stay packed (compressed-tensors 0.20): `dequantize` makes the
+    # network dense as it is read, which it would otherwise be from its first call on. It knows one form only.
     return {
         "quant_method": METHOD, "format": FORMAT, "quantization_status": "compressed", "config_groups": groups,
         "ignore": left, "kv_cache_scheme": None, "dequantize": len(forms) == 1,
@@ -232,10 +232,10 @@ def load_pack_quantized(folder: Path, cls: type[PreTrainedModel]) -> PreTrainedM
         ValueError: The files are damaged, do not fit each other, or ask for what packed weights do not do.
         FileNotFoundError: There are no weights in safetensors.
     """
-    check_weights(folder)
+    files = check_weights(folder)
     described = read_json(folder / "config.json").get("quantization_config")
     _check(described, folder)
-    weights = _read(folder)
+    weights = {name: x for file in files for name, x in load_file(file).items()}
     packed: dict[str, dict[str, Tensor]] = {}
     for name in [name for name in weights if name.rpartition(".")[2] in TENSORS]:
         path, _, last = name.rpartition(".")
@@ -276,12 +276,3 @@ def _check(described: Any, folder: Path) -> None:
         for asked in ("input_activations", "output_activations"):
             if group.get(asked):
                 raise ValueError(f"{folder / 'config.json'} asks for {asked}, which packed weights do not do")
-
-
-def _read(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder that `check_weights` has passed."""
-    files = sorted(folder.glob("*.safetensors"))
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
-    return weights

@@ -186,3 +186,10 @@ def test_a_weight_that_is_missing_or_foreign_is_refused(tmp_path: Path) -> None:
     save_file({key: x for key, x in weights.items() if key != name}, path, {"format": "pt"})
     with pytest.raises(ValueError, match=f"1 missing keys: {name}"):
         greenformers.load(tmp_path / "packed")
+
+
+def test_only_the_files_of_the_index_are_read(tmp_path: Path) -> None:
+    model = small(tmp_path, "bert", "BertModel")
+    save_pack_quantized(model, tmp_path / "packed")
+    save_file({"of.another.model": torch.ones(2)}, tmp_path / "packed" / "consolidated.safetensors")
+    assert torch.equal(outputs(greenformers.load(tmp_path / "packed")), outputs(model))
