@@ -5,9 +5,9 @@
 
 `characters`: the Llama of `swap_language_model.py`, 4 layers of 128 on the characters of Tiny Shakespeare. `words`: a
 Llama of 10 million parameters, 6 layers of 320, on WikiText-2 in 8,192 pieces. Each is trained where it is not there
-yet, and the command goes on where it was stopped. Linear layers and embeddings, calibrated on 128 blocks of 256 tokens
-of the training part; perplexity a token on up to 256 blocks of the validation part, with 95 % intervals of the
-difference from the original, block by block. Of `characters` some rows are healed, aware of the rounding.
+yet; a run that was stopped goes on behind the rows it had made. Linear layers and embeddings, calibrated on 128 blocks
+of 256 tokens of the training part; perplexity a token on up to 256 blocks of the validation part, with 95 % intervals
+of the difference from the original, block by block. Of `characters` some rows are healed, aware of the rounding.
 
 Published for OPT-125M on WikiText-2, 4 bits in groups of 128 (Frantar 2023, arXiv:2210.17323): dense 27.65, rounded
 37.28, GPTQ 31.12, a rise of 0.36 of rounding's. Bar: at most 0.45. Published for a Transformer on WikiText-103 by iPQ
@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data, yes
 from rich.table import Table
+from safetensors.torch import load_file, save_file
 from sparse_language_model import blocks_of, interval, losses, perplexity
 from swap_language_model import LENGTH, TRAINING, network, trained
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from greenformers import compress
@@ -100,17 +102,25 @@ def main(run: Run) -> bool:
     ]
     texts: dict[str, Any] = {"texts": text.train.split("\n"), "tokenizer": tokenizer, "length": LENGTH}
     rows = recipes(run.quick) | (healed() if given.model == "characters" and not run.quick else {})
+    folder = given.runs / f"few_bits/{given.model}-{given.seed}-rows"
     for name, changes in rows.items():
-        small = copy.deepcopy(dense)
-        learns = any(change.trains for change in changes)
-        compress(small, changes, calibration=calibration, **(texts | {"teacher": dense} if learns else {}))
-        of_blocks = losses(small, held)
-        between = interval(of_blocks, whole)
+        file = folder / f"{name.replace(' ', '_')}.safetensors"
+        if file.is_file() and not run.quick:
+            row = load_file(file)
+        else:
+            small = copy.deepcopy(dense)
+            learns = any(change.trains for change in changes)
+            compress(small, changes, calibration=calibration, **(texts | {"teacher": dense} if learns else {}))
+            row = {"losses": losses(small, held), "bytes": torch.tensor(bytes_of(small))}
+            if not run.quick:
+                write(row, file)
+        size = row["bytes"].item() / 2**20
+        between = interval(row["losses"], whole)
         records += [
-            run.record("perplexity", perplexity(of_blocks), name, setting, interval=list(between), to="dense"),
-            run.record("size", bytes_of(small) / 2**20, name, setting, source="counted"),
+            run.record("perplexity", perplexity(row["losses"]), name, setting, interval=list(between), to="dense"),
+            run.record("size", size, name, setting, source="counted"),
         ]
-        print(f"{name}: {perplexity(of_blocks):.3f}, {bytes_of(small) / 2**20:.2f} MiB", flush=True)
+        print(f"{name}: {perplexity(row['losses']):.3f}, {size:.2f} MiB", flush=True)
     run.show(shown(records))
     run.write(records)
     return run.quick or bar(records)
@@ -132,6 +142,14 @@ def original(run: Run) -> tuple[Text, PreTrainedTokenizerFast, LlamaForCausalLM]
     torch.manual_seed(given.seed)
     fresh = network(tokenizer, given.seed) if given.model == "characters" else larger(tokenizer)
     return text, tokenizer, trained(text, tokenizer, given.runs / name, replace(schedule, seed=given.seed), fresh)
+
+
+def write(row: dict[str, Tensor], file: Path) -> None:
+    """Keep what a row has shown, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    save_file(row, part)
+    part.replace(file)
 
 
 def larger(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

@@ -153,6 +153,9 @@ class Change:
     built_by_the_class: ClassVar[bool] = False
     """Whether the class of a network builds the changed network from its configuration: fewer of its own layers."""
 
+    builds_anew: ClassVar[bool] = False
+    """Whether it has the class build the network anew, and so cannot follow a change that makes it another one."""
+
     apart: ClassVar[bool] = False
     """Whether the recommender tries it without the other changes, but for those that freeze weights."""
 
@@ -214,6 +217,12 @@ class Change:
         if (self.reads_dense or self.factorises) and sparsifying is not None:
             raise ValueError(
                 f"{self.name()} cannot follow {sparsifying.name()}, whose zeros it would fill: "
+                f"put {self.name()} before it"
+            )
+        other = next((kind for kind in before if not kind.built_by_the_class), None)
+        if self.builds_anew and other is not None:
+            raise ValueError(
+                f"{self.name()} cannot follow {other.name()}, which makes another network than its class builds: "
                 f"put {self.name()} before it"
             )
         fixing = next((kind for kind in before if kind.fixes_heads), None)

@@ -16,9 +16,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from greenformers.changes._student import WEIGHTS, DivergedError, Student, states
+from greenformers.changes._recorded import recordable
+from greenformers.changes._student import ATTENDING, DivergedError, Student, states
 from greenformers.data._rows import Rows
-from greenformers.data._tasks import kind_of_input, task_of
+from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
@@ -27,6 +28,9 @@ from greenformers.train.stream import Stream
 
 DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment")
 """Options of configurations that leave out layers, or parts of a recording, in training."""
+
+WIDENED, BATCH = 256, 16
+"""Examples by which the matrices of a narrower student are made, and how many of them are run at once."""
 
 VALID = 20
 """One example in so many is held out; on these the loss is evaluated, by which healing may end early."""
@@ -40,6 +44,7 @@ def heal(
     *,
     weights: Mapping[str, float] | None = None,
     temperature: float = 2.0,
+    layer_map: Sequence[int] | None = None,
     folder: Path | None = None,
     resume: bool = False,
     progress: Callable[[str, float], None] = lambda *_: None,
@@ -56,6 +61,7 @@ def heal(
         schedule: Number of steps, batch size and learning rate.
         weights: Weights of the parts of the loss, by name; by default those of `WEIGHTS` for the task of the model.
         temperature: Temperature T of the logits.
+        layer_map: The teacher's layer for each of the student's, that of its embedding first; -1 for none.
         folder: Folder for checkpoints; without it none are written.
         resume: Continue from the newest checkpoint of the folder.
         progress: Function that is called as work goes on.
@@ -68,11 +74,11 @@ def heal(
     Raises:
         ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
     """
-    student = Student(model, original, dict(weights or {}) or WEIGHTS[task_of(original)], temperature)
+    student = Student(model, original, weights, temperature, layer_map=layer_map, seen=examples.batches(WIDENED, BATCH))
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
     try:
-        with in_full(model):
+        with in_full(model), attending(student):
+            start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
             history = fit(
                 student,  # type: ignore[arg-type]  # the Trainer takes any module
                 examples, schedule, label="healing", console=Console(quiet=True), folder=folder, resume=resume,
@@ -123,7 +129,33 @@ def in_full(model: PreTrainedModel) -> Iterator[None]:
             setattr(holder, name, value)
 
 
-def check_teacher(model: Any, original: Any, examples: "Distillation", weights: Mapping[str, float]) -> None:
+@contextmanager
+def attending(student: Student) -> Iterator[None]:
+    """A `with` block in which student and teacher note what they attend with, if the loss compares that.
+
+    Raises:
+        ValueError: One of them has an attention of its own, or is an encoder-decoder.
+    """
+    if not any(student.weights.get(name) for name in ATTENDING):
+        yield
+        return
+    models = (student.model, student.teacher)
+    for model in models:
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"{' and '.join(ATTENDING)} are learned by networks of one stack; {type(model).__name__} has two"
+            )
+    with recordable(*models):
+        yield
+
+
+def check_teacher(
+    model: Any,
+    original: Any,
+    examples: "Distillation",
+    weights: Mapping[str, float],
+    layer_map: Sequence[int] | None = None,
+) -> None:
     """Check on one example that a student has the outputs of its teacher that the loss compares, of the same shape.
 
     Raises:
@@ -140,10 +172,10 @@ def check_teacher(model: Any, original: Any, examples: "Distillation", weights: 
             why = " ".join(str(error).split())
             raise ValueError(f"{type(network).__name__} cannot be run on {', '.join(batch)} alone: {why}") from error
     student_out, teacher_out = seen
-    weights = dict(weights) or WEIGHTS[task_of(original)]
     _check_states(student, student_out, teacher_out, batch, kind_of_input(original) == "text")
     parts: dict[str, list[Any]] = {"states": [states(out)[-1][0][-1] for out in (student_out, teacher_out)]}
-    if weights.get("logits"):
+    learner = Student(model, original, weights, 1.0, layer_map=layer_map, seen=[batch])
+    if learner.weights.get("logits"):
         parts["logits"] = [getattr(out, "logits", None) for out in (student_out, teacher_out)]
     for name, (ours, theirs) in parts.items():
         forms = ["none" if x is None else " x ".join(map(str, x.shape[1:])) for x in (ours, theirs)]
@@ -154,7 +186,8 @@ def check_teacher(model: Any, original: Any, examples: "Distillation", weights: 
             )
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        loss = Student(model, original, weights, 1.0)(**batch)
+        with attending(learner):
+            loss = learner(**batch)
         torch.autograd.grad(loss["loss"], learnt, allow_unused=True)
     except RuntimeError as error:
         raise ValueError(
@@ -221,6 +254,12 @@ class Distillation(Objective):
 
     def collate(self, examples: list[Example]) -> Batch:
         return self.rows["train"].collate(examples)
+
+    def batches(self, count: int, size: int) -> Iterator[Batch]:
+        """Batches of `size` of the first examples that are learnt from, up to `count`."""
+        rows = self.rows["train"]
+        for start in range(0, min(count, len(rows)), size):
+            yield rows.collate([rows[at] for at in range(start, min(start + size, count, len(rows)))])
 
     def scored(self, batch: Batch) -> int:
         return len(next(iter(batch.values())))

@@ -89,10 +89,12 @@ def value_of(text: str, allowed: tuple[type, ...] = ()) -> Any:
 
 
 def _range(word: str) -> list[Any]:
+    if word.removeprefix("-").isdecimal():
+        return [int(word)]
     first, dash, last = word.partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()):
         return [word]  # which the check of types refuses
-    return list(range(int(first), int(last if dash else first) + 1))
+    return list(range(int(first), int(last) + 1))
 
 
 def typed(change: Change) -> str:

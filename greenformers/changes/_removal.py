@@ -80,7 +80,7 @@ class Removal(Change):
         if self.of != "latency":
             check_budget(layers, self.keep, cost_of(model, layers, self.of, batch), self.multiple)
         all_but_one = {layer.second: torch.arange(layer.count - 1) for layer in layers}
-        with _removed(model, layers, all_but_one, batch):
+        with removed(model, layers, all_but_one, batch):
             pass
 
     def _layers(self, model: "nn.Module", batch: Any) -> "list[Coupled]":
@@ -105,16 +105,6 @@ class Removal(Change):
             stay()
         return report
 
-    def _in_order(self, model: "nn.Module", batch: Any) -> "list[Coupled]":
-        """The layers whose units may go, in the order of execution."""
-        from greenformers.solve.walk import sites
-        from greenformers.solve.watch import trace
-
-        layers = self._layers(model, batch)
-        seconds = [layer.second for layer in layers]
-        order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
-        return sorted(layers, key=lambda layer: order.index(layer.second))
-
     def _measured(
         self, model: "nn.Module", given: Given
     ) -> "tuple[list[Coupled], UnitCost, Choice, list[list[Point[int]]]]":
@@ -123,30 +113,14 @@ class Removal(Change):
         from greenformers.solve.unit_curves import curves
 
         batches: Any = given.calibration
-        layers = self._in_order(model, batches[0])
+        layers = in_order(model, self._layers(model, batches[0]), batches[0])
         cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
-        choice = self._choice(model, layers, given)
+        choice = choice_of(self.by, model, layers, given)
         points = curves(
             model, layers, choice, batches, cost, multiple=self.multiple, refit=self.refit, loss=given.loss,
             memory=given.memory, progress=lambda share: given.progress("measuring", share),
         )  # fmt: skip
         return layers, cost, choice, points
-
-    def _choice(self, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "Choice":
-        from greenformers.solve.gates import gate_gradients
-        from greenformers.solve.loss import default
-        from greenformers.solve.unit_choice import ByFisher, ByFit, curvatures
-
-        def progress(share: float) -> None:
-            given.progress("weighing", share)
-
-        batches: Any = given.calibration
-        loss = given.loss or default(model, batches[0], given.seed)
-        paths = [layer.second for layer in layers]
-        if self.by == "fit":
-            return ByFit(curvatures(model, paths, batches, loss, memory=given.memory, progress=progress))
-        at_inputs = gate_gradients(model, paths, batches, loss, progress)
-        return ByFisher({layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers})
 
     @contextmanager
     def _without(
@@ -169,8 +143,8 @@ class Removal(Change):
         layers = [layer for layer in layers if len(left[layer.second]) < layer.count]
         before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
         with (
-            _fitted(model, layers, left, given) if self.refit else nullcontext(),
-            _removed(model, layers, left, batches[0]) as stay,
+            fitted(model, layers, left, given) if self.refit else nullcontext(),
+            removed(model, layers, left, batches[0]) as stay,
         ):
             units = []
             for layer in layers:
@@ -237,8 +211,36 @@ class Removal(Change):
         return []
 
 
+def choice_of(by: str, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "Choice":
+    """Which units of layers stay, of any number: by "fit" or "fisher"."""
+    from greenformers.solve.gates import gate_gradients
+    from greenformers.solve.loss import default
+    from greenformers.solve.unit_choice import ByFisher, ByFit, curvatures
+
+    def progress(share: float) -> None:
+        given.progress("weighing", share)
+
+    batches: Any = given.calibration
+    loss = given.loss or default(model, batches[0], given.seed)
+    paths = [layer.second for layer in layers]
+    if by == "fit":
+        return ByFit(curvatures(model, paths, batches, loss, memory=given.memory, progress=progress))
+    at_inputs = gate_gradients(model, paths, batches, loss, progress)
+    return ByFisher({layer.second: layer.of_units(at_inputs.pop(layer.second)) for layer in layers})
+
+
+def in_order(model: "nn.Module", layers: "Sequence[Coupled]", batch: Any) -> "list[Coupled]":
+    """The layers in the order of execution."""
+    from greenformers.solve.walk import sites
+    from greenformers.solve.watch import trace
+
+    seconds = [layer.second for layer in layers]
+    order = list(trace(model, [site for site in sites(model, "linear") if site.path in seconds], batch).shapes)
+    return sorted(layers, key=lambda layer: order.index(layer.second))
+
+
 @contextmanager
-def _fitted(
+def fitted(
     model: "nn.Module", layers: "Sequence[Coupled]", left: "Mapping[str, Tensor]", given: Given
 ) -> "Iterator[None]":
     """A `with` block before which what is left makes up for what goes; if it raises, weights are as they were."""
@@ -256,7 +258,7 @@ def _fitted(
 
 
 @contextmanager
-def _removed(
+def removed(
     model: "nn.Module", layers: "Sequence[Coupled]", left: "Mapping[str, Tensor]", batch: Any
 ) -> "Iterator[Callable[[], None]]":
     """A `with` block in which the other units are gone; at its end they are back, unless the given function is called.

@@ -29,8 +29,14 @@ class Heal(Change):
     )
     temperature: float = option(2.0, "Temperature T by which logits are divided.")
     weights: dict[str, Any] = option(
-        {}, "Weights of the parts of the loss, by name: logits, hidden, embeddings, similarities."
+        {},
+        "Weights of the parts of the loss, by name: logits, hidden, embeddings, similarities, attention, relations.",
+        "--heal-weight",
     )
+    layer_map: tuple[int, ...] | None = option(
+        None, "The teacher's layer that each of the student's learns from, the embedding's (0) first, -1 for none; by "
+        "default the one at the same share of the depth.", "--heal-layer-map",
+    )  # fmt: skip
     aware: bool = option(
         False, "Round weights and inputs in training as later changes of the recipe will round them.", "--heal-aware"
     )
@@ -45,6 +51,7 @@ class Heal(Change):
 
     order: ClassVar[int] = 80
     trains: ClassVar[bool] = True
+    built_by_the_class: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -107,7 +114,7 @@ class Heal(Change):
             prunable(model)
         examples = self._examples(model, given)
         self._rounding(model, given)
-        check_teacher(model, given.teacher, examples, self.weights)
+        check_teacher(model, given.teacher, examples, self.weights, self.layer_map)
 
     def _examples(self, model: "nn.Module", given: Given) -> "Distillation":
         from transformers import PreTrainedModel
@@ -141,9 +148,9 @@ class Heal(Change):
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,
-                temperature=self.temperature, folder=given.folder, resume=given.folder is not None,
-                progress=given.progress, callbacks=() if schedule is None else (schedule,),
-                better=self.movement is None,
+                temperature=self.temperature, layer_map=self.layer_map, folder=given.folder,
+                resume=given.folder is not None, progress=given.progress,
+                callbacks=() if schedule is None else (schedule,), better=self.movement is None,
             )  # fmt: skip
             if history.stopped is not None:
                 raise Stopped(history.stopped)

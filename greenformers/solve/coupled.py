@@ -9,7 +9,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -78,9 +78,9 @@ def remove(model: nn.Module, layer: Coupled, left: Tensor) -> dict[str, int]:
         Attributes by which the module around it counts its heads, with the values that they have now.
     """
     for path, rows in layer.first.items():
-        put(model, path, _part(model.get_submodule(path), rows=rows[left].flatten().sort().values))
+        put(model, path, part(model.get_submodule(path), rows=rows[left].flatten().sort().values))
     second = model.get_submodule(layer.second)
-    put(model, layer.second, _part(second, columns=layer.columns[left].flatten().sort().values))
+    put(model, layer.second, part(second, columns=layer.columns[left].flatten().sort().values))
     sizes: dict[str, int] = {}
     if layer.kind == "heads":
         around = model.get_submodule(layer.around)
@@ -90,6 +90,16 @@ def remove(model: nn.Module, layer: Coupled, left: Tensor) -> dict[str, int]:
                 sizes[name] = size * len(left) // layer.count
                 setattr(around, name, sizes[name])
     return sizes
+
+
+def among(layer: Coupled, left: Tensor) -> Coupled:
+    """The units of a layer with the numbers `left` once the others are gone: where their rows and columns are then."""
+
+    def moved(units: Tensor) -> Tensor:
+        kept = units[left]
+        return torch.searchsorted(kept.flatten().sort().values, kept)
+
+    return replace(layer, first={path: moved(rows) for path, rows in layer.first.items()}, columns=moved(layer.columns))
 
 
 def empty(module: nn.Module, *, rows: int | None = None, columns: int | None = None) -> nn.Module:
@@ -107,7 +117,8 @@ def empty(module: nn.Module, *, rows: int | None = None, columns: int | None = N
     return smaller
 
 
-def _part(module: nn.Module, *, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
+def part(module: nn.Module, *, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
+    """A linear layer of the same kind with some of its outputs (rows), or of its inputs (columns)."""
     given: Any = module
     sizes = {name: None if part is None else len(part) for name, part in (("rows", rows), ("columns", columns))}
     smaller: Any = empty(module, **sizes)

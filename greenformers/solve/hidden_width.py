@@ -8,8 +8,8 @@ and several linear layers belong to, is the hidden width.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, get_args
@@ -176,15 +176,22 @@ class _Pass:
             for name, parameter in layer.module.named_parameters(recurse=False)
             if parameter.is_floating_point()
         }
-        frozen = [parameter for parameter in self.bare.values() if not parameter.requires_grad]
-        with evaluating(model), torch.enable_grad(), ExitStack() as stack:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
-                stack.callback(parameter.requires_grad_, False)
+        with evaluating(model), torch.enable_grad(), self._thawed(), ExitStack() as stack:
             for path, layer in self.layers.items():
                 if layer.kind != "parameters":
                     stack.callback(layer.module.register_forward_hook(self._note(path)).remove)
             call(model, example)
+
+    @contextmanager
+    def _thawed(self) -> Iterator[None]:
+        frozen = [parameter for parameter in self.bare.values() if not parameter.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
 
     def _note(self, path: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
@@ -217,7 +224,9 @@ class _Pass:
                 tried = torch.randperm(x.shape[axis], generator=draw)[:TRIED]
                 probe = torch.rand(x.movedim(axis, -1).shape[:-1], generator=draw) + 0.5  # sums must not cancel
                 probed = (x.movedim(axis, -1)[..., tried.to(x.device)].sum(-1) * probe.to(x)).sum()
-                sources.setdefault(path, {}).update(self._touched(probed, x.shape[axis], set(tried.tolist())))
+                with self._thawed():
+                    touched = self._touched(probed, x.shape[axis], set(tried.tolist()))
+                sources.setdefault(path, {}).update(touched)
         return {path: names for path, names in sources.items() if names}
 
     def _touched(self, probed: Tensor, n: int, tried: set[int]) -> dict[str, tuple[Dimension, ...]]:

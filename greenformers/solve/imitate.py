@@ -1,4 +1,4 @@
-"""Linear layers fitted to the outputs of another network, on the inputs that the network they are in gives them.
+"""Linear layers and norms fitted to the outputs of another network, on the inputs that their network gives them.
 
 Where hidden states have fewer coordinates than before, no layer has what it gave before: it is fitted to part of what
 the whole network gives, least E |W h + b - B^T y|^2 / |B^T y|^2 over positions that are no padding, B the coordinates
@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from greenformers.model._transformers import TransposedLinear
+from greenformers.solve.norms import norm_form, normalised
 from greenformers.solve.refit import DAMPING, importance
 from greenformers.solve.seen import Seen, summed
 from greenformers.solve.watch import Batch
 
+SLIGHT = 1e-4
+"""Share of the mean square that is added to each coordinate of a norm, which depends on no other."""
+
 
 class Imitate:
-    """Least squares for linear layers of a changed network, one after the other, in the order of execution.
+    """Least squares for layers of a changed network, one after the other, in the order of execution.
 
     Args:
         model: The changed network.
@@ -50,6 +54,43 @@ class Imitate:
             if layer.bias is not None:
                 layer.bias.copy_(y_mean - h_mean @ fitted)
 
+    def fit_norm(self, path: str, calls: int, basis: Tensor) -> None:
+        """Fit the factor and the summand of each coordinate of a norm, damped towards a factor of their mean size.
+
+        A norm of a form that is not known is left as it is.
+
+        Args:
+            path: Path of the norm.
+            calls: How often a pass calls it.
+            basis: Matrix (m, m') by which the outputs (m,) of the network before are multiplied, to be reached.
+        """
+        module = self.now.model.get_submodule(path)
+        form = norm_form(module)
+        if form is None:
+            return
+        biased = getattr(module, "bias", None) is not None
+
+        def sums() -> list[Tensor]:
+            zz = zy = z_sum = y_sum = total = torch.zeros((), dtype=torch.float64)
+            sides = (seen.rows(path, calls) for seen in (self.now, self.before))
+            for (x, _), (_, y) in zip(*sides, strict=True):
+                z, y = normalised(x.double(), form.centred, form.eps), y.double() @ basis.to(y.device)
+                weight = importance(y)
+                zz, zy = zz.to(z.device) + (weight * z * z).sum(0), zy.to(z.device) + (weight * z * y).sum(0)
+                z_sum, y_sum = z_sum.to(z.device) + (weight * z).sum(0), y_sum.to(z.device) + (weight * y).sum(0)
+                total = total.to(z.device) + weight.sum()
+            return [zz / total, zy / total, z_sum / total, y_sum / total]
+
+        zz, zy, z_mean, y_mean = summed(
+            [self.now, self.before], sums, lambda given: all(bool(part.isfinite().all()) for part in given)
+        )
+        if biased:
+            zz, zy = zz - z_mean.square(), zy - z_mean * y_mean
+        usual = zy.sum() / zz.sum().clamp(min=torch.finfo(zz.dtype).tiny)
+        damping = SLIGHT * zz.mean()
+        weight = (zy + damping * usual) / (zz + damping)
+        form.set(module, weight, y_mean - weight * z_mean)
+
     def _sums(
         self, path: str, calls: int, basis: Tensor | None, *, centred: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,7 +100,7 @@ class Imitate:
             C = cross = h_sum = y_sum = total = torch.zeros((), dtype=torch.float64)
             sides = (seen.rows(path, calls) for seen in (self.now, self.before))
             for (h, _), (_, y) in zip(*sides, strict=True):
-                h, y = h.double(), y.double() if basis is None else y.double() @ basis
+                h, y = h.double(), y.double() if basis is None else y.double() @ basis.to(y.device)
                 weight = importance(y)
                 weighted = weight * h
                 C, cross = C.to(h.device) + weighted.T @ h, cross.to(h.device) + weighted.T @ y

@@ -5,6 +5,7 @@ It is read from its outputs, since classes differ in what they call eps, and som
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,22 @@ class NormForm:
         centred: Whether the mean is subtracted first.
         weight, bias: Factor and summand of each coordinate (d,), float64.
         eps: Summand of the mean square.
+        added: What the norm adds to its parameter to make the factor, 0 or 1.
     """
 
     centred: bool
     weight: Tensor
     bias: Tensor
     eps: float
+    added: int = 0
+
+    def set(self, norm: nn.Module, weight: Tensor, bias: Tensor) -> None:
+        """Give a norm of this form other factors and summands (d,); these are left out where it has none."""
+        given: Any = norm
+        with torch.no_grad():
+            given.weight.copy_(weight - self.added)
+            if getattr(norm, "bias", None) is not None:
+                given.bias.copy_(bias)
 
 
 def norm_form(module: nn.Module) -> NormForm | None:
@@ -46,8 +57,14 @@ def norm_form(module: nn.Module) -> NormForm | None:
             z = normalised(x, centred, eps)
             weight = ((y - bias) * z).sum(0) / z.square().sum(0)
             if (weight * z + bias - y).abs().max() <= CLOSE * y.abs().max():
-                exact = [p for held in parameters for p in (held, 1 + held) if torch.allclose(p, weight, CLOSE, CLOSE)]
-                return NormForm(centred, exact[0] if exact else weight, bias, eps)
+                exact = [
+                    (added + held, added)
+                    for held in parameters
+                    for added in (0, 1)
+                    if torch.allclose(added + held, weight, CLOSE, CLOSE)
+                ]
+                weight, added = exact[0] if exact else (weight, 0)
+                return NormForm(centred, weight, bias, eps, added)
     return None
 
 

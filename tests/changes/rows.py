@@ -18,6 +18,7 @@ from greenformers.changes import (
     Int8,
     Layers,
     LowRank,
+    Narrow,
     Neurons,
     Product,
     Prune,
@@ -68,6 +69,7 @@ OUTPUT = "bert.encoder.layer.0.attention.output.dense"
 SIZES = {"first": {QUERY: 16}, "second": 16, "sizes": {"num_attention_heads": 1}}
 NARROW = {"first": {FIRST: 8}, "second": 8, "sizes": {}}
 COORDINATES = {"width": 24, "dimensions": {"weight": [1]}, "bias": True, "eps": None}
+STUDENT = {"hidden": [32, 24], "heads": [2, 2], "head_dim": [16, 12], "neurons": [44, 32], "layers": None}
 PACKED = {
     "bits": 3,
     "per": "group",
@@ -117,6 +119,16 @@ ROWS = [
     Row(Layers(keep=1), ["--keep-layers", "1"], only=TEXT, hostile=[
         {}, 3, [0], {"a": 3}, {"a": ["0"]}, {"a": [-1]}, {"a": [True]}, "0",
     ]),
+    Row(
+        Narrow(hidden=24),
+        ["--narrow", "24"],
+        only=("bert", "roberta", "distilbert", "gpt2", "llama", "albert", "t5", "bart", "vit"),
+        hostile=[
+            [], {}, 3, {"hidden": [24, 32]}, STUDENT | {"more": 1}, STUDENT | {"hidden": 24},
+            STUDENT | {"heads": [2]}, STUDENT | {"neurons": [True, 2]}, STUDENT | {"neurons": [-1, 2]},
+            STUDENT | {"layers": [0]}, STUDENT | {"layers": {"a": []}}, STUDENT | {"layers": {"a": ["0"]}},
+        ],
+    ),
     Row(
         Width(keep=0.75, by="deletion"),
         ["--width", "0.75", "--width-by", "deletion"],

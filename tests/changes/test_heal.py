@@ -11,7 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from greenformers.changes import Given, Heal
 from greenformers.changes._distillation import Distillation
-from greenformers.changes._student import WEIGHTS, Student, hidden
+from greenformers.changes._losses import hidden, layer_map
+from greenformers.changes._student import WEIGHTS, Student
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts
@@ -32,10 +33,8 @@ class Letters:
 
 def network(cls=BertModel, **sizes):
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=41, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=16, initializer_range=0.3, **sizes,
-    )  # fmt: skip
+    usual = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = BertConfig(vocab_size=41, max_position_embeddings=16, initializer_range=0.3, **(usual | sizes))
     return cls(config).eval()
 
 
@@ -103,9 +102,14 @@ def test_the_parts_of_the_loss():
 
 def test_of_fewer_layers_each_is_compared_at_its_share_of_the_depth():
     wanted = [torch.full((1, 1, 3), float(n + 1)) for n in range(5)]
-    mask = torch.ones(1, 1)
-    assert hidden([wanted[0], wanted[2], wanted[4]], wanted, mask) == 0
-    assert hidden([wanted[0], wanted[1], wanted[4]], wanted, mask) > 0
+    mask, layers = torch.ones(1, 1, dtype=torch.bool), layer_map(2, 4)
+    assert hidden([wanted[0], wanted[2], wanted[4]], wanted, mask, layers) == 0
+    assert hidden([wanted[0], wanted[1], wanted[4]], wanted, mask, layers) > 0
+    assert hidden([wanted[1], wanted[1], wanted[3]], wanted, mask, layer_map(2, 4, (-1, 1, 3))) == 0
+    assert hidden([wanted[1], wanted[1], wanted[3]], wanted, mask, layer_map(2, 4, (0, 1, 3))) > 0
+    for wrong in [(0, 1), (0, 1, 5), (0, 1, -2), (-1, -1, -1)]:
+        with pytest.raises(ValueError, match=r"layer_map must name a layer of the teacher in 0\.\.4, or -1 for none"):
+            layer_map(2, 4, wrong)
 
 
 def test_a_healing_that_was_stopped_goes_on(tmp_path):
@@ -178,7 +182,10 @@ def test_one_text_in_twenty_is_not_learnt_from():
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
-        ({"weights": {"hiden": 1.0}}, "weights must be of logits, hidden, embeddings, similarities; got 'hiden'"),
+        (
+            {"weights": {"hiden": 1.0}},
+            "weights must be of logits, hidden, embeddings, similarities, attention, relations; got 'hiden'",
+        ),
         ({"weights": {"hidden": -1.0}}, "weights must be at least 0, got hidden -1.0"),
         ({"weights": {"hidden": math.nan}}, "weights must be at least 0, got hidden nan"),
     ],

@@ -20,6 +20,8 @@ CASES = [("bert" if "heal" in pair or pair[0] <= pair[1] else "gpt2", *pair) for
 
 def fitting(name: str, again: bool = False) -> list[Change]:
     change = BY_NAME[name].change
+    if name == "narrow" and again:
+        return [change.but(hidden=16, heads=4)]
     if name == "layers":
         return [change.but(keep=1 if again else 2)]
     if name in SHARED:  # so that there are several heads left
@@ -38,6 +40,7 @@ def refused(first: str, second: str) -> bool:
         or (before.factorises and after.reads_dense)
         or (before.sparsifies and (after.reads_dense or after.factorises))
         or (before.fixes_heads and after.removes_heads)
+        or (after.builds_anew and not before.built_by_the_class)
     )
 
 

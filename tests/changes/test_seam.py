@@ -167,7 +167,7 @@ def strings_and_imports(source: str) -> set[str]:
     return said
 
 
-ORDINARY = {"attention", "bits", "heads", "layers", "neurons", "width"}
+ORDINARY = {"attention", "bits", "heads", "layers", "narrow", "neurons", "width"}
 """Names of changes that are words of other meaning too: in quotes, a slot of a configuration, or something counted."""
 
 

@@ -214,7 +214,7 @@ def test_a_narrower_student_learns_from_its_teacher() -> None:
     batch = inputs("bert")
     model = network("bert", "BertModel")
     report = greenformers.compress(
-        model, [Width(0.75, by="deletion"), Heal(4, batch_size=2, learning_rate=1e-3)],
+        model, [Width(0.75, by="deletion"), Heal(40, batch_size=8, learning_rate=3e-3)],
         calibration=[batch], examples=[{"input_ids": row} for row in inputs("bert", 40)["input_ids"]],
     )  # fmt: skip
     log = [entry["eval_distance"] for entry in report.steps[1].report.log if "eval_distance" in entry]
