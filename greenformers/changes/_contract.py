@@ -47,6 +47,7 @@ class Given:
             far its outputs move.
         following: Changes that come later in the recipe.
         folder: Folder for checkpoints of training; without it none are written.
+        teacher_cache: Folder that keeps what the teacher gives to examples; without it the teacher is asked again.
         memory: Bytes of statistics that may be held at once.
         seed: Seed of random numbers and of the order of the texts.
         progress: Function that is called with the name of a step and the share of it that is done.
@@ -59,6 +60,7 @@ class Given:
     loss: Callable[..., Any] | None = None
     following: "tuple[Change, ...]" = ()
     folder: Path | None = None
+    teacher_cache: Path | None = None
     memory: float = 2**30
     seed: int = 0
     progress: Callable[[str, float], None] = lambda *_: None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,
     TrainerCallback,
@@ -18,7 +18,8 @@ from transformers import (
 
 from greenformers.changes._recorded import recordable
 from greenformers.changes._student import ATTENDING, DivergedError, Student, states
-from greenformers.data._rows import Rows
+from greenformers.changes._teacher_cache import TeacherCache, digest
+from greenformers.data._rows import SOUND, Batches, Rows
 from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
@@ -31,6 +32,8 @@ DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augm
 
 WIDENED, BATCH = 256, 16
 """Examples by which the matrices of a narrower student are made, and how many of them are run at once."""
+
+_NONE = torch.Generator()
 
 VALID = 20
 """One example in so many is held out; on these the loss is evaluated, by which healing may end early."""
@@ -45,6 +48,7 @@ def heal(
     weights: Mapping[str, float] | None = None,
     temperature: float = 2.0,
     layer_map: Sequence[int] | None = None,
+    cache: Path | None = None,
     folder: Path | None = None,
     resume: bool = False,
     progress: Callable[[str, float], None] = lambda *_: None,
@@ -62,6 +66,8 @@ def heal(
         weights: Weights of the parts of the loss, by name; by default those of `WEIGHTS` for the task of the model.
         temperature: Temperature T of the logits.
         layer_map: The teacher's layer for each of the student's, that of its embedding first; -1 for none.
+        cache: Folder that keeps what the teacher gives, which is asked once for each example; by default it is asked at
+            each step.
         folder: Folder for checkpoints; without it none are written.
         resume: Continue from the newest checkpoint of the folder.
         progress: Function that is called as work goes on.
@@ -78,6 +84,8 @@ def heal(
     before = {name: x.clone() for name, x in model.state_dict().items()}
     try:
         with in_full(model), attending(student):
+            if cache is not None:
+                examples.remember(student, cache, lambda share: progress("asking the teacher", share))
             start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
             history = fit(
                 student,  # type: ignore[arg-type]  # the Trainer takes any module
@@ -155,6 +163,8 @@ def check_teacher(
     examples: "Distillation",
     weights: Mapping[str, float],
     layer_map: Sequence[int] | None = None,
+    *,
+    cached: bool = False,
 ) -> None:
     """Check on one example that a student has the outputs of its teacher that the loss compares, of the same shape.
 
@@ -175,6 +185,8 @@ def check_teacher(
     _check_states(student, student_out, teacher_out, batch, kind_of_input(original) == "text")
     parts: dict[str, list[Any]] = {"states": [states(out)[-1][0][-1] for out in (student_out, teacher_out)]}
     learner = Student(model, original, weights, 1.0, layer_map=layer_map, seen=[batch])
+    if cached:
+        examples.check_kept(learner)
     if learner.weights.get("logits"):
         parts["logits"] = [getattr(out, "logits", None) for out in (student_out, teacher_out)]
     for name, (ours, theirs) in parts.items():
@@ -232,15 +244,15 @@ class Distillation(Objective):
     metric = "distance"
     greater_is_better = False
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
+    taught: TeacherCache | None
 
     def __init__(self, rows: Rows, schedule: Schedule | None = None) -> None:
         if len(rows) < 2:
             raise ValueError(f"healing needs at least 2 examples, got {len(rows)}")
         held = range(0, len(rows), VALID)
-        self.rows = {
-            "train": rows.at([place for place in range(len(rows)) if place not in held]),
-            "valid": rows.at(held),
-        }
+        self.places = {"train": [at for at in range(len(rows)) if at not in held], "valid": list(held)}
+        self.all, self.taught = rows, None
+        self.rows = {split: rows.at(places) for split, places in self.places.items()}
         lengths = self.rows["train"].lengths
         self.lengths = None if lengths is None else torch.tensor(lengths)
         if schedule is not None:
@@ -250,7 +262,43 @@ class Distillation(Objective):
         return len(self.rows[split])
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:
-        return dict(self.rows[split][index])
+        taught = {} if self.taught is None else self.taught[self.places[split][index]]
+        return {**self.rows[split][index], **taught}
+
+    def check_kept(self, student: Student) -> dict[str, str | int]:
+        """See `Student.outputs`, for these examples.
+
+        Raises:
+            ValueError: What the teacher gives cannot be kept.
+        """
+        first = self.all[0]
+        if any(name in first for name in SOUND):
+            raise ValueError(
+                "recordings of a batch are cut to the shortest, so what a teacher gives cannot be kept: leave out "
+                "teacher_cache"
+            )
+        return student.outputs(first)
+
+    def remember(self, student: Student, folder: Path, progress: Callable[[float], None]) -> None:
+        """Ask the teacher once for each example, and keep what it gives in a folder.
+
+        Raises:
+            ValueError: The folder holds something else, there is no room for it, or it cannot be kept.
+        """
+        needed = self.check_kept(student)
+        rows = {
+            name: [count if isinstance(count, int) else len(self.all[at][count]) for at in range(len(self.all))]
+            for name, count in needed.items()
+        }
+        batches = Batches(self.all, BATCH).places
+
+        def ask(places: Sequence[int]) -> dict[str, list[Tensor]]:
+            counts = {name: [of[at] for at in places] for name, of in rows.items()}
+            return student.ask(self.all.collate([self.all[at] for at in places]), counts)
+
+        cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
+        cache.fill(list(needed), rows, ask, batches, progress)
+        self.taught = cache
 
     def collate(self, examples: list[Example]) -> Batch:
         return self.rows["train"].collate(examples)
@@ -293,7 +341,7 @@ class Distillation(Objective):
         with torch.no_grad():
             for start in range(0, len(order), batch_size):
                 places = order[start : start + batch_size]
-                batch = rows.collate([rows[place] for place in places])
+                batch = self.collate([self.example(split, place, _NONE) for place in places])
                 loss = model(**{name: x.to(device) for name, x in batch.items()})["loss"]
                 total += float(loss) * len(places)
         model.train(training)

@@ -10,6 +10,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,8 +46,8 @@ def layer_map(ours: int, theirs: int, chosen: Sequence[int] | None = None) -> li
 
 
 def hidden(
-    student_states: Sequence[Tensor],
-    teacher_states: Sequence[Tensor],
+    student_states: Sequence[Any],
+    teacher_states: Sequence[Any],
     mask: Tensor | None,
     layers: Layers,
     widen: Callable[[Tensor], Tensor] = lambda x: x,

@@ -13,6 +13,7 @@ least squares. They are no part of the student that is left.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,14 +23,15 @@ from transformers import PreTrainedModel
 
 from greenformers.changes import _losses as losses
 from greenformers.changes._recorded import Attended, noted
+from greenformers.changes._teacher_cache import TAUGHT
 from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import IGNORED
 from greenformers.data._tasks import Task, task_of
 from greenformers.measure.quality import evaluating
 
 PARTS = ("logits", "hidden", "embeddings", "similarities", "attention", "relations")
-ATTENDING = ("attention", "relations")
-"""Parts that compare queries, keys and values."""
+ATTENDING, POOLED = ("attention", "relations"), ("embeddings", "similarities")
+"""Parts that compare queries, keys and values, and parts that compare embeddings."""
 
 WEIGHTS: dict[Task, dict[str, float]] = {
     "encoder": {"hidden": 1.0, "embeddings": 1.0},
@@ -47,8 +49,23 @@ NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
 """Outputs that hold the states after every layer, and the stack that each belongs to."""
 
-Seen = tuple[Any, Sequence[Attended]]
-"""The outputs of a network, and what its layers attended with."""
+
+@dataclass(frozen=True)
+class Given:
+    """What a network gives to a batch, as far as the loss compares it.
+
+    Attributes:
+        logits: Its logits.
+        stacks: The states after every layer of each stack, None where they are not kept; and the name of the stack.
+        vectors: Embeddings of the examples (B, m).
+        attended: What its layers attended with.
+    """
+
+    logits: Tensor | None
+    stacks: Sequence[tuple[Sequence[Tensor | None], str]]
+    vectors: Tensor | None
+    attended: Sequence[Attended] = ()
+
 
 RIDGE = 1e-4
 """Share of the mean square of states that is added to each in least squares."""
@@ -84,6 +101,7 @@ class Student(nn.Module):
         self.model, self.temperature, self.layer_map = model, temperature, layer_map
         self._pool = pooling_of(model)
         self._original = (original.eval(),)  # in a tuple: not a part of this module
+        self._depths: dict[str, int] = {}
         self.widening = nn.ModuleDict()
         self._widen(seen)
         self.weights = dict(weights or {}) or (NARROWER if self.widening else WEIGHTS)[task_of(original)]
@@ -100,8 +118,8 @@ class Student(nn.Module):
         with evaluating(self.model):
             for batch in batches:
                 given = {name: x.to(device) for name, x in batch.items()}
-                outs = [network(**given, output_hidden_states=True) for network in (self.model, self.teacher)]
-                stacks = _stacks(*outs)
+                outs = [states(network(**given, output_hidden_states=True)) for network in (self.model, self.teacher)]
+                stacks = [(x, y, stack) for (x, stack), (y, _) in zip(*outs, strict=True)]
                 if all(ours[-1].shape[-1] == theirs[-1].shape[-1] for ours, theirs, _ in stacks):
                     return
                 for ours, theirs, stack in stacks:
@@ -131,49 +149,112 @@ class Student(nn.Module):
         return self._original[0]
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch of keyword arguments, which both networks get."""
-        given = {**batch, "output_hidden_states": True}
-        with torch.no_grad(), noted() as of_teacher:
-            teacher_out = self.teacher(**given)
-        with noted() as of_student:
-            student_out = self.model(**given)
-        parts = [
-            weight * self._part(name, (student_out, of_student), (teacher_out, of_teacher), batch)
-            for name, weight in self.weights.items()
-            if weight
-        ]
+        """The loss of a batch of keyword arguments, which both networks get.
+
+        Arguments of which the name begins with `TAUGHT` hold what the teacher gives, which then is not asked.
+        """
+        kept = {name.removeprefix(TAUGHT): batch.pop(name) for name in list(batch) if name.startswith(TAUGHT)}
+        with torch.no_grad():
+            theirs = self.given(self.teacher, batch) if not kept else self._kept(kept)
+        ours = self.given(self.model, batch)
+        parts = [weight * self._part(name, ours, theirs, batch) for name, weight in self.weights.items() if weight]
         loss = torch.stack(parts).sum()
         if self.training and not bool(loss.isfinite()):
             raise DivergedError(f"the loss is {loss.item()}")
         return {"loss": loss}
 
-    def _part(self, name: str, ours: Seen, theirs: Seen, batch: Mapping[str, Tensor]) -> Tensor:
-        (student_out, of_student), (teacher_out, of_teacher) = ours, theirs
-        if name == "logits":
-            if getattr(teacher_out, "logits", None) is None:
-                raise ValueError(f"{type(self.teacher).__name__} has no logits to learn from")
-            return self._logits(student_out.logits, teacher_out.logits, batch)
-        if name in ATTENDING:
-            return self._attending(
-                name, of_student, of_teacher, token_mask(states(teacher_out)[0][0][0], batch, "encoder")
+    def given(self, network: PreTrainedModel, batch: Mapping[str, Tensor]) -> Given:
+        """What a network gives to a batch."""
+        with noted() as attended:
+            out = network(**batch, output_hidden_states=True)
+        stacks = states(out)
+        vectors = None
+        if any(self.weights.get(name) for name in POOLED):
+            layers, stack = stacks[0]
+            vectors = self._pool(sequence(layers[-1]), token_mask(layers[-1], batch, stack))
+        return Given(getattr(out, "logits", None), stacks, vectors, attended)
+
+    def outputs(self, row: Mapping[str, Tensor]) -> dict[str, str | int]:
+        """What the loss needs of the teacher, by name, with its number of rows, or the argument that is as long.
+
+        Args:
+            row: An example, without the dimension of a batch.
+
+        Raises:
+            ValueError: The loss compares what is not kept.
+        """
+        attending = [name for name in ATTENDING if self.weights.get(name)]
+        if attending:
+            raise ValueError(
+                f"what a teacher attends with is not kept: {' and '.join(attending)} must ask it each time"
             )
-        stacks = _stacks(student_out, teacher_out)
+        device = next(self.model.parameters()).device
+        batch = {name: x[None].to(device) for name, x in row.items()}
+        with torch.no_grad(), evaluating(self.model):
+            ours, theirs = (self.given(network, batch) for network in (self.model, self.teacher))
+        self._depths = {stack: len(layers) - 1 for layers, stack in theirs.stacks}
+        needed: dict[str, str | int] = {}
+
+        def rows(x: Tensor, stack: str) -> str | int:
+            argument = "labels" if stack == "decoder" and "labels" in row else next(iter(row))
+            return argument if x.shape[1] == len(row[argument]) else x.shape[1]
+
+        for (layers, stack), (wide, _) in zip(ours.stacks, theirs.stacks, strict=True):
+            for _, at in self._layers(len(layers) - 1, len(wide) - 1) if self.weights.get("hidden") else ():
+                x: Any = wide[at]
+                needed[f"{stack}.{at}"] = rows(x, stack)
+        if self.weights.get("logits") and theirs.logits is not None:
+            needed["logits"] = rows(theirs.logits, "decoder") if theirs.logits.dim() == 3 else 1
+        if any(self.weights.get(name) for name in POOLED):
+            needed["vector"] = 1
+        return needed
+
+    @torch.no_grad()
+    def ask(self, batch: Mapping[str, Tensor], needed: Mapping[str, Sequence[int]]) -> dict[str, list[Tensor]]:
+        """What the teacher gives to each example of a batch, by name, with so many rows of each."""
+        device = next(self.model.parameters()).device
+        given = self.given(self.teacher, {name: x.to(device) for name, x in batch.items()})
+        held: dict[str, Any] = {"logits": given.logits, "vector": given.vectors}
+        held |= {f"{stack}.{at}": x for layers, stack in given.stacks for at, x in enumerate(layers)}
+        split = {}
+        for name, rows in needed.items():
+            x = held[name] if held[name].dim() > 2 else held[name][:, None]
+            split[name] = [value[:count].float() for value, count in zip(x, rows, strict=True)]
+        return split
+
+    def _kept(self, kept: Mapping[str, Tensor]) -> Given:
+        """What the teacher gave, by the names of `outputs`."""
+        stacks: dict[str, dict[int, Tensor]] = {}
+        for name, x in kept.items():
+            stack, _, at = name.partition(".")
+            if at:
+                stacks.setdefault(stack, {})[int(at)] = x
+        listed = [([held.get(at) for at in range(self._depths[stack] + 1)], stack) for stack, held in stacks.items()]
+        vectors = kept["vector"].squeeze(1) if "vector" in kept else None
+        return Given(kept.get("logits"), listed, vectors)
+
+    def _part(self, name: str, ours: Given, theirs: Given, batch: Mapping[str, Tensor]) -> Tensor:
+        if name == "logits":
+            if theirs.logits is None or ours.logits is None:
+                raise ValueError(f"{type(self.teacher).__name__} has no logits to learn from")
+            return self._logits(ours.logits, theirs.logits.view_as(ours.logits), batch)
+        if name in ATTENDING:
+            first: Any = ours.stacks[0][0][0]
+            return self._attending(name, ours.attended, theirs.attended, token_mask(first, batch, "encoder"))
         if name == "hidden":
-            distances = [
-                losses.hidden(
-                    x, y, token_mask(y[0], batch, stack), self._layers(len(x) - 1, len(y) - 1),
-                    self._widened(stack, x[0], y[0]),
-                )
-                for x, y, stack in stacks
-            ]  # fmt: skip
+            distances = []
+            for (x, stack), (y, _) in zip(ours.stacks, theirs.stacks, strict=True):
+                mine, layers = x[0], self._layers(len(x) - 1, len(y) - 1)
+                assert mine is not None
+                widen = self._widened(stack, mine, next(part for part in y if part is not None))
+                distances.append(losses.hidden(x, y, token_mask(mine, batch, stack), layers, widen))
             return torch.stack(distances).mean()
-        x, y, stack = stacks[0]
-        mask = token_mask(y[-1], batch, stack)
-        student_vectors, teacher_vectors = (self._pool(sequence(layers[-1]), mask) for layers in (x, y))
+        assert ours.vectors is not None
+        assert theirs.vectors is not None
         if name == "similarities":
-            return losses.similarities(student_vectors, teacher_vectors)
-        student_vectors = self._widened("embeddings", student_vectors, teacher_vectors)(student_vectors)
-        return (1 - F.cosine_similarity(student_vectors, teacher_vectors, dim=-1)).mean()
+            return losses.similarities(ours.vectors, theirs.vectors)
+        vectors = self._widened("embeddings", ours.vectors, theirs.vectors)(ours.vectors)
+        return (1 - F.cosine_similarity(vectors, theirs.vectors, dim=-1)).mean()
 
     def _layers(self, ours: int, theirs: int) -> losses.Layers:
         return losses.layer_map(ours, theirs, self.layer_map)
@@ -207,14 +288,6 @@ def states(out: Any) -> list[tuple[Sequence[Tensor], str]]:
     """The states after every layer of each stack, and the name of the stack, "encoder" or "decoder"."""
     held = [(getattr(out, name, None), stack) for name, stack in STATES]
     return [(layers, stack) for layers, stack in held if layers]
-
-
-def _stacks(student_out: Any, teacher_out: Any) -> list[tuple[Sequence[Tensor], Sequence[Tensor], str]]:
-    """The states of student and teacher of each stack, and its name."""
-    return [
-        (ours, theirs, stack)
-        for (ours, stack), (theirs, _) in zip(states(student_out), states(teacher_out), strict=True)
-    ]
 
 
 def token_mask(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | None:

@@ -114,7 +114,9 @@ class Heal(Change):
             prunable(model)
         examples = self._examples(model, given)
         self._rounding(model, given)
-        check_teacher(model, given.teacher, examples, self.weights, self.layer_map)
+        check_teacher(
+            model, given.teacher, examples, self.weights, self.layer_map, cached=given.teacher_cache is not None
+        )
 
     def _examples(self, model: "nn.Module", given: Given) -> "Distillation":
         from transformers import PreTrainedModel
@@ -148,7 +150,7 @@ class Heal(Change):
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,
-                temperature=self.temperature, layer_map=self.layer_map, folder=given.folder,
+                temperature=self.temperature, layer_map=self.layer_map, cache=given.teacher_cache, folder=given.folder,
                 resume=given.folder is not None, progress=given.progress,
                 callbacks=() if schedule is None else (schedule,), better=self.movement is None,
             )  # fmt: skip

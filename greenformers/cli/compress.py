@@ -144,6 +144,7 @@ def _from_disk(
             "heal_texts",
             "evaluate",
             "teacher",
+            "teacher_cache",
             "limit",
             "length",
             "lengths",

@@ -29,6 +29,7 @@ def compress(
     memory: float = 2**30,
     seed: int = 0,
     folder: Path | None = None,
+    teacher_cache: Path | None = None,
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> "CompressionReport":
     """Change a trained network in place by a recipe, an ordered list of changes.
@@ -57,6 +58,8 @@ def compress(
         memory: Bytes of calibration statistics held at once.
         seed: Seed of random numbers and of the order of the texts.
         folder: Folder for checkpoints of training; a call that was stopped continues from them.
+        teacher_cache: Folder that keeps what the teacher gives to each example: it is asked once, not at every step,
+            and by no further call with the same teacher and examples.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
@@ -71,5 +74,6 @@ def compress(
 
     return compressed(
         model, recipe, texts=texts, tokenizer=tokenizer, examples=examples, calibration=calibration, teacher=teacher,
-        example=example, loss=loss, length=length, memory=memory, seed=seed, folder=folder, progress=progress,
+        example=example, loss=loss, length=length, memory=memory, seed=seed, folder=folder, teacher_cache=teacher_cache,
+        progress=progress,
     )  # fmt: skip

@@ -161,6 +161,10 @@ def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:
     for path, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(f"{path} has no size yet, of a layer that takes it from its first input: run it once")
+    if given.teacher_cache is not None and not any("teacher" in change.needs for change in changes):
+        raise ValueError(
+            "teacher_cache keeps what a teacher gives, and no change of the recipe learns from one: leave it out"
+        )
     before = changes_of(model)
     for number, change in enumerate(changes):
         earlier = [*before, *(kind for past in changes[:number] for kind in past.traces)]

@@ -50,6 +50,10 @@ class Job:
     teacher: str | None = setting(
         None, "The original model, to learn from and to compare with, if MODEL itself has been compressed before."
     )
+    teacher_cache: Path | None = setting(
+        None, "Folder that keeps what the teacher gives to each text: it is asked once, not at every step of healing, "
+        "and by no further command with the same teacher and texts.",
+    )  # fmt: skip
     seed: int = setting(0, "Seed of random numbers, of the split of the texts and of their order.")
     country: str = setting("USA", "Country of the electricity, as a 3-letter ISO code, for the emissions.")
 
