@@ -37,6 +37,12 @@ class Heal(Change):
         None, "The teacher's layer that each of the student's learns from, the embedding's (0) first, -1 for none; by "
         "default the one at the same share of the depth.", "--heal-layer-map",
     )  # fmt: skip
+    samples: int | None = option(
+        None,
+        "Learn from so many texts that the teacher itself writes, in place of the texts: targets of their sources, or "
+        "of a language model what follows their beginnings.",
+        "--heal-samples",
+    )
     aware: bool = option(
         False, "Round weights and inputs in training as later changes of the recipe will round them.", "--heal-aware"
     )
@@ -63,6 +69,8 @@ class Heal(Change):
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.samples is not None and self.samples < 2:
+            raise ValueError(f"samples must be at least 2, got {self.samples}")
         if self.noise is not None and not 0 < self.noise < 1:
             raise ValueError(f"noise must be a share in (0, 1), got {self.noise}")
         if self.noise is not None and not self.aware:
@@ -114,6 +122,13 @@ class Heal(Change):
             prunable(model)
         examples = self._examples(model, given)
         self._rounding(model, given)
+        if self.samples is not None:
+            from greenformers.changes._samples import check_writes
+
+            teacher: Any = given.teacher
+            check_writes(teacher, examples.all)
+            if self.samples < self.batch_size:
+                raise ValueError(f"samples must be at least a batch of {self.batch_size}, got {self.samples}")
         check_teacher(
             model, given.teacher, examples, self.weights, self.layer_map, cached=given.teacher_cache is not None
         )
@@ -136,7 +151,7 @@ class Heal(Change):
             ValueError: There are too few examples for a batch, or the model cannot learn from them.
             Stopped: A signal ended training early; the same call continues it.
         """
-        from greenformers.changes._distillation import distances, heal
+        from greenformers.changes._distillation import Distillation, distances, heal
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
         from greenformers.train.run import Stopped
@@ -144,6 +159,15 @@ class Heal(Change):
         examples = self._examples(model, given)
         teacher: Any = given.teacher
         network: Any = model
+        if self.samples is not None:
+            from greenformers.changes._samples import written
+
+            rows = written(
+                teacher, examples.all, self.samples, seed=given.seed,
+                folder=None if given.folder is None else given.folder / "samples",
+                progress=lambda share: given.progress("the teacher writes", share),
+            )  # fmt: skip
+            examples = Distillation(rows, self.schedule(given.seed))
         with ExitStack() as stack:
             for block in self._rounding(model, given):
                 stack.enter_context(block)
