@@ -50,6 +50,7 @@ class Given:
         teacher_cache: Folder that keeps what the teacher gives to examples; without it the teacher is asked again.
         memory: Bytes of statistics that may be held at once.
         seed: Seed of random numbers and of the order of the texts.
+        mask_token: Token that stands for a masked one, None where there is none.
         progress: Function that is called with the name of a step and the share of it that is done.
     """
 
@@ -63,6 +64,7 @@ class Given:
     teacher_cache: Path | None = None
     memory: float = 2**30
     seed: int = 0
+    mask_token: int | None = None
     progress: Callable[[str, float], None] = lambda *_: None
 
     def has(self, need: Need) -> bool:

@@ -54,6 +54,7 @@ def heal(
     progress: Callable[[str, float], None] = lambda *_: None,
     callbacks: Sequence[TrainerCallback] = (),
     better: bool = True,
+    replace: Callable[[Batch], Batch] | None = None,
 ) -> History:
     """Train a compressed network, the student, in place to give the outputs of its teacher.
 
@@ -73,6 +74,7 @@ def heal(
         progress: Function that is called as work goes on.
         callbacks: Further callbacks of the Trainer.
         better: Put all weights back as they were where the loss is higher in the end than it was before.
+        replace: Function that makes another batch of one that is learned from.
 
     Returns:
         The log of training; "eval_distance" is the loss on the examples that are held out.
@@ -80,7 +82,15 @@ def heal(
     Raises:
         ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
     """
-    student = Student(model, original, weights, temperature, layer_map=layer_map, seen=examples.batches(WIDENED, BATCH))
+    student = Student(
+        model,
+        original,
+        weights,
+        temperature,
+        layer_map=layer_map,
+        seen=examples.batches(WIDENED, BATCH),
+        replace=replace,
+    )
     before = {name: x.clone() for name, x in model.state_dict().items()}
     try:
         with in_full(model), attending(student):

@@ -85,6 +85,7 @@ class Student(nn.Module):
         temperature: Temperature T of the logits.
         layer_map: The teacher's layer for each of the student's, see `greenformers.changes._losses.layer_map`.
         seen: Batches by which the matrices W of a narrower student are made; none are needed for others.
+        replace: Function that makes another batch of one that is learned from.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Student(nn.Module):
         *,
         layer_map: Sequence[int] | None = None,
         seen: Iterable[Mapping[str, Tensor]] = (),
+        replace: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.temperature, self.layer_map = model, temperature, layer_map
+        self.model, self.temperature, self.layer_map, self._replace = model, temperature, layer_map, replace
         self._pool = pooling_of(model)
         self._original = (original.eval(),)  # in a tuple: not a part of this module
         self._depths: dict[str, int] = {}
@@ -154,6 +156,8 @@ class Student(nn.Module):
         Arguments of which the name begins with `TAUGHT` hold what the teacher gives, which then is not asked.
         """
         kept = {name.removeprefix(TAUGHT): batch.pop(name) for name in list(batch) if name.startswith(TAUGHT)}
+        if self.training and self._replace is not None:
+            batch = self._replace(batch)
         with torch.no_grad():
             theirs = self.given(self.teacher, batch) if not kept else self._kept(kept)
         ours = self.given(self.model, batch)

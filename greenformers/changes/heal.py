@@ -43,6 +43,12 @@ class Heal(Change):
         "of a language model what follows their beginnings.",
         "--heal-samples",
     )
+    augment: float | None = option(
+        None,
+        "Share of the tokens of texts that each step replaces by others that a masked language model as teacher finds "
+        "likely there, or that are near in the teacher's embedding.",
+        "--heal-augment",
+    )
     aware: bool = option(
         False, "Round weights and inputs in training as later changes of the recipe will round them.", "--heal-aware"
     )
@@ -71,6 +77,8 @@ class Heal(Change):
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         if self.samples is not None and self.samples < 2:
             raise ValueError(f"samples must be at least 2, got {self.samples}")
+        if self.augment is not None and not 0 < self.augment < 1:
+            raise ValueError(f"augment must be a share in (0, 1), got {self.augment}")
         if self.noise is not None and not 0 < self.noise < 1:
             raise ValueError(f"noise must be a share in (0, 1), got {self.noise}")
         if self.noise is not None and not self.aware:
@@ -122,6 +130,13 @@ class Heal(Change):
             prunable(model)
         examples = self._examples(model, given)
         self._rounding(model, given)
+        if self.augment is not None:
+            if "input_ids" not in examples.all[0]:
+                raise ValueError("augment is of tokens of texts, and the examples hold none")
+            if given.teacher_cache is not None:
+                raise ValueError(
+                    "augment and teacher_cache exclude each other: of other texts the teacher gives other things"
+                )
         if self.samples is not None:
             from greenformers.changes._samples import check_writes
 
@@ -154,6 +169,7 @@ class Heal(Change):
         from greenformers.changes._distillation import Distillation, distances, heal
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
+        from greenformers.changes._replacement import Replacement
         from greenformers.train.run import Stopped
 
         examples = self._examples(model, given)
@@ -177,6 +193,7 @@ class Heal(Change):
                 temperature=self.temperature, layer_map=self.layer_map, cache=given.teacher_cache, folder=given.folder,
                 resume=given.folder is not None, progress=given.progress,
                 callbacks=() if schedule is None else (schedule,), better=self.movement is None,
+                replace=None if self.augment is None else Replacement(teacher, self.augment, given.mask_token),
             )  # fmt: skip
             if history.stopped is not None:
                 raise Stopped(history.stopped)

@@ -97,7 +97,8 @@ def compressed(
         training = parts.get("training")
     if "teacher" in used and teacher is None:
         teacher = copy.deepcopy(model)
-    about = Given(calibration=batched, training=training, teacher=teacher, **given)
+    mask = getattr(tokenizer, "mask_token_id", None)
+    about = Given(calibration=batched, training=training, teacher=teacher, mask_token=mask, **given)
     check(model, changes, about)
     return apply(model, changes, about)
 

@@ -163,7 +163,7 @@ def _given(
         batch = example(small, max(job.lengths or (), default=job.length) if texts else None)
     return Given(
         calibration=calibration, training=training, teacher=original, example=batch, seed=job.seed, progress=progress,
-        teacher_cache=job.teacher_cache,
+        teacher_cache=job.teacher_cache, mask_token=getattr(reader and reader.tokenizer, "mask_token_id", None),
     )  # fmt: skip
 
 
