@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from greenformers import _plugin
 from greenformers.compress import compress
 from greenformers.export import export
+from greenformers.static import static
 
 if TYPE_CHECKING:
     __version__: str
@@ -76,7 +77,8 @@ __all__ = [
     "GreenformerForMultipleChoice", "GreenformerForPreTraining", "GreenformerForQuestionAnswering",
     "GreenformerForSentenceEmbedding", "GreenformerForSeq2SeqLM", "GreenformerForSequenceClassification",
     "GreenformerForTokenClassification", "GreenformerModel", "Record", "Shape", "__version__", "auto_fact", "build",
-    "compress", "export", "load", "merge", "names", "save", "to_transformers", "warm_start",
+    "compress", "export", "load", "merge", "names", "save", "static", "to_transformers",
+    "warm_start",
 ]  # fmt: skip
 
 

@@ -113,6 +113,10 @@ class TeacherCache:
             self._arrays[name] = np.lib.format.open_memmap(file, mode=mode, dtype=types[name], shape=shapes[name])
             self._starts[name] = _starts(rows[name])
 
+    def whole(self, name: str) -> Tensor:
+        """All rows of an output."""
+        return torch.from_numpy(np.array(self._arrays[name]))
+
     def __getitem__(self, at: int) -> dict[str, Tensor]:
         """What the teacher gave to an example, as arguments of a batch."""
         given = {}

@@ -87,9 +87,9 @@ class SentenceFolder:
             (out / module.folder.name).mkdir(exist_ok=True)
             for path in [*module.folder.glob("*.json"), *module.folder.glob("*.safetensors")]:
                 shutil.copyfile(path, out / module.folder.name / path.name)
-        listed = _listed(self.root)
-        listed[0]["path"] = ""
-        (out / MODULES).write_text(json.dumps(listed, indent=2) + "\n")
+        entries = listed(self.root)
+        entries[0]["path"] = ""
+        (out / MODULES).write_text(json.dumps(entries, indent=2) + "\n")
         for path in out.glob(OF_THE_TRANSFORMER):
             settings = read_json(path)
             if length is not None and settings.get("max_seq_length") not in (None, length):
@@ -117,7 +117,7 @@ def sentence_folder(name: str | Path) -> SentenceFolder | None:
             return None
     if not (root / MODULES).is_file():
         return None
-    modules = tuple(_module(root, entry) for entry in _listed(root))
+    modules = tuple(_module(root, entry) for entry in listed(root))
     if modules[0].kind != "Transformer":
         raise ValueError(f"{root / MODULES}: the first module must be a Transformer, got {modules[0].kind}")
     for module in modules[1:]:
@@ -127,7 +127,12 @@ def sentence_folder(name: str | Path) -> SentenceFolder | None:
     return SentenceFolder(root, modules, said.get("transformer_task", POOLED), _length(said, modules[0].folder))
 
 
-def _listed(root: Path) -> list[dict[str, Any]]:
+def listed(root: Path) -> list[dict[str, Any]]:
+    """The lines of a folder's `modules.json`.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     try:
         content = json.loads((root / MODULES).read_text())
     except (ValueError, RecursionError) as error:

@@ -29,6 +29,7 @@ ORDER = [
     {"changes"},
     {"checkpoint"},
     {"compress"},
+    {"static"},
     {"export"},
     {"advise"},
     {"report"},

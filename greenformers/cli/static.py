@@ -1,0 +1,81 @@
+"""`greenformers static`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import Results
+from greenformers.static import DIMS
+
+ORDER = 27
+GROUP = "Make a trained model smaller and faster"
+EXAMPLES = ("greenformers static MODEL --texts texts.txt --evaluate pairs.tsv --out static",)
+
+
+def static(
+    model: Annotated[str, typer.Argument(help="Folder of a sentence encoder, or its name on the hub.")],
+    texts: Annotated[
+        Path, typer.Option(help="Texts to learn from, of the kind that will be encoded: a .txt file, or a .tsv file.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the static encoder.")],
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(help="Pairs to judge by: a .tsv file with the columns sentence1, sentence2, score."),
+    ] = None,
+    dims: Annotated[int, typer.Option(help="Dimensions of the vectors.")] = DIMS,
+    length: Annotated[
+        int | None, typer.Option(help="Longest text in tokens; by default 128, or the model's own where it is shorter.")
+    ] = None,
+    teacher_cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps what the model gives to each text, also for other students.")
+    ] = None,
+    results: Results = None,
+) -> None:
+    """Learn a sentence encoder without a network: a vector for each token, and the mean of them for a text.
+
+    It is written as a SentenceTransformer, hundreds of times as fast
+    as the model it learns from.
+    """
+    from greenformers.checkpoint.pretrained import model_name, pretrained
+    from greenformers.checkpoint.save import check_target
+    from greenformers.compress.comparison import card
+    from greenformers.data._examples import read_examples
+    from greenformers.data._texts import Texts
+    from greenformers.measure.record import append, context
+    from greenformers.report.table import tables
+    from greenformers.static.judge import STATIC, TEACHER, compared
+    from greenformers.static.learn import learned_by, longest
+
+    terminal.quiet()
+    console = terminal.console()
+    if length is not None and length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    check_target(out)
+    if results is not None:
+        terminal.check_writable(results)
+    learnt, _ = read_examples(texts, "text")
+    pairs = None if evaluate is None else read_examples(evaluate, "text")[0]
+    assert isinstance(learnt, Texts)
+    assert pairs is None or isinstance(pairs, Texts)
+    network, tokenizer = pretrained(model, needs_tokenizer=True)
+    lines = list(dict.fromkeys(line for line in learnt.lines if line.strip()))
+    with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
+        encoder, how = learned_by(
+            network, lines, tokenizer=tokenizer, dims=dims, length=length, cache=teacher_cache, progress=steps
+        )
+        records = compared(
+            network, tokenizer, encoder, lines, pairs, longest(network, length), context(terminal.command(), 0)
+        )
+    summary = (
+        f"{how.texts:,} texts hold {how.seen:.0%} of the tokens; cosine to the teacher on others {how.begun:.3f} with "
+        f"tokens alone, {how.cosine:.3f} learned; {dims} directions hold {how.energy:.1%} of the teacher's energy"
+    )
+    origin = f"Made from `{model_name(model)}`: {summary}."
+    encoder.save(out, card([TEACHER, STATIC], records, origin))
+    console.print(summary, soft_wrap=True)
+    terminal.show(console, tables(records, console.width))
+    if results is not None:
+        append(results, records)
+    console.print(f"model:  {out}", soft_wrap=True)
