@@ -10,8 +10,9 @@ of 256 tokens of the training part; perplexity a token on up to 256 blocks of th
 of the difference from the original, block by block. Of `characters` some rows are healed, aware of the rounding.
 
 Published for OPT-125M on WikiText-2, 4 bits in groups of 128 (Frantar 2023, arXiv:2210.17323): dense 27.65, rounded
-37.28, GPTQ 31.12, a rise of 0.36 of rounding's. Bar: at most 0.45. Published for a Transformer on WikiText-103 by iPQ
-with Quant-Noise (Fan 2021, arXiv:2004.07320), as the survey has it: 25 times smaller at 87 % of the quality.
+37.28, GPTQ 31.12, a rise of 0.36 of rounding's; embedding and head stay as they are there, and in the rows of "layers
+alone". Bar: at most 0.45 in these. Published for a Transformer on WikiText-103 by iPQ with Quant-Noise (Fan 2021,
+arXiv:2004.07320), as the survey has it: 25 times smaller at 87 % of the quality.
 """
 
 import copy
@@ -36,6 +37,7 @@ from greenformers.measure.record import Record
 from greenformers.train.fit import Schedule
 
 BLOCKS, HELD, PIECES, RISE = 128, 256, 8192, 0.45
+LAYERS = "layers alone"
 WORDS = Schedule(
     steps=1400, batch_size=8, learning_rate=1.5e-3, evaluate_every=200, log_every=100, save_every=100
 )  # fmt: skip
@@ -63,6 +65,11 @@ def recipes(quick: bool) -> dict[str, list[Change]]:
     for bits in (8, 6, 4, 3, 2):
         rows |= {f"{bits} bits {by}": [Bits(bits, by=by)] for by in ("rounding", "awq", "gptq")}
     rows |= {f"4 bits {by}, groups of 128": [Bits(4, by=by, group=128)] for by in ("rounding", "gptq")}
+    rows |= {
+        f"{bits} bits {by}, groups of 128, {LAYERS}": [Bits(bits, by=by, group=128, select=("model.layers.*",))]
+        for bits in (4, 3, 2)
+        for by in ("rounding", "gptq")
+    }
     rows |= {f"{bits:g} bits gptq": [Bits(bits)] for bits in (1.58, 1)}
     rows |= {f"4 bits {by}, by row": [Bits(4, by=by, per="row")] for by in ("rounding", "gptq")}
     rows["4 bits gptq, by row, int8 inputs"] = [Bits(4, per="row", inputs=8)]
@@ -179,9 +186,11 @@ def shown(records: list[Record]) -> Table:
 def bar(records: list[Record]) -> bool:
     """Whether the bar is met."""
     of = {record.variant: record.value for record in records if record.metric == "perplexity"}
-    rounding, gptq = (of[f"4 bits {by}, groups of 128"] - of["dense"] for by in ("rounding", "gptq"))
+    rounding, gptq = (of[f"4 bits {by}, groups of 128, {LAYERS}"] - of["dense"] for by in ("rounding", "gptq"))
     met = gptq <= RISE * rounding
-    print(f"4 bits in groups of 128: GPTQ's rise is {gptq / rounding:.2f} of rounding's, at most {RISE}: {yes(met)}")
+    print(
+        f"4 bits in groups of 128, of the layers as published: GPTQ's rise is {gptq / rounding:.2f} of rounding's, at most {RISE}: {yes(met)}"
+    )
     return met
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from greenformers.changes._bits_layers import Packed
-    from greenformers.changes._coded import Layer
+    from greenformers.changes._coded import CodedWeight, Layer
     from greenformers.solve.grid import Form, Grid
     from greenformers.solve.layer_by_layer import Inputs
     from greenformers.solve.walk import Site
@@ -157,6 +157,17 @@ class Bits(Coding):
         """Whether it looks at inputs: all ways but the nearest numbers do."""
         return self.by != "rounding"
 
+    def alone(self, site: "Site", given: Given) -> "tuple[CodedWeight, float]":
+        """The code of a weight by itself, of the whole range where it is the head too, and the relative error.
+
+        What is least in the mean square cuts off its largest numbers, of which logits are made: of a Llama of 10
+        million parameters 4 bits then cost 0.58 of perplexity, and 0.46 without.
+        """
+        return Coding.alone(replace(self, clip=self._clips(site)), site, given)
+
+    def _clips(self, site: "Site") -> bool:
+        return self.clips and (self.clip is not None or self.number < 2 or not site.also_head)
+
     def by_weights(self, W: "Tensor", given: Given) -> "Packed":
         """A weight rounded to the nearest numbers."""
         from greenformers.solve.grid import Grid
@@ -203,7 +214,7 @@ class Bits(Coding):
         assert given.calibration is not None
         points = bit_points(
             model, sites, traced, given.calibration, lambda bits: self._held(bits).form,
-            lambda site, way: _bytes(site, self._held(way.bits).form, way.rank), clip=self.clips, loss=given.loss,
+            lambda site, way: _bytes(site, self._held(way.bits).form, way.rank), clip=self._clips, loss=given.loss,
             memory=given.memory, progress=lambda share: given.progress("looking", share),
         )  # fmt: skip
         weights = sum(site.dense for site in sites)

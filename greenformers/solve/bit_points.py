@@ -48,10 +48,18 @@ class Way:
 
 
 def bit_points(
-    model: nn.Module, sites: Sequence[Site], traced: Trace | None, batches: Sequence[Batch],
-    form: Callable[[int], Form], size: Callable[[Site, Way], int], *, clip: bool = True, loss: Loss | None = None,
-    memory: float = 2**30, progress: Callable[[float], None] = lambda _: None,
-) -> dict[str, list[Point[Way]]]:  # fmt: skip
+    model: nn.Module,
+    sites: Sequence[Site],
+    traced: Trace | None,
+    batches: Sequence[Batch],
+    form: Callable[[int], Form],
+    size: Callable[[Site, Way], int],
+    *,
+    clip: Callable[[Site], bool] = lambda _: True,
+    loss: Loss | None = None,
+    memory: float = 2**30,
+    progress: Callable[[float], None] = lambda _: None,
+) -> dict[str, list[Point[Way]]]:
     """The cost, in bytes, and the loss of each way to hold each weight, by path.
 
     Args:
@@ -61,7 +69,7 @@ def bit_points(
         batches: Batches of examples, all to round with and some to judge by.
         form: The form of the grids of a number of bits.
         size: The bytes of a weight held in a way.
-        clip: Take narrower ranges where these lose less.
+        clip: Whether a weight gets narrower ranges where these lose less.
         loss: Loss of the model on a batch, a sum over its examples; by default its own, or how far its outputs move.
         memory: Bytes of statistics, and of outputs of finished layers, that may be held.
         progress: Function that is called with the share that is done.
@@ -91,14 +99,14 @@ def bit_points(
     looked_at = {site.path for group in (traced.groups if traced else ()) for site in group}
     for site in (site for site in sites if site.path not in looked_at):
         W = site.matrices()[0].float()
-        grids = {bits: Grid.of(W, form(bits), felt=W.new_ones(site.n) if clip else None) for bits in BITS}
+        grids = {bits: Grid.of(W, form(bits), felt=W.new_ones(site.n) if clip(site) else None) for bits in BITS}
         rounded = {bits: grid.values(grid.round(W)) for bits, grid in grids.items()}
         see(site, {Way(bits, 0): (W - Q).square().sum().item() for bits, Q in rounded.items()}, rounded)
     for site, (statistics,) in covariances(model, traced, batches, memory=memory / 2) if traced else ():
         with evaluating(model), torch.no_grad():
             replay.advance(site.path, lambda number: call(model, few[number]))
         assert statistics.inputs is not None
-        see(site, *_ways(site, statistics.inputs, form, clip))
+        see(site, *_ways(site, statistics.inputs, form, clip(site)))
     return points
 
 

@@ -100,6 +100,11 @@ class Site:
         return self.paths[0]
 
     @property
+    def also_head(self) -> bool:
+        """Whether an embedding has its weight in common with other layers, such as a head."""
+        return self.kind == "embedding" and len(self.paths) > 1
+
+    @property
     def dense(self) -> int:
         """Number of parameters of the dense weight."""
         return self.groups * self.m * self.n

@@ -400,3 +400,22 @@ def test_refusals() -> None:
     greenformers.compress(small, Bits(by="rounding"))
     with pytest.raises(ValueError, match="cannot follow bits, which leaves no floating-point weights"):
         greenformers.compress(small, LowRank(0.5, solver="svd"))
+
+
+def test_the_range_of_a_shared_head_is_not_cut() -> None:
+    """Its largest numbers make logits: cut for the mean square, they cost more than they gave."""
+    shared, apart = (network("llama", tie_word_embeddings=tie) for tie in (True, False))
+    with torch.no_grad():
+        for model in (shared, apart):
+            model.model.embed_tokens.weight[:, 3] *= 20
+    before = {model: model.model.embed_tokens.weight.detach().clone() for model in (shared, apart)}
+    for model in (shared, apart):
+        greenformers.compress(model, Bits(3, group=16), calibration=[inputs("llama")])
+    form = Bits(3, group=16).form
+    for model, cut in ((shared, False), (apart, True)):
+        W = before[model]
+        grids = [Grid.of(W, form, felt=W.new_ones(32) if felt else None) for felt in (False, True)]
+        whole, narrower = (grid.values(grid.round(W)) for grid in grids)
+        assert not torch.equal(whole, narrower)
+        held = model.get_input_embeddings()(torch.arange(53))
+        torch.testing.assert_close(held, narrower if cut else whole, rtol=1e-5, atol=1e-5)
