@@ -188,9 +188,8 @@ def bar(records: list[Record]) -> bool:
     of = {record.variant: record.value for record in records if record.metric == "perplexity"}
     rounding, gptq = (of[f"4 bits {by}, groups of 128, {LAYERS}"] - of["dense"] for by in ("rounding", "gptq"))
     met = gptq <= RISE * rounding
-    print(
-        f"4 bits in groups of 128, of the layers as published: GPTQ's rise is {gptq / rounding:.2f} of rounding's, at most {RISE}: {yes(met)}"
-    )
+    share = gptq / rounding
+    print(f"4 bits in groups of 128, {LAYERS}: GPTQ's rise is {share:.2f} of rounding's, at most {RISE}: {yes(met)}")
     return met
 
 
