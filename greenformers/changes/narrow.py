@@ -92,7 +92,8 @@ class Narrow(Change):
     def label(self) -> str:
         """Its sizes, as in "3 layers of 192" or "a student of half the width"."""
         width = "half the width" if self.hidden is None else f"{self.hidden}"
-        sizes = f"a student of {width}" if self.layers is None else f"{self.layers} layers of {width}"
+        count = f"{self.layers} layer{'' if self.layers == 1 else 's'}"
+        sizes = f"a student of {width}" if self.layers is None else f"{count} of {width}"
         return sizes if self.start == "pruned" else f"{sizes}, {self.start}"
 
     @property
@@ -120,6 +121,7 @@ class Narrow(Change):
         import torch
 
         from greenformers.changes import _class_sizes as classes
+        from greenformers.solve.deletion import delete
         from greenformers.solve.head_dim import narrow_heads
         from greenformers.solve.hidden_width import hidden_width
         from greenformers.solve.narrow import Exchange
@@ -142,7 +144,11 @@ class Narrow(Change):
             outputs |= narrow_heads(small, layer, *sizes.head_dim)
         U, said = self._basis(dense, width, sizes.hidden[1], given, drawn)
         exchange, skeleton = Exchange(small), classes.built(model, config, 0, torch.device("meta"))
-        turn(exchange, width, U.to(next(small.parameters()).device))
+        U = U.to(next(small.parameters()).device)
+        if self.start == "pca" and not drawn:
+            turn(exchange, width, U)
+        else:
+            delete(exchange, width, U.argmax(0))
         shapes = {name: x.shape for name, x in skeleton.state_dict().items()}
         outputs |= cut_elsewhere(exchange, *sizes.hidden, shapes)
         values = small.state_dict()

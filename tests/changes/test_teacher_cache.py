@@ -19,7 +19,7 @@ from greenformers.changes._teacher_cache import INDEX
 from greenformers.data._rows import Rows
 
 Patch = pytest.MonkeyPatch
-HEALING = Heal(steps=20, batch_size=16, learning_rate=3e-3)
+HEALING = Heal(steps=10, batch_size=16, learning_rate=3e-3)
 
 
 def heal(small: PreTrainedModel, original: PreTrainedModel, cache: Path | None, **options: Any) -> list[float]:
