@@ -21,7 +21,7 @@ import torch
 from _harness import RUNS, Benchmark, Option, Run, data, told, yes
 from compress_minilm import LENGTH, minilm, pairs, sentences
 from matplotlib.figure import Figure
-from prune_minilm import draw, of, quality
+from prune_minilm import draw, of, quality, timed_batch
 from rich.table import Table
 
 import greenformers
@@ -35,7 +35,7 @@ from greenformers.measure.record import Record, with_ratios
 from greenformers.report.plot import new_figure, save, settle
 
 SENTENCES, LEARNT, STEPS, TRAIN = 300, 20_000, 300, 1000
-BATCH, ROUNDS = 8, 20
+ROUNDS = 20
 WAYS = ("rounding", "awq", "gptq")
 HEALED = "healed, gptq"
 KEPT = {"8 bits rounding": 0.999, "4 bits gptq": 0.99, f"3 bits {HEALED}": 0.98}
@@ -78,8 +78,7 @@ def main(run: Run) -> bool:
     for texts in (train.at(range(TRAIN)), dev):
         judged = run.scores(judge(models, texts, Reader.of(dense, tokenizer, LENGTH)), {"texts": texts.name})
         records += with_ratios(judged, to="dense")
-    ids = torch.randint(1000, 20_000, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    batch = timed_batch()
     with torch.inference_mode():
         times = run.times({name: partial(model, **batch) for name, model in models.items()}, ROUNDS, 2)
     records += with_ratios([run.record("latency", time, name) for name, time in times.items()], to="dense")

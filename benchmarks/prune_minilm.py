@@ -117,8 +117,7 @@ def main(run: Run) -> bool:
     for texts in judges:
         judged = run.scores(judge(models, texts, Reader.of(dense, tokenizer, LENGTH)), {"texts": texts.name})
         records += with_ratios(judged, to="dense")
-    ids = torch.randint(1000, 20_000, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    batch = timed_batch()
     with torch.inference_mode():
         times = run.times({name: partial(model, **batch) for name, model in models.items()}, ROUNDS, 3)
     records += with_ratios([run.record("latency", time, name) for name, time in times.items()], to="dense")
@@ -127,6 +126,12 @@ def main(run: Run) -> bool:
     if given.picture:
         save(picture(records), given.picture)
     return run.quick or bars(records)
+
+
+def timed_batch() -> dict[str, torch.Tensor]:
+    """The texts whose time is taken: drawn tokens, none of them padding."""
+    ids = torch.randint(1000, 20_000, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def made(

@@ -28,7 +28,7 @@ from _corpus import SOURCES, corpus
 from _harness import RUNS, SEED, Benchmark, Option, Run, data, told, yes
 from compress_minilm import LENGTH, minilm, pairs
 from matplotlib.figure import Figure
-from prune_minilm import draw, of, quality
+from prune_minilm import draw, of, quality, timed_batch
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
@@ -46,7 +46,7 @@ from greenformers.static.judge import judged
 from greenformers.static.learn import learned_by
 
 CALIBRATION, TRAIN = 600, 1000
-BATCH, ROUNDS, DIMS = 8, 20, (256, 384)
+ROUNDS, DIMS = 20, (256, 384)
 STARTS, STEPS = ("pruned", "pca", "random"), 1000
 STATIC = "a vector for each token"
 KEPT = {"3 layers of 192": 0.95, "3 layers of 384": 0.99, f"{STATIC}, 256": 0.85}
@@ -72,13 +72,12 @@ def students(quick: bool) -> dict[str, list[Change]]:
     """What is made of the teacher, by name."""
     heal = {"weights": WEIGHTS, "learning_rate": 1e-3}
     steps = (20, 20, 20, 20) if quick else (5000, 10_000, 6000, 6000)
-    made: dict[str, list[Change]] = {
+    return {
         "3 layers of 384": [Layers(3), Heal(steps[0], **heal | {"learning_rate": 5e-4})],
         "3 layers of 192": [Narrow(192, layers=3), Heal(steps[1], **heal)],
         "6 layers of 192": [Narrow(192), Heal(steps[2], **heal)],
         "1 layer of 384": [Layers(1, by="top"), Heal(steps[3], **heal)],
     }
-    return made
 
 
 def main(run: Run) -> bool:
@@ -127,7 +126,7 @@ def final(run: Run, learnt: Learnt) -> bool:
     records: list[Record] = []
     for name, changes in students(run.quick).items():
         folder = given.runs / f"{'quick-' if run.quick else ''}{name.replace(' ', '-')}"
-        models[name], seconds = kept(learnt, changes, folder)
+        models[name], seconds = student_in(learnt, changes, folder)
         records.append(run.record("compression_time", seconds, name))
         models[f"{name}, int8"] = copy.deepcopy(models[name])
         compress(models[f"{name}, int8"], Int8())
@@ -149,8 +148,8 @@ def final(run: Run, learnt: Learnt) -> bool:
     sizes = {name: bytes_of(model) for name, model in models.items()}
     sizes |= {name: encoder.weight.numel() * 4 for name, encoder in encoders.items()}
     records += [run.record("size", size / 2**20, name, source="counted") for name, size in sizes.items()]
-    ids = torch.randint(1000, 20_000, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    batch = timed_batch()
+    ids = batch["input_ids"]
     flat, places = ids.flatten(), torch.arange(0, ids.numel(), LENGTH)
     calls: dict[str, Any] = {name: partial(model, **batch) for name, model in models.items()}
     calls |= {name: partial(encoder.vectors, flat, places) for name, encoder in encoders.items()}
@@ -164,7 +163,7 @@ def final(run: Run, learnt: Learnt) -> bool:
     return run.quick or bars(records)
 
 
-def kept(learnt: Learnt, changes: list[Change], folder: Path) -> tuple[Any, float]:
+def student_in(learnt: Learnt, changes: list[Change], folder: Path) -> tuple[Any, float]:
     """A student and the seconds that it took; both are kept, and read where they are there."""
     marked = folder / "seconds.json"
     if not marked.is_file():
@@ -232,8 +231,8 @@ def starts(run: Run, learnt: Learnt) -> bool:
     wanted = [(start, seed) for seed in seeds for start in STARTS]
     dev = pairs(run.given.pairs, "valid")
 
-    def train(one: tuple[str, int]) -> list[Record]:
-        start, seed = one
+    def train(wish: tuple[str, int]) -> list[Record]:
+        start, seed = wish
         recipe: list[Change] = [
             Narrow(192, layers=3, start=start), Heal(steps, weights=WEIGHTS, learning_rate=1e-3)
         ]  # fmt: skip
@@ -251,7 +250,7 @@ def starts(run: Run, learnt: Learnt) -> bool:
     def said(new: list[Record]) -> str:
         return f"distance {new[0].value:.4f} -> {new[-2].value:.4f}, Spearman {new[-1].value:.2f}"
 
-    records = run.trainings(wanted, lambda one: (one[0], {"seed": one[1], "steps": steps}), train, said)
+    records = run.trainings(wanted, lambda wish: (wish[0], {"seed": wish[1], "steps": steps}), train, said)
     records = [record for record in records if record.setting.get("steps") == steps and record.variant in STARTS]
     table = Table("begins with", "Spearman on dev, of each seed", "distance at the start", "half way", "at the end")
     for start in STARTS:

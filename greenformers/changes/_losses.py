@@ -107,8 +107,8 @@ def relations(student: Attended, teacher: Attended, mask: Tensor | None, parts: 
             hide = hide | ~visible
         ours, theirs = (part.masked_fill(hide, -1e4).log_softmax(-1) for part in (ours, theirs))
         rows = (theirs.exp() * (theirs - ours)).sum(-1)  # (B, parts, N)
-        kept = seen.amax(-1).expand_as(rows)
-        total = total + (rows * kept).sum() / kept.sum()
+        queries = seen.amax(-1).expand_as(rows)
+        total = total + (rows * queries).sum() / queries.sum()
     return total / 3
 
 

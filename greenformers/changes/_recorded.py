@@ -62,10 +62,10 @@ def attend(
 @contextmanager
 def noted() -> Iterator[list[Attended]]:
     """A `with` block with a list of what the layers of models attend with that are called in it, in their order."""
-    made: list[Attended] = []
-    token = _NOTED.set(made)
+    attended: list[Attended] = []
+    token = _NOTED.set(attended)
     try:
-        yield made
+        yield attended
     finally:
         _NOTED.reset(token)
 

@@ -61,7 +61,7 @@ def written(
     chosen = rows.at([usable[at] for at in order[:count].tolist()])
     # As long as each other, so that nothing is padded on the side from which a decoder goes on.
     batches = Batches(chosen, SIZE, exact=not pairs)
-    made: list[Row] = []
+    examples: list[Row] = []
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(batches)):
@@ -75,11 +75,11 @@ def written(
                 save_file(part, unfinished)
                 unfinished.replace(file)
         ends = _ends(teacher)
-        made += [_example({name: x[at] for name, x in part.items()}, ends) for at in range(len(part[WRITTEN]))]
+        examples += [_example({name: x[at] for name, x in part.items()}, ends) for at in range(len(part[WRITTEN]))]
         progress((number + 1) / len(batches))
-    texts = all("input_ids" in row for row in made)
-    lengths = [len(row["input_ids"]) + len(row.get("labels", ())) for row in made] if texts else None
-    return Rows(made, filler=rows.filler, lengths=lengths)
+    texts = all("input_ids" in row for row in examples)
+    lengths = [len(row["input_ids"]) + len(row.get("labels", ())) for row in examples] if texts else None
+    return Rows(examples, filler=rows.filler, lengths=lengths)
 
 
 @torch.no_grad()

@@ -155,11 +155,11 @@ class Student(nn.Module):
 
         Arguments of which the name begins with `TAUGHT` hold what the teacher gives, which then is not asked.
         """
-        kept = {name.removeprefix(TAUGHT): batch.pop(name) for name in list(batch) if name.startswith(TAUGHT)}
+        recorded = {name.removeprefix(TAUGHT): batch.pop(name) for name in list(batch) if name.startswith(TAUGHT)}
         if self.training and self._replace is not None:
             batch = self._replace(batch)
         with torch.no_grad():
-            theirs = self.given(self.teacher, batch) if not kept else self._kept(kept)
+            theirs = self.given(self.teacher, batch) if not recorded else self._recalled(recorded)
         ours = self.given(self.model, batch)
         parts = [weight * self._part(name, ours, theirs, batch) for name, weight in self.weights.items() if weight]
         loss = torch.stack(parts).sum()
@@ -226,16 +226,16 @@ class Student(nn.Module):
             split[name] = [value[:count].float() for value, count in zip(x, rows, strict=True)]
         return split
 
-    def _kept(self, kept: Mapping[str, Tensor]) -> Given:
+    def _recalled(self, recorded: Mapping[str, Tensor]) -> Given:
         """What the teacher gave, by the names of `outputs`."""
         stacks: dict[str, dict[int, Tensor]] = {}
-        for name, x in kept.items():
+        for name, x in recorded.items():
             stack, _, at = name.partition(".")
             if at:
                 stacks.setdefault(stack, {})[int(at)] = x
         listed = [([held.get(at) for at in range(self._depths[stack] + 1)], stack) for stack, held in stacks.items()]
-        vectors = kept["vector"].squeeze(1) if "vector" in kept else None
-        return Given(kept.get("logits"), listed, vectors)
+        vectors = recorded["vector"].squeeze(1) if "vector" in recorded else None
+        return Given(recorded.get("logits"), listed, vectors)
 
     def _part(self, name: str, ours: Given, theirs: Given, batch: Mapping[str, Tensor]) -> Tensor:
         if name == "logits":

@@ -16,34 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+    from greenformers.changes._student_sizes import Sizes
     from greenformers.solve.coupled import Coupled
     from greenformers.solve.hidden_width import HiddenWidth
 
 START = ("pruned", "pca", "random")
 SIZES = "_sizes_of_student"
 """Attribute with the sizes of a student and of the network that it comes from."""
-
-MULTIPLE = 8
-"""Sizes that are not given are multiples of this number."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes before and now.
-
-    Attributes:
-        hidden: Hidden coordinates.
-        heads: Attention heads of a layer.
-        head_dim: Coordinates of a head.
-        neurons: Neurons of a feed-forward layer.
-        layers: Numbers of the layers that are left, by the path of their stack; None where all are.
-    """
-
-    hidden: tuple[int, int]
-    heads: tuple[int, int]
-    head_dim: tuple[int, int]
-    neurons: tuple[int, int]
-    layers: dict[str, list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +100,7 @@ class Narrow(Change):
         import torch
 
         from greenformers.changes import _class_sizes as classes
+        from greenformers.changes._student_sizes import sizes_of, units_of
         from greenformers.solve.deletion import delete
         from greenformers.solve.head_dim import narrow_heads
         from greenformers.solve.hidden_width import hidden_width
@@ -131,8 +111,8 @@ class Narrow(Change):
         small: Any = copy.deepcopy(model)
         left = self._fewer_layers(small, given, trial)
         width = hidden_width(small, batches[0], shared=True)
-        units = _units(small, batches[0])
-        sizes = self._sizes(small, width, units, left)
+        units = units_of(small, batches[0])
+        sizes = sizes_of(small, width, units, left, hidden=self.hidden, heads=self.heads, neurons=self.neurons)
         drawn = trial or self.start == "random"
         attention = self._fewer_units(small, units, sizes, given, drawn)
         if left is None and all(now == had for had, now in (sizes.hidden, sizes.heads, sizes.neurons)):
@@ -174,65 +154,8 @@ class Narrow(Change):
         left: dict[str, list[int]] = vars(small)[LEFT]
         return left
 
-    def _sizes(
-        self, small: Any, width: "HiddenWidth", units: "dict[str, list[Coupled]]", left: dict[str, list[int]] | None
-    ) -> Sizes:
-        """The sizes before and now.
-
-        Raises:
-            ValueError: One is out of range, or layers differ in them.
-        """
-        from greenformers.changes import _class_sizes as classes
-
-        name = type(small).__name__
-        hidden = _at_most("hidden coordinates", self.hidden, width.size, _rounded(width.size, 0.5))
-        counts = {kind: {layer.count for layer in layers} for kind, layers in units.items()}
-        for kind, several in counts.items():
-            if len(several) > 1:
-                raise ValueError(f"the layers of {name} differ in their {kind}: its class builds no student of it")
-        had = max(counts["neurons"], default=0)
-        neurons = _at_most("neurons", self.neurons, had, _rounded(had, hidden / width.size) if had else 0)
-        groups = max(counts["heads"], default=0)
-        config_heads = next((h for n in classes.HEADS if (h := getattr(small.config, n, None)) is not None), groups)
-        if not groups or config_heads % groups:
-            if self.heads is not None:
-                raise ValueError(f"{name} has no attention heads that could go: leave heads out")
-            return Sizes((width.size, hidden), (config_heads,) * 2, (1, 1), (had, neurons), left)
-        dim = units["heads"][0].columns.shape[1] * groups // config_heads
-        heads, now = self._heads(small, hidden, config_heads, groups, dim)
-        return Sizes((width.size, hidden), (config_heads, heads), (dim, now), (had, neurons), left)
-
-    def _heads(self, small: Any, hidden: int, had: int, groups: int, dim: int) -> tuple[int, int]:
-        """The number of heads, and of the coordinates of each."""
-        from greenformers.changes import _class_sizes as classes
-
-        shared = had // groups
-        if classes.own_head_dim(small.config):
-            heads, now = _at_most("heads", self.heads, had, had), dim
-        else:
-            fitting = [n for n in range(shared, had + 1, shared) if hidden % n == 0 and hidden // n <= dim]
-            if not fitting:
-                raise ValueError(
-                    f"hidden coordinates of a student must be divided by its heads, up to {dim} for each of {shared} to"
-                    f" {had}; got {hidden}"
-                )
-            heads = _at_most("heads", self.heads, had, fitting[0])
-            if heads not in fitting:
-                raise ValueError(
-                    f"heads must be of {', '.join(map(str, fitting))} for {hidden} hidden coordinates; got {heads}"
-                )
-            now = hidden // heads
-        if heads % shared:
-            raise ValueError(f"heads must be a multiple of {shared}, which share keys and values; got {heads}")
-        if now != dim and getattr(small.config, "rope_parameters", None) is not None:
-            raise ValueError(
-                f"the heads of {type(small).__name__} turn with their positions, so each keeps its {dim} coordinates: "
-                f"{hidden} hidden coordinates need {hidden / dim:g} heads"
-            )
-        return heads, now
-
     def _fewer_units(
-        self, small: "nn.Module", units: "dict[str, list[Coupled]]", sizes: Sizes, given: Given, drawn: bool
+        self, small: "nn.Module", units: "dict[str, list[Coupled]]", sizes: "Sizes", given: Given, drawn: bool
     ) -> "list[Coupled]":
         """Take heads and neurons out of a network. The attention layers, with what is left of them."""
         import torch
@@ -341,53 +264,15 @@ class Narrow(Change):
     @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
         """Record the sizes; the network is of these by its configuration."""
-        from greenformers.changes._paths import check_keys
+        from greenformers.changes._student_sizes import checked
 
-        check_keys("the sizes of a student", description, ("hidden", "heads", "head_dim", "neurons", "layers"))
-        for name, given in description.items():
-            if name == "layers" and given is not None:
-                whole = isinstance(given, dict) and all(
-                    isinstance(at, list) and at and all(type(n) is int and n >= 0 for n in at) for at in given.values()
-                )
-            elif name != "layers":
-                pair = list(given) if isinstance(given, list | tuple) else []
-                whole = len(pair) == 2 and all(type(size) is int and size >= 0 for size in pair)
-            else:
-                whole = True
-            if not whole:
-                raise ValueError(f"the {name} of a student must be two whole numbers, or layers by path; got {given!r}")
-        sizes = {name: tuple(given) if isinstance(given, list) else given for name, given in description.items()}
-        setattr(model, SIZES, sizes)
+        setattr(model, SIZES, checked(description))
         return []
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Narrow]":
         """No settings: a student must be healed."""
         return []
-
-
-def _units(model: "nn.Module", batch: Any) -> "dict[str, list[Coupled]]":
-    """The attention heads and neurons of a network, by kind; none of a kind that it has not."""
-    from greenformers.solve.feed_forward import feed_forwards
-    from greenformers.solve.heads import heads
-
-    units: dict[str, list[Coupled]] = {}
-    for kind, find in (("heads", heads), ("neurons", feed_forwards)):
-        try:
-            units[kind] = find(model, batch)
-        except ValueError:  # there are none
-            units[kind] = []
-    return units
-
-
-def _at_most(label: str, given: int | None, most: int, usual: int) -> int:
-    if given is not None and given > most:
-        raise ValueError(f"{label} of a student must be in 1..{most}, those that there are; got {given}")
-    return usual if given is None else given
-
-
-def _rounded(size: int, share: float) -> int:
-    return min(size, max(1, round(size * share / MULTIPLE)) * MULTIPLE)
 
 
 def _bytes_by_path(model: "nn.Module") -> dict[str, int]:
@@ -398,7 +283,7 @@ def _bytes_by_path(model: "nn.Module") -> dict[str, int]:
     }
 
 
-def _left(path: str, size: int, now: dict[str, int], sizes: Sizes) -> tuple[str, int, int]:
+def _left(path: str, size: int, now: dict[str, int], sizes: "Sizes") -> tuple[str, int, int]:
     """The form of a module of the network before, and its bytes before and now."""
     for stack, places in (sizes.layers or {}).items():
         if path.startswith(f"{stack}."):

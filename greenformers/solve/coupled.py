@@ -96,8 +96,8 @@ def among(layer: Coupled, left: Tensor) -> Coupled:
     """The units of a layer with the numbers `left` once the others are gone: where their rows and columns are then."""
 
     def moved(units: Tensor) -> Tensor:
-        kept = units[left]
-        return torch.searchsorted(kept.flatten().sort().values, kept)
+        staying = units[left]
+        return torch.searchsorted(staying.flatten().sort().values, staying)
 
     return replace(layer, first={path: moved(rows) for path, rows in layer.first.items()}, columns=moved(layer.columns))
 

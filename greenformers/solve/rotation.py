@@ -77,17 +77,42 @@ def principal(
         Eigenvectors as columns (d, d) and eigenvalues (d,), float64.
     """
     centred = norm_forms(model, width)[width.norms[0]].centred
+    return directions(model, width, batches, centred=centred, progress=progress)
+
+
+def directions(
+    model: nn.Module,
+    width: HiddenWidth,
+    batches: Sequence[Batch],
+    *,
+    centred: bool,
+    outputs: bool = False,
+    progress: Callable[[float], None] = lambda _: None,
+) -> tuple[Tensor, Tensor]:
+    """The eigenvectors of the covariance of what norms are given, or give, and its eigenvalues, the largest first.
+
+    Args:
+        model: The network, left as it was.
+        width: Its hidden width.
+        batches: Batches of examples.
+        centred: Whether the mean of each position is subtracted, before it is divided by its root mean square.
+        outputs: Whether it is of the outputs of the norms, not of their inputs.
+        progress: Function that is called with the share of the batches that is done.
+
+    Returns:
+        Eigenvectors as columns (d, d) and eigenvalues (d,), float64.
+    """
     device = next(model.parameters()).device
     covariance = torch.zeros(width.size, width.size, dtype=torch.float64, device=device)
 
-    def see(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x = args[0]
-        rows = normalised(unpadded(x, x.shape[:-1], masks.at(x)).double(), centred)
+    def see(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        x = out if outputs else args[0]
+        rows = normalised(unpadded(x, x.shape[:-1], masks.at(args[0])).double(), centred)
         covariance.addmm_(rows.T, rows)
 
     with evaluating(model), torch.no_grad(), padding(model) as masks, ExitStack() as stack:
         for path in width.norms:
-            stack.callback(model.get_submodule(path).register_forward_pre_hook(see).remove)
+            stack.callback(model.get_submodule(path).register_forward_hook(see).remove)
         for number, batch in enumerate(batches):
             masks.begin(batch)
             call(model, batch)

@@ -12,18 +12,16 @@ passes; so layers and norms are fitted one after the other, in the order of exec
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
-from greenformers.measure.quality import evaluating
 from greenformers.solve.hidden_width import HiddenWidth, layer_of
 from greenformers.solve.imitate import Imitate
 from greenformers.solve.narrow import Exchange, like
-from greenformers.solve.norms import norm_form, normalised
-from greenformers.solve.rotation import unit_columns
-from greenformers.solve.watch import Batch, call, padding, unpadded
+from greenformers.solve.norms import norm_form
+from greenformers.solve.rotation import directions, unit_columns
+from greenformers.solve.watch import Batch
 
 Progress = Callable[[float], None]
 
@@ -58,23 +56,7 @@ def principal_states(
         forms[path] = form
     given = any(set(width.norms) & width.sources.get(path, frozenset()) for path in width.norms)
     centred = not given and any(form.centred for form in forms.values())
-    device = next(model.parameters()).device
-    covariance = torch.zeros(width.size, width.size, dtype=torch.float64, device=device)
-
-    def see(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        x = out if given else args[0]
-        rows = normalised(unpadded(x, x.shape[:-1], masks.at(args[0])).double(), centred)
-        covariance.addmm_(rows.T, rows)
-
-    with evaluating(model), torch.no_grad(), padding(model) as masks, ExitStack() as stack:
-        for path in width.norms:
-            stack.callback(model.get_submodule(path).register_forward_hook(see).remove)
-        for number, batch in enumerate(batches):
-            masks.begin(batch)
-            call(model, batch)
-            progress((number + 1) / len(batches))
-    energy, vectors = torch.linalg.eigh(covariance)
-    energy, vectors = energy.flip(0).clamp(min=0), vectors.flip(1)
+    vectors, energy = directions(model, width, batches, centred=centred, outputs=given, progress=progress)
     count = narrow - 1 if centred else narrow
     basis = vectors[:, :count]
     if centred:
@@ -129,7 +111,7 @@ def cut_elsewhere(exchange: Exchange, size: int, narrow: int, shapes: Mapping[st
     Returns:
         What is left of the outputs (d,) of linear layers, as a matrix (d, d') by path.
     """
-    found = [
+    dimensions = [
         (path, name, at)
         for path, module in exchange.model.named_modules()
         for name, parameter in module.named_parameters(recurse=False)
@@ -137,21 +119,21 @@ def cut_elsewhere(exchange: Exchange, size: int, narrow: int, shapes: Mapping[st
         for at in range(parameter.dim())
         if len(wanted) == parameter.dim() and (parameter.shape[at], wanted[at]) == (size, narrow)
     ]
-    if not found:
+    if not dimensions:
         return {}
     weight = torch.zeros(size, dtype=torch.float64)
-    for path, name, at in found:
+    for path, name, at in dimensions:
         value: Tensor = getattr(exchange.model.get_submodule(path), name).detach().double().cpu()
         if value.dim() > 1:
             of_coordinates = value.square().movedim(at, 0).flatten(1).sum(1)
             weight += of_coordinates / of_coordinates.sum().clamp(min=torch.finfo(torch.float64).tiny)
     left = weight.topk(narrow).indices.sort().values
     outputs = {}
-    for path in dict.fromkeys(path for path, _, _ in found):
+    for path in dict.fromkeys(path for path, _, _ in dimensions):
         layer = layer_of(exchange.model.get_submodule(path))
         assert layer is not None
         values: dict[str, nn.Parameter] = {}
-        for _, name, at in (entry for entry in found if entry[0] == path):
+        for _, name, at in (entry for entry in dimensions if entry[0] == path):
             before: nn.Parameter = getattr(layer.module, name)
             value = values.get(name, before)
             values[name] = like(before, value.detach().index_select(at, left.to(before.device)))

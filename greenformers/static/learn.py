@@ -178,9 +178,9 @@ def _given(
 @torch.no_grad()
 def _alone(teacher: PreTrainedModel, tokenizer: Any, size: int, progress: Progress) -> Tensor:
     """What the teacher gives to each token alone (V, d), of unit length."""
-    one = tokenizer("a", return_special_tokens_mask=True)
-    places = [at for at, special in enumerate(one["special_tokens_mask"]) if not special]
-    before, after = (one["input_ids"][: places[0]], one["input_ids"][places[-1] + 1 :])
+    letter = tokenizer("a", return_special_tokens_mask=True)
+    places = [at for at, special in enumerate(letter["special_tokens_mask"]) if not special]
+    before, after = (letter["input_ids"][: places[0]], letter["input_ids"][places[-1] + 1 :])
     pool, parts = pooling_of(teacher), []
     with evaluating(teacher):
         for start in range(0, size, TOKENS):
