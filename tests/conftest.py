@@ -4,12 +4,11 @@ import gc
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from thinned import EVERY
+from thinned import EVERY, runs
 
 # The small networks that tests of several folders change, and the helpers that read them again.
 sys.path.append(str(Path(__file__).parent / "changes"))
@@ -23,20 +22,35 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def sides(item: pytest.Item) -> list[tuple[int, ...]]:
+    """Where a case stands on each side of the grid of its test, a side for each `parametrize`: which values it has."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    places = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        places.append(tuple(id(params[name.strip()]) for name in names))
+    return places
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a run of the whole suite, mark as slow what `EVERY` leaves out."""
+    """In a run of the whole suite, mark as slow what does not run there."""
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     root = Path(__file__).parent
-    seen: Counter[str] = Counter()
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        function = f"{item.path.relative_to(root).as_posix()}::{getattr(item, 'originalname', '')}"
-        if function in EVERY:
-            if seen[function] % EVERY[function]:
+        name = f"{item.path.relative_to(root).as_posix()}::{getattr(item, 'originalname', '')}"
+        tests.setdefault(name, []).append(item)
+    for name, cases in tests.items():
+        if name in EVERY:
+            run = [number % EVERY[name] == 0 for number in range(len(cases))]
+        else:
+            run = runs([sides(item) for item in cases])
+        for item, here in zip(cases, run, strict=True):
+            if not here:
                 item.add_marker(pytest.mark.slow)
-            seen[function] += 1
-    unknown = EVERY.keys() - seen.keys()
+    unknown = EVERY.keys() - tests.keys()
     assert not unknown, f"tests/thinned.py names tests that are not there: {sorted(unknown)}"
 
 

@@ -1,12 +1,20 @@
-"""Which tests of large grids run only every so many cases in a run of the whole suite, which CI does in every change.
+"""Which cases of large grids run in a run of the whole suite, which CI does in every change.
 
-The others are marked `slow`: `make bench` runs them. A run of chosen files or folders runs all of their cases. Each
-number has no divisor in common with the inner sides of its grid, so that every value of every side is met.
+The others are marked `slow`: `make bench` runs them. A run of chosen files or folders runs all of their cases.
+
+Of a grid of two sides or more with more than `SMALL` cases, those on every third diagonal run, or every second where a
+side has two values: every value of every side is met, and, of three sides, every pair. Of the tests in `EVERY`, whose
+cases take long or have one side, so many are left out between two that run; each number has no divisor in common with
+the inner sides of its grid, so that there too every value of every side is met.
 """
 
+from collections.abc import Hashable, Sequence
+
+SMALL = 8
+
 EVERY = {
-    "changes/test_pairs.py::test_two_by_two": 6,
-    "changes/test_contract.py::test_alone": 5,
+    "changes/test_pairs.py::test_two_by_two": 11,
+    "changes/test_contract.py::test_alone": 8,
     "changes/test_contract.py::test_copies_types_and_state_dicts": 3,
     "changes/test_experts.py::test_reloaded_by_the_plain_class_to_the_bit": 4,
     "changes/test_peft.py::test_lora_learns_beside_what_was_changed": 2,
@@ -22,12 +30,14 @@ EVERY = {
     "blocks/test_star.py::test_outputs_and_gradients_are_those_of_the_algorithm": 3,
     "blocks/test_bp.py::test_it_is_the_definition": 5,
     "blocks/test_set_transformer.py::test_outputs_and_gradients_are_those_of_the_formula": 3,
+    "changes/test_teacher_cache.py::test_the_same_is_learned_and_the_teacher_is_asked_once": 3,
+    "checkpoint/test_reload.py::test_a_fresh_process_reads_the_same_network": 3,
     "checkpoint/test_reload.py::test_load_gives_it_back_and_so_once_more": 3,
     "cli/test_compare_stopped.py::test_a_run_that_was_stopped_goes_on_to_the_same_figures": 2,
     "compress/test_other_inputs.py::test_the_command": 2,
     "docs/test_pages.py::test_the_python_of_a_page_runs": 3,
     "genome/test_longest.py::test_needed_is_what_a_real_step_needs": 4,
-    "genome/test_longest.py::test_longest_fits_and_two_more_do_not": 2,
+    "genome/test_longest.py::test_longest_fits_and_two_more_do_not": 5,
     "lowrank/test_multihead.py::test_equals_the_attention_it_replaces": 5,
     "lowrank/test_multihead.py::test_inside_an_encoder": 5,
     "measure/test_trace.py::test_work_grows_linearly_in_layers": 3,
@@ -35,9 +45,26 @@ EVERY = {
     "model/test_seq2seq.py::test_equals_its_plain_form": 5,
     "model/test_layer_reduce.py::test_equals_the_mechanism_on_projected_keys_and_values": 5,
     "model/test_layer_plain.py::test_every_size_around_the_slice": 3,
+    "model/test_reload_trained.py::test_a_fresh_process_reads_what_was_trained": 3,
+    "model/test_compiled.py::test_training": 2,
     "model/test_recomputed.py::test_gradients_are_those_of_kept_activations": 3,
+    "report/test_results.py::test_a_file_is_reported": 3,
     "solve/test_replay.py::test_the_same_factors": 4,
     "solve/test_unchanged.py::test_broken_off_inside": 5,
     "train/test_several_processes.py::test_the_curve_is_that_of_one_process": 3,
     "train/test_resume.py::test_to_the_bit": 2,
 }
+
+
+def runs(cases: Sequence[Sequence[Hashable]]) -> list[bool]:
+    """Which cases of one test run: those on some diagonals where it has two sides or more, else all.
+
+    Args:
+        cases: Where each case stands on each side.
+    """
+    numbers = [{place: number for number, place in enumerate(dict.fromkeys(side))} for side in zip(*cases, strict=True)]
+    wide = [len(places) for places in numbers if len(places) > 1]
+    if len(cases) <= SMALL or len(wide) < 2:
+        return [True] * len(cases)
+    step = min(3, *wide)
+    return [sum(places[at] for places, at in zip(numbers, case, strict=True)) % step == 0 for case in cases]

@@ -97,6 +97,7 @@ def test_a_llama_that_is_cut_is_one_whose_stream_is_projected() -> None:
     assert model.generate(ids, **more).equal(model.generate(ids, **more, use_cache=False))
 
 
+@pytest.mark.slow
 def test_what_is_rotated_is_read_again(tmp_path: Path) -> None:
     """Norms of another kind, a head with a bias and apart from the embedding, and one cut after the other."""
     models = []

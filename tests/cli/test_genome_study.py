@@ -86,6 +86,7 @@ def eager(there) -> str:
 # Surroundings of a gene.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("around")
 def test_each_margin_is_a_folder_of_runs_of_its_region(there):
     folder = there / "around"
@@ -176,6 +177,7 @@ def test_a_study_that_has_ended_only_reads(there):
 # Pre-training.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps")
 def test_each_number_of_steps_starts_where_pretraining_was(there):
     folder = there / "steps"
@@ -235,6 +237,7 @@ def rows(table: str) -> dict[tuple[str, str], tuple[int, int, str]]:
     }
 
 
+@pytest.mark.slow
 def test_eager_attention_takes_what_the_budget_is_made_of(there, eager):
     found = rows(eager)
     names = ["transformer (eager)", "transformer (eager), recomputed"]

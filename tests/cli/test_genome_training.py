@@ -107,6 +107,7 @@ def test_common_sites_are_in_what_is_learnt(monkeypatch, there):
     assert not set(whole[9] + whole[149]) & set("ACGT")
 
 
+@pytest.mark.slow
 def test_haplotypes_of_other_lengths_share_no_text(place):
     text = vcf(place / "long.vcf", [(100, SEQUENCE[99:3100], SEQUENCE[99])], ()).read_text()
     (place / "long.vcf").write_text(text.removesuffix(".\n") + "AF=0.4\n")

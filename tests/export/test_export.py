@@ -276,6 +276,7 @@ def test_latencies(exported: dict[str, Exported], monkeypatch: pytest.MonkeyPatc
     assert [record.variant for record in records] == ["torch", "ONNX Runtime"]
 
 
+@pytest.mark.slow
 def test_other_attentions_go_with_it(tmp_path: Path) -> None:
     model = network("bert", "BertModel")
     greenformers.compress(model, [Attention("linear_transformer", layers=(0,)), Attention("linformer", layers=(1,))])

@@ -96,6 +96,7 @@ def test_a_compressed_classifier(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "results.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_model_in_half_precision(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--lengths", "", "--formats"]
     assert run(monkeypatch, *words, "torch,program") == 0

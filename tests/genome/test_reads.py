@@ -69,6 +69,7 @@ def test_real_reads(real, name):
     assert agree(real / name, Reference(real / "mpileup.ref.fa"), "17", parts) > 4 * 8000
 
 
+@pytest.mark.slow
 def test_real_reads_of_na12878(real):
     reference = Reference(real / "q.fa")
     assert agree(real / "NA12878.chr22.tiny.bam", reference, "q", [(0, 12356), (5000, 5011)], SOME[1:3]) > 2 * 12356

@@ -75,6 +75,7 @@ def tuned(folder) -> list[Chances]:
     return finetune(settings(folder), folder / "runs", 2, QUIET)
 
 
+@pytest.mark.slow
 def test_the_network_is_as_good_as_the_right_baseline(folder, tuned):
     people = People.load(folder / "people.tsv")
     made = records(settings(folder), tuned, features(people, [PLANTED]), people)

@@ -22,6 +22,7 @@ def busy(seconds):
         pass
 
 
+@pytest.mark.slow
 def test_both_give_the_same_energy_and_co2_on_the_same_load():
     with CodecarbonMeter(), EnergyMeter():  # what is looked up once
         pass

@@ -162,6 +162,7 @@ def test_reconstruction_trains_the_compressor_and_nothing_else(residual, masked)
     assert [name for name in untouched if not name.endswith("projections.k.bias")] == []
 
 
+@pytest.mark.slow
 def test_a_convolution_learns_to_keep_attention_as_it_was():
     torch.manual_seed(0)
     model = network("compressive", attention_options={"ratio": 2, "compressed": 16}).train()

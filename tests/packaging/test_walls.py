@@ -333,7 +333,10 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 def of_its_own(node: ast.Attribute) -> bool:
     """Whether an attribute is of self, of the class, or of what that inherits."""
-    return ast.unparse(node.value) in ("self", "cls", "super()")
+    value = node.value
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super" and not value.args
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
 @cache

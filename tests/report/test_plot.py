@@ -148,6 +148,7 @@ def test_a_variant_looks_alike_in_all_pictures():
     assert len(lines) == 4
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(pictures, tmp_path):
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9, "savefig.dpi": 20}):
         for picture in plot.pictures(sample())[:3]:

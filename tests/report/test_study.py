@@ -104,6 +104,7 @@ def test_a_picture_is_there_only_with_its_records(some: list[Record], expected: 
     assert names(some) == expected
 
 
+@pytest.mark.slow
 def test_the_records_of_the_repository_draw_every_picture() -> None:
     assert names(read(ROOT / "results/bench.jsonl"), REFERENCE) == EVERY  # whether the folder is there or not
 

@@ -216,6 +216,7 @@ def test_more_of_the_same_starts_with_its_weights_and_vocabulary(tmp_path, whole
             settings(tmp_path / "other", init=init).task()
 
 
+@pytest.mark.slow
 def test_a_network_learns_the_tones(tmp_path, folder):
     task = settings(folder, steps=60, learning_rate=0.02, hidden=24, dropout=0.0).task()
     before = task.objective.evaluate(task.network(), "valid", 5)["loss"]
