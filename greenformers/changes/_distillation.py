@@ -1,5 +1,6 @@
 """Healing: distillation of the original into the smaller network on unlabelled examples; losses in `_student`."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective
+from greenformers.train.processes import first_before_others
+from greenformers.train.state import put_weights
+from greenformers.train.state import weights as whole_weights
 from greenformers.train.stream import Stream
 
 DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "apply_spec_augment")
@@ -83,7 +87,7 @@ def heal(
         ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
     """
     student = Student(
-        model,
+        copy.deepcopy(model) if schedule.shard else model,  # what is sharded once does not become whole again
         original,
         weights,
         temperature,
@@ -109,6 +113,10 @@ def heal(
         raise ValueError(
             f"healing diverged at a learning rate of {schedule.learning_rate:g}: {error}; try a lower one{last}"
         ) from error
+    if schedule.shard:
+        held = whole_weights(student)
+        own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+        put_weights({name: held[f"model.{name}"] for name in own}, model)
     model.eval()
     history.log.insert(0, {"step": 0, "eval_distance": start})
     if better and history.stopped is None and distances(history)[-1] > start:
@@ -254,6 +262,7 @@ class Distillation(Objective):
     metric = "distance"
     greater_is_better = False
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
+    partial: ClassVar[bool] = True  # poolers, say, of which the loss compares nothing
     taught: TeacherCache | None
 
     def __init__(self, rows: Rows, schedule: Schedule | None = None) -> None:
@@ -306,8 +315,9 @@ class Distillation(Objective):
             counts = {name: [of[at] for at in places] for name, of in rows.items()}
             return student.ask(self.all.collate([self.all[at] for at in places]), counts)
 
-        cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
-        cache.fill(list(needed), rows, ask, batches, progress)
+        with first_before_others():
+            cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
+            cache.fill(list(needed), rows, ask, batches, progress)
         self.taught = cache
 
     def collate(self, examples: list[Example]) -> Batch:

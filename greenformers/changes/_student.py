@@ -88,6 +88,8 @@ class Student(nn.Module):
         replace: Function that makes another batch of one that is learned from.
     """
 
+    accepts_loss_kwargs = False  # the Trainer gives no number of labels, and does not divide by it
+
     def __init__(
         self,
         model: PreTrainedModel,

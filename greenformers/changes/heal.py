@@ -61,6 +61,8 @@ class Heal(Change):
         "--heal-movement",
     )  # fmt: skip
 
+    shard: bool = option(False, "Spread weights and optimiser state over several processes (FSDP).", "--heal-shard")
+
     order: ClassVar[int] = 80
     trains: ClassVar[bool] = True
     built_by_the_class: ClassVar[bool] = True
@@ -89,6 +91,9 @@ class Heal(Change):
             if self.aware or self.patience is not None:
                 other = "aware" if self.aware else "patience"
                 raise ValueError(f"movement and {other} exclude each other: heal once with each")
+        if self.shard and (self.aware or self.movement is not None):
+            other = "aware" if self.aware else "movement"
+            raise ValueError(f"shard and {other} exclude each other: {other} changes weights that are whole")
         for name, weight in self.weights.items():
             from greenformers.changes._student import PARTS
 
@@ -121,8 +126,13 @@ class Heal(Change):
         """
         from greenformers.changes._distillation import check_teacher
         from greenformers.solve.sparse_sites import prunable
+        from greenformers.train.fit import per_process
+        from greenformers.train.processes import alone
 
         super().check(model, before, given)
+        per_process(self.schedule(given.seed))
+        if self.shard and alone():
+            raise ValueError("shard needs several processes: start the command with torchrun")
         if self.movement is not None:
             sparsifying = next((change for change in before if change.sparsifies), None)
             if sparsifying is not None:
@@ -177,12 +187,14 @@ class Heal(Change):
         network: Any = model
         if self.samples is not None:
             from greenformers.changes._samples import written
+            from greenformers.train.processes import first_before_others
 
-            rows = written(
-                teacher, examples.all, self.samples, seed=given.seed,
-                folder=None if given.folder is None else given.folder / "samples",
-                progress=lambda share: given.progress("the teacher writes", share),
-            )  # fmt: skip
+            with first_before_others():
+                rows = written(
+                    teacher, examples.all, self.samples, seed=given.seed,
+                    folder=None if given.folder is None else given.folder / "samples",
+                    progress=lambda share: given.progress("the teacher writes", share),
+                )  # fmt: skip
             examples = Distillation(rows, self.schedule(given.seed))
         with ExitStack() as stack:
             for block in self._rounding(model, given):
@@ -212,7 +224,7 @@ class Heal(Change):
         every = max(1, self.steps // 10)
         return Schedule(
             steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, seed=seed,
-            evaluate_every=every, log_every=every, save_every=every, patience=self.patience,
+            evaluate_every=every, log_every=every, save_every=every, patience=self.patience, shard=self.shard,
         )  # fmt: skip
 
     def _rounding(self, model: "nn.Module", given: Given) -> list[AbstractContextManager[None]]:

@@ -57,6 +57,7 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
     from greenformers.measure.parameters import parameters
     from greenformers.report.curves import run_curves, save
     from greenformers.train import run
+    from greenformers.train.processes import first_process
 
     console = terminal.console()
     if resume and (out / run.SETTINGS).exists():
@@ -67,7 +68,7 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
         outcome = run.resume(out, console, kind)
     else:
         outcome = run.start(out, kind(**given), console)
-    if not run.first_process():
+    if not first_process():
         return
     if figure := run_curves(out.name, outcome.history.log):
         save(figure, out / "curves.png")

@@ -70,9 +70,13 @@ def compress(
     from greenformers.compress.run import run
     from greenformers.report.page import headline, write
     from greenformers.report.table import tables
+    from greenformers.train.processes import first_process
 
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
-        done, records, notes = run(model, changes, out, job, context(terminal.command(), job.seed), steps)
+        progress = steps if first_process() else lambda *_: None
+        done, records, notes = run(model, changes, out, job, context(terminal.command(), job.seed), progress)
+    if not first_process():  # which says what was done
+        return
     console.print("\n".join([*done.summary(), *notes]), markup=False, soft_wrap=True)
     terminal.show(console, tables(records, console.width))
     if results is not None:

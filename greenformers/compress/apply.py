@@ -178,6 +178,7 @@ def apply(
     given: Given,
     *,
     done: CompressionReport | None = None,
+    before: Callable[[int], object] = lambda _: None,
     after: After = lambda *_: None,
 ) -> CompressionReport:
     """Apply the changes of a recipe that has been checked.
@@ -187,6 +188,7 @@ def apply(
         changes: All changes of the recipe.
         given: Data and settings that they may use.
         done: Report of changes that were applied before, where a recipe is continued.
+        before: Function that is called with the number of a change that trains before it is applied.
         after: Function that is called after each change.
 
     Returns:
@@ -195,11 +197,17 @@ def apply(
     report = done or CompressionReport([], parameters(model), bytes_of(model))
     for number in range(len(report.steps), len(changes)):
         change, began = changes[number], perf_counter()
-        folder = None if given.folder is None else given.folder / f"training-{number}"
-        about = replace(given, following=tuple(changes[number + 1 :]), folder=folder)
-        single = change.apply(model, about)
+        if change.trains:
+            before(number)
+        single = change.apply(model, given_to(number, changes, given))
         mark(model, [change.name()])
         step = Step(single, parameters(model), bytes_of(model), perf_counter() - began)
         report = replace(report, steps=[*report.steps, step])
         after(number, model, report)
     return report
+
+
+def given_to(number: int, changes: Sequence[Change], given: Given) -> Given:
+    """Data and settings of one change of a recipe, which knows what follows and has a folder of its own."""
+    folder = None if given.folder is None else given.folder / f"training-{number}"
+    return replace(given, following=tuple(changes[number + 1 :]), folder=folder)

@@ -18,7 +18,7 @@ from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
 from greenformers.checkpoint.save import REPORT, check_place, save
-from greenformers.compress.apply import apply, check
+from greenformers.compress.apply import apply, check, given_to
 from greenformers.compress.comparison import card, compared
 from greenformers.compress.job import FILES, Job
 from greenformers.compress.quality import check_examples
@@ -32,6 +32,7 @@ from greenformers.data._texts import Texts
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
 from greenformers.model.positions import extend, reach
+from greenformers.train.processes import first_process, told
 
 ORIGINAL = "original"
 Progress = Callable[[str, float], None]
@@ -43,9 +44,10 @@ def run(
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
     Finished steps are kept beside `out` until all of them are finished: the same call continues after the last one.
+    Of several processes the first does all of this; the others take part in what trains, see `_take_part`.
 
     Returns:
-        The report, the records, and a text for each cost that was not measured.
+        The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
 
     Raises:
         ValueError: Options, files or the model cannot be used together; the user can correct it.
@@ -80,9 +82,13 @@ def run(
         check_examples(original, parts["judging"], reader)
     check(small, changes, given)
     unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], asdict(job)], _files(model, job))
-    small, done = unfinished.last(small)
     given = replace(given, folder=unfinished.folder)
-    report = apply(small, changes, given, done=done, after=unfinished.keep)
+    if not first_process():
+        _take_part(small, changes, given, unfinished)
+        return CompressionReport([], 0, 0), [], []
+    small, done = unfinished.last(small)
+    report = apply(small, changes, given, done=done, before=told, after=unfinished.keep)
+    told()
     models = {ORIGINAL: original} | unfinished.models(_names(changes), small)
     longer = _lengthen(original, small)
     notes: list[str] = []
@@ -101,6 +107,16 @@ def run(
     )  # fmt: skip
     unfinished.remove()
     return report, records, [f"{note} (--measure)" for note in notes]
+
+
+def _take_part(model: PreTrainedModel, changes: Sequence[Change], given: Given, unfinished: "Unfinished") -> None:
+    """Train along with the first process, which tells the number of each change that trains.
+
+    What other changes have made is read from disk: of measured times, say, two processes may make two networks.
+    """
+    while (number := told()) is not None:
+        small, _ = unfinished.last(model)
+        changes[number].apply(small, given_to(number, changes, given))
 
 
 @dataclass(frozen=True)

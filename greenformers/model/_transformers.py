@@ -250,23 +250,27 @@ def allow_training(model: PreTrainedModel) -> None:
             config._is_quantized = False
 
 
-def whole_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of a model that must stay on one device each: its layers.
+def whole_layers(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model, or of models that it holds, that must stay on one device each: their layers.
 
     It stands on `PreTrainedModel._no_split_modules`. The members of its module lists would take its place.
     """
-    names = set(model._no_split_modules or ())
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    names = {name for part in models for name in part._no_split_modules or ()}
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def mark_as_sharded(model: PreTrainedModel) -> None:
-    """Mark a model as sharded over processes already, so that the Trainer does not wrap it again.
+def mark_as_sharded(model: nn.Module) -> None:
+    """Mark a model, or a module that holds models, as sharded over processes, so that the Trainer does not wrap it.
 
     It stands on `_is_distributed_loading_by_transformers` and `_is_fsdp_managed_module` of models. Sharding by
     accelerate, on GPUs alone, would take its place.
     """
     marks: Any = model
-    marks._is_distributed_loading_by_transformers = True
+    if isinstance(model, PreTrainedModel):
+        marks._is_distributed_loading_by_transformers = True
+    else:  # of a model it is a property, which reads the other
+        marks.is_distributed_loading_by_transformers = True
     marks._is_fsdp_managed_module = True
 
 

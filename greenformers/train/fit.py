@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from greenformers.train import checkpoint
 from greenformers.train.callbacks import Interruption, Pace, Patience, Watch
 from greenformers.train.objective import Objective
+from greenformers.train.processes import alone
 from greenformers.train.shard import is_sharded, shard
 from greenformers.train.stream import Stream
 from greenformers.train.trainer import ResumableTrainer
@@ -167,6 +168,10 @@ def fit(
         ValueError: The batch does not fit the training set or the processes.
     """
     if folder is None:
+        if schedule.patience is not None and not alone():
+            raise ValueError(
+                "patience needs a folder where there are several processes: the best weights are read there"
+            )
         with tempfile.TemporaryDirectory() as temporary:
             return fit(
                 model, objective, schedule, label=label, console=console, folder=Path(temporary), callbacks=callbacks
@@ -238,7 +243,7 @@ def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole
         activation_checkpointing=schedule.recompute,
         activation_checkpointing_kwargs={"use_reentrant": False},
         average_tokens_across_devices=True,
-        ddp_find_unused_parameters=False,
+        ddp_find_unused_parameters=stream.objective.partial,
         eval_strategy="no",  # `Pace` decides on these three
         logging_strategy="no",
         save_strategy="no",

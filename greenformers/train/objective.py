@@ -23,6 +23,7 @@ class Objective(ABC):
         memory: Positions of earlier examples that the segment memory of a network holds; 0 for none.
         in_order: Whether examples are taken in their order, each row of a batch going on where it ended in the batch
             before, as a segment memory needs it.
+        partial: Whether parts of a model may have no gradient in a step, which several processes must agree on.
     """
 
     metric: ClassVar[str]
@@ -30,6 +31,7 @@ class Objective(ABC):
     lengths: Tensor | None = None
     memory: int = 0
     in_order: bool = False
+    partial: ClassVar[bool] = False
 
     @abstractmethod
     def size(self, split: str) -> int:

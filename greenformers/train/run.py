@@ -1,7 +1,6 @@
 """Run folders: settings, metrics, checkpoints while the run lasts, and the trained model at its end."""
 
 import json
-import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.lottery import Lottery
 from greenformers.train.objective import Objective
+from greenformers.train.processes import alone, first_process
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.rounds import Rounds
 from greenformers.train.save import check_new, save
@@ -69,7 +69,7 @@ def start(folder: Path, settings: Training, console: Console) -> Outcome:
         OSError: A file is missing, or the folder cannot be written to.
     """
     # Checked here alone: a run that was sharded may be resumed in one process.
-    if settings.shard and _alone():
+    if settings.shard and alone():
         raise ValueError("shard needs several processes: start the run with torchrun")
     if first_process():
         check_new(folder)
@@ -142,7 +142,7 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     """Task and network of a run; errors in the settings are raised here, before anything is written."""
     schedule, lottery = settings.schedule, settings.lottery
     per_process(schedule, whole=settings.micro_batches is not None)
-    if settings.micro_batches is not None and _alone():
+    if settings.micro_batches is not None and alone():
         raise ValueError("micro_batches needs several processes: start the run with torchrun")
     task = settings.task()
     if schedule.patience is not None and isinstance(task.objective, ImageClassification):
@@ -283,13 +283,3 @@ class _Snapshots(TrainerCallback):
             tensors = weights(self._model)  # every process has a part of a sharded model
             if state.is_world_process_zero:
                 _save_model(self._folder / str(state.global_step), self._task, tensors)
-
-
-def _alone() -> bool:
-    return int(os.environ.get("WORLD_SIZE", 1)) == 1
-
-
-def first_process() -> bool:
-    """Whether this is the process that writes: the only one, or the first of several."""
-    # The launchers' variable, as the process group is initialised only when training starts.
-    return int(os.environ.get("RANK", 0)) == 0

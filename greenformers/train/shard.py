@@ -3,9 +3,9 @@
 import os
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import PreTrainedModel
 
 from greenformers.model._transformers import mark_as_sharded, whole_layers
 
@@ -18,10 +18,10 @@ def is_sharded(flag: bool) -> bool:
     return flag or os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def shard(model: PreTrainedModel, device: torch.device) -> None:
+def shard(model: nn.Module, device: torch.device) -> None:
     """Spread the weights of a model, layer by layer, over all processes, in place."""
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     for module in whole_layers(model):
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -186,6 +186,8 @@ def test_one_text_in_twenty_is_not_learnt_from():
             {"weights": {"hiden": 1.0}},
             "weights must be of logits, hidden, embeddings, similarities, attention, relations; got 'hiden'",
         ),
+        ({"shard": True, "aware": True}, "shard and aware exclude each other"),
+        ({"shard": True, "movement": 0.5}, "shard and movement exclude each other"),
         ({"weights": {"hidden": -1.0}}, "weights must be at least 0, got hidden -1.0"),
         ({"weights": {"hidden": math.nan}}, "weights must be at least 0, got hidden nan"),
     ],
@@ -208,6 +210,15 @@ def test_what_it_needs_is_asked_for_before_any_work(change, message):
     small, original = pair()
     with pytest.raises(ValueError, match=message):
         HEALING.check(small, [], replace(given(original), **change))
+
+
+def test_processes_are_counted_before_any_work(monkeypatch):
+    small, original = pair()
+    with pytest.raises(ValueError, match="shard needs several processes: start the command with torchrun"):
+        Heal(2, batch_size=4, shard=True).check(small, [], given(original))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="batch must be a multiple of 3, processes x accumulate, got 4"):
+        Heal(2, batch_size=4).check(small, [], given(original))
 
 
 def test_logits_of_a_network_without():

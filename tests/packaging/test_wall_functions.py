@@ -199,6 +199,11 @@ def test_a_sharded_model_is_not_wrapped_again() -> None:
     models.mark_as_sharded(model)
     assert is_fsdp_managed_module(model)
     assert model.is_distributed_loading_by_transformers
+    holder: Any = nn.ModuleList([bert()])
+    models.mark_as_sharded(holder)
+    assert is_fsdp_managed_module(holder)
+    assert holder.is_distributed_loading_by_transformers
+    assert len(models.whole_layers(holder)) == len(models.whole_layers(bert()))
 
 
 def test_parameters_outside_of_layers() -> None:

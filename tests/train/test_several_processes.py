@@ -1,9 +1,13 @@
-"""Two processes learn what one learns: data-parallel, sharded, and in a pipeline."""
+"""Two processes learn what one learns: data-parallel, sharded, and in a pipeline; and so do students."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes import corpus, curve, finish, kill, start, wait_for
+from models import folder, sentences
+from processes import Forked, corpus, curve, finish, kill, start, wait_for
+from safetensors.torch import load_file
 
 CURVES = ("loss", "eval_loss")
 WAYS = {
@@ -54,3 +58,52 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_processes(data: str, tmp_
     finish(start(tmp_path / "single", folder=data, **longer))
     for (_, _, a), (_, _, b) in zip(curve(out, *CURVES), curve(tmp_path / "single", *CURVES), strict=True):
         assert abs(a - b) < 1e-4  # rounding adds up over the steps
+
+
+def healed(home: Path, teacher: Path, processes: int, *more: str) -> tuple[list[float], dict[str, Any]]:
+    """The distances of a student from its teacher as it learns, and its weights."""
+    home.mkdir()
+    words = [
+        "compress", teacher / "BertModel", "--texts", teacher / "texts.txt", "--narrow", 16, "--narrow-layers", 1,
+        "--heal", 20, "--heal-batch", 16, "--heal-rate", "3e-3", "--heal-weight", "embeddings=1", "--teacher-cache",
+        home / "cache", "--lengths", "", "--out", home / "small", *more,
+    ]  # fmt: skip
+    printed = finish(Forked([str(word) for word in words], home / "printed.txt", processes))
+    assert printed.count("model: ") == 1  # the first process alone has something to say
+    assert sorted(path.name for path in home.iterdir()) == ["cache", "printed.txt", "small"]
+    report = json.loads((home / "small" / "compression.json").read_text())
+    log = report["steps"][-1]["report"]["log"]
+    return [entry["eval_distance"] for entry in log if "eval_distance" in entry], load_file(
+        home / "small" / "model.safetensors"
+    )
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model without dropout, of which processes would draw apart, and texts."""
+    home = tmp_path_factory.mktemp("teacher")
+    model = folder(home, "bert", "BertModel")
+    config = json.loads((model / "config.json").read_text())
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config | still))
+    (home / "texts.txt").write_text("\n".join(sentences(300)) + "\n")
+    return home
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> tuple[list[float], dict[str, Any]]:
+    return healed(tmp_path_factory.mktemp("alone") / "one", teacher, 1)
+
+
+@pytest.mark.parametrize("way", [[], pytest.param(["--heal-shard"], marks=pytest.mark.slow)], ids=["data", "sharded"])
+def test_a_student_learns_the_same(
+    alone: tuple[list[float], dict[str, Any]], teacher: Path, tmp_path: Path, way: list[str]
+) -> None:
+    """Its pooler, of which the loss compares nothing, has no gradient; the teacher is asked by one of them."""
+    one, ours = alone
+    several, theirs = healed(tmp_path / "several", teacher, 2, *way)
+    assert one[-1] < 0.9 * one[0]  # it does learn
+    assert several == pytest.approx(one, rel=1e-3)
+    assert {name: x.shape for name, x in theirs.items()} == {name: x.shape for name, x in ours.items()}
+    gaps = [(x - theirs[name]).abs().max().item() for name, x in ours.items() if x.is_floating_point()]
+    assert 0 < max(gaps) < 1e-2  # the order of sums
