@@ -28,7 +28,7 @@ from _corpus import SOURCES, corpus
 from _harness import RUNS, SEED, Benchmark, Option, Run, data, told, yes
 from compress_minilm import LENGTH, minilm, pairs
 from matplotlib.figure import Figure
-from prune_minilm import draw, of, quality, timed_batch
+from prune_minilm import draw, kinds_in, of, quality, timed_batch
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
@@ -39,7 +39,7 @@ from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.measure.parameters import bytes_of
-from greenformers.measure.record import Record, with_ratios
+from greenformers.measure.record import Record, read, with_ratios
 from greenformers.report.plot import looks, new_figure, save, settle
 from greenformers.static.folder import StaticEncoder
 from greenformers.static.judge import judged
@@ -47,6 +47,8 @@ from greenformers.static.learn import learned_by
 
 CALIBRATION, TRAIN = 600, 1000
 ROUNDS, DIMS = 20, (256, 384)
+BESIDE = Path("results/prune_minilm.jsonl")
+OTHERS = ("layers", "heads and neurons", "low rank", "int8", "together", "together, int8")
 STARTS, STEPS = ("pruned", "pca", "random"), 1000
 STATIC = "a vector for each token"
 KEPT = {"3 layers of 192": 0.95, "3 layers of 384": 0.99, f"{STATIC}, 256": 0.85}
@@ -63,6 +65,7 @@ BENCHMARK = Benchmark(
         Option("--starts", "compare what students begin with", bool, default=False),
         SEED,
         Option("--picture", "file the picture is drawn into", Path),
+        Option("--beside", "records of pruning, low rank, int8 and their mixtures", Path, BESIDE),
         Option("--runs", "folder of students and of what the teacher gives", Path, RUNS / "students"),
     ),
 )
@@ -159,7 +162,7 @@ def final(run: Run, learnt: Learnt) -> bool:
     run.show(shown(records, list(sizes)))
     run.write(records)
     if given.picture:
-        save(picture(records), given.picture)
+        save(picture(records, read(given.beside) if given.beside.is_file() else []), given.picture)
     return run.quick or bars(records)
 
 
@@ -191,9 +194,9 @@ def shown(records: list[Record], names: list[str]) -> Table:
     return table
 
 
-def picture(records: list[Record]) -> Figure:
-    """What is left of the correlation against time, a line for each kind."""
-    figure = new_figure(8.6, 5.0, "Students of MiniLM-L6")
+def picture(records: list[Record], beside: list[Record]) -> Figure:
+    """What is left of the correlation against time, a line for each kind, and what other kinds have shown."""
+    figure = new_figure(8.6, 5.0, "Students of MiniLM-L6, and what is made of it without training")
     axes = figure.add_subplot()
     names = [record.variant for record in records if record.metric == "size" and record.variant != "dense"]
     lines = {
@@ -201,11 +204,15 @@ def picture(records: list[Record]) -> Figure:
         "students, int8": [name for name in names if "int8" in name],
         STATIC: [name for name in names if name.startswith(STATIC)],
     }
-    draw(axes, records, lines, lambda name: of(records, "latency", name).ratio or 0)
+    kinds = kinds_in(beside)
+    others = {name: kinds[name] for name in OTHERS if name in kinds}
+    both = [*records, *beside]
+    draw(axes, both, lines | others, lambda name: of(both, "latency", name).ratio or 0)
     axes.set_xlabel("times as fast")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda faster, _: f"{faster:g}")
-    axes.legend()
+    axes.set_ylim(82, 101)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     settle(figure)
     return figure
 
