@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from greenformers.changes._coded import codable
 from greenformers.changes._straight_through import noise_of, rounded_inputs, straight_through
 from greenformers.model._transformers import TransposedLinear
+from greenformers.model.experts import pack, unpack
 from greenformers.solve.grid import Form, Grid, nearest
 from greenformers.solve.walk import Select
 
@@ -26,14 +27,15 @@ def aware(model: nn.Module, select: Select, form: Form, share: float, *, inputs:
     """
     held: list[tuple[list[Any], _Rounded]] = []
     handles: list[Any] = []
+    unpacked = unpack(model)
     for site in codable(model, select):
-        turned = isinstance(site.module, TransposedLinear)
+        turned = isinstance(site.module, TransposedLinear) or getattr(site.module, "transposed", False)
         modules: dict[int, Any] = {id(module): module for module in map(model.get_submodule, site.paths)}
-        rounded = _Rounded(site.matrices()[0], form, turned=turned, share=share)
+        rounded = _Rounded(site.stacked(), form, turned=turned, share=share)
         for module in modules.values():
             parametrize.register_parametrization(module, "weight", rounded)
             if inputs and not isinstance(module, nn.Embedding):
-                handles.append(module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]),)))
+                handles.append(module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]), *args[1:])))
         held.append((list(modules.values()), rounded))
     try:
         yield
@@ -47,6 +49,7 @@ def aware(model: nn.Module, select: Select, form: Form, share: float, *, inputs:
             if value is not None:
                 with torch.no_grad():
                     modules_of_one[0].weight.copy_(value)
+        pack(model, unpacked)
 
 
 class _Rounded(nn.Module):
@@ -67,7 +70,8 @@ class _Rounded(nn.Module):
         return self.growth is not None and bool(self.growth.count_nonzero())
 
     def forward(self, weight: Tensor) -> Tensor:
-        rows = weight.mT if self.turned else weight
+        whole = weight.mT if self.turned else weight
+        rows = whole.reshape(-1, whole.shape[-1])  # of all experts, one below the other
         n = rows.shape[1]
         with torch.no_grad():
             scale, zero = Grid.of(rows, self.form).columns(0, n, n)
@@ -77,4 +81,5 @@ class _Rounded(nn.Module):
         q = nearest(rows.detach(), scale.detach(), zero, self.form.levels)
         rounded = (scale * (q - zero)).to(rows.dtype)
         rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
+        rows = rows.view_as(whole)
         return rows.mT if self.turned else rows

@@ -1,4 +1,4 @@
-"""Weights in few bits, packed, with their grids, and linear layers that have them.
+"""Weights in few bits, packed, with their grids, and linear layers and experts that have them.
 
 A weight (m, n) is w = s (q - z), see `greenformers.solve.grid`. Numbers that are not floating point keep their bits
 when a network is cast, so steps in float16 are held as int16.
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from greenformers._torch import is_fake, own_parameters, version
 from greenformers.changes._bits_kernel import LEAST, ROWS, Kernel, group_for, kernel
-from greenformers.changes._coded import CodedLinear, CodedWeight
+from greenformers.changes._coded import CodedExperts, CodedLinear, CodedWeight
 from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_linear import Int8Linear, fixed
 from greenformers.changes._paths import check_keys
 from greenformers.changes._straight_through import rounded_inputs
+from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.solve.bit_packing import pack, packed_width, unpack
 from greenformers.solve.grid import BINARY, BITS, PER, Form, Grid
 from greenformers.solve.low_rank_rest import FACTORS
@@ -75,6 +76,16 @@ class Packed(CodedWeight):
         if inputs is not None:
             held.inputs = fixed(inputs.float())
         return held
+
+    def part(self, rows: slice) -> "Packed":
+        """Some rows, of the same memory."""
+        part = Packed(rows.stop - rows.start, self.n, self.form, rounds_inputs=self.rounds_inputs)
+        part.unit, part.inputs, part.packed = self.unit, self.inputs, fixed(self.packed.detach()[rows])
+        one = self.form.per == "tensor"
+        part.steps = self.steps if one else fixed(self.steps.detach()[rows])
+        if self.zero is not None:
+            part.zero = self.zero if one else fixed(self.zero.detach()[rows])
+        return part
 
     def with_product(self, left: "Packed", right: "Packed") -> "Packed":
         """The same weight and the product of two narrow ones."""
@@ -215,6 +226,35 @@ class BitsLinear(CodedLinear):
         return {**super().__getstate__(), "_kept": None}  # made again where it is copied to
 
 
+class BitsExperts(CodedExperts):
+    """One weight of all experts, packed; gradients pass through it to what comes before."""
+
+    held: Packed
+
+    def __init__(self, held: Packed, dense: ExpertsLinear) -> None:
+        super().__init__(held, dense)
+        self._layers: tuple[Any, list[BitsLinear]] | None = None
+
+    def product(self, x: Float[Tensor, "S n"], expert: int) -> Float[Tensor, "S m"]:
+        """W_e x for rows of one expert, as a linear layer of few bits computes it."""
+        y: Tensor = self._each()[expert](x)
+        return y
+
+    def _each(self) -> list[BitsLinear]:
+        """A layer for each expert on slices of these numbers; built again only when they change."""
+        held = [part for part in (*own_parameters(self.held), self.bias) if part is not None]
+        key = [(part.data_ptr(), version(part)) for part in held]
+        if self._layers is None or self._layers[0] != key:
+            m = self.out_features
+            parts = [self.held.part(slice(start, start + m)) for start in range(0, self.held.m, m)]
+            biases = [None] * self.experts if self.bias is None else map(fixed, self.bias.detach().unbind())
+            self._layers = key, [BitsLinear(*pair) for pair in zip(parts, biases, strict=True)]
+        return self._layers[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layers": None}  # made again where it is copied to
+
+
 def checked(path: str, m: int, n: int, described: Any) -> Packed:
     """An empty packed weight of the form in a description from an untrusted file.
 
@@ -239,6 +279,7 @@ def checked(path: str, m: int, n: int, described: Any) -> Packed:
     return Packed(m, n, form, scaled=described["scaled"], rank=rank, rounds_inputs=rounds)
 
 
-def rounding_inputs(model: nn.Module) -> list[BitsLinear]:
+def rounding_inputs(model: nn.Module) -> list[BitsLinear | BitsExperts]:
     """The layers that round their inputs."""
-    return [layer for layer in model.modules() if isinstance(layer, BitsLinear) and layer.held.rounds_inputs]
+    layers = (layer for layer in model.modules() if isinstance(layer, BitsLinear | BitsExperts))
+    return [layer for layer in layers if layer.held.rounds_inputs]

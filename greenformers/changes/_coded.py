@@ -1,4 +1,4 @@
-"""Linear layers and embeddings that hold a code in place of their weight: put in place, described and shared.
+"""Linear layers, embeddings and experts that hold a code in place of their weight: put in place, described and shared.
 
 `CodedWeight` is what a code has to give: `greenformers.changes._bits_layers` has those of few bits,
 `greenformers.changes._product_layers` those of codebooks. Layers that shared a weight share its code.
@@ -16,9 +16,14 @@ from torch import Tensor, nn
 from greenformers.changes._contract import UnitReport
 from greenformers.changes._paths import located
 from greenformers.lowrank.computed import computed
+from greenformers.lowrank.experts import ExpertsLinear, Routed
 from greenformers.model._transformers import TransposedLinear, leave_as_made
+from greenformers.model.experts import pack
 from greenformers.solve.units import put
 from greenformers.solve.walk import Select, Site, kind_of, sites
+
+KINDS = ("linear", "embedding", "experts")
+"""Kinds of layers that can hold a code."""
 
 
 class CodedWeight(nn.Module):
@@ -100,20 +105,62 @@ class CodedEmbedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-Layer = CodedLinear | CodedEmbedding
+class CodedExperts(nn.Module):
+    """One weight of all experts of a mixture with a code, in place of `ExpertsLinear`.
+
+    The weights W_1 to W_E (m, n) of the experts, one below the other, are the weight (E m, n) that the code is of.
+
+    Args:
+        held: The code.
+        dense: The layer in whose place it stands, of which it takes sizes and biases.
+    """
+
+    def __init__(self, held: CodedWeight, dense: ExpertsLinear) -> None:
+        super().__init__()
+        self.experts, self.out_features, self.in_features = dense.matrices.shape
+        self.held, self.bias, self.transposed = held, dense.bias, dense.transposed
+
+    @property
+    def weight(self) -> Float[Tensor, "..."]:
+        """The weights that the code stands for, as `ExpertsLinear` holds them; see `computed`."""
+        E, m, n = self.experts, self.out_features, self.in_features
+
+        def made() -> Tensor:
+            matrices = self.held.rows().view(E, m, n)
+            return matrices.mT if self.transposed else matrices
+
+        return computed(made, (E, n, m) if self.transposed else (E, m, n), self.held.like)
+
+    def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
+        """W_e x for each row x, where e is its expert."""
+        outputs = [self.product(part, e) for e, part in enumerate(x.split(routed.counts)) if len(part)]
+        return torch.cat(outputs) if outputs else x.new_zeros(0, self.out_features)
+
+    def product(self, x: Float[Tensor, "S n"], expert: int) -> Float[Tensor, "S m"]:
+        """W_e x for rows of one expert, whose weight alone is made."""
+        at = torch.arange(self.out_features, device=x.device) + expert * self.out_features
+        bias = None if self.bias is None else self.bias[expert].to(x.dtype)
+        return F.linear(x, self.held.rows(at).to(x.dtype), bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, experts={self.experts}"
+
+
+Layer = CodedLinear | CodedEmbedding | CodedExperts
 
 
 def codable(model: nn.Module, select: Select = None) -> list[Site]:
-    """The linear layers, the factors of low-rank ones too, and embeddings whose weights can have a code.
+    """The linear layers, the factors of low-rank ones too, embeddings and experts whose weights can have a code.
+
+    Experts are found where they are unpacked, see `greenformers.model.experts.as_modules`.
 
     Raises:
         ValueError: There is none, or a pattern selects nothing.
     """
-    kinds = ("linear", "embedding")
     if select is not None:
-        return [site for site in sites(model, select, factors=True) if site.kind in kinds]
+        return [site for site in sites(model, select, factors=True) if site.kind in KINDS]
     chosen: dict[str, Site] = {}  # a head that shares its weight with an embedding is of both kinds
-    for kind in kinds:
+    for kind in KINDS:
         with suppress(ValueError):  # there is none
             chosen |= {site.path: site for site in sites(model, kind, factors=True)}
     if not chosen:
@@ -178,9 +225,9 @@ def place(
     held: dict[str, CodedWeight] = {}
     for path, where in at.items():
         module: Any = model.get_submodule(where)
-        if kind_of(module) not in ("linear", "embedding"):
+        if kind_of(module) not in KINDS:
             raise ValueError(f"{path}: a {type(module).__name__} cannot hold a code")
-        m, n = module.weight.shape[::-1] if isinstance(module, TransposedLinear) else module.weight.shape
+        m, n = _size(module)
         owner = first.get(path, path)
         if owner not in held:
             with torch.device(next(model.parameters()).device):
@@ -201,10 +248,23 @@ def opened(model: nn.Module, kind: type[CodedWeight]) -> int:
         if id(layer) not in layers:
             layers[id(layer)] = _dense(layer, weights[id(layer.held)]).train(layer.training)
         put(model, path, layers[id(layer)])
+    pack(model)
     return len(weights)
 
 
+def _size(module: Any) -> tuple[int, int]:
+    if isinstance(module, ExpertsLinear):
+        E, m, n = module.matrices.shape
+        return E * m, n
+    m, n = module.weight.shape
+    return (n, m) if isinstance(module, TransposedLinear) else (m, n)
+
+
 def _dense(layer: Layer, weight: nn.Parameter) -> nn.Module:
+    if isinstance(layer, CodedExperts):
+        matrices = weight.unflatten(0, (layer.experts, -1))
+        matrices = matrices.mT.contiguous() if layer.transposed else matrices
+        return ExpertsLinear(nn.Parameter(matrices), layer.bias, transposed=layer.transposed)
     m, n = weight.shape
     with torch.device("meta"):  # where nothing is drawn
         if isinstance(layer, CodedEmbedding):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Coding(Change):
-    """Codes of the weights of linear layers and embeddings; by texts layer after layer, or by weights alone."""
+    """Codes of the weights of linear layers, embeddings and experts; by texts layer by layer, or by weights alone."""
 
     reads_weights: ClassVar[bool] = True
     from_disk: ClassVar[bool] = True
@@ -74,10 +74,12 @@ class Coding(Change):
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
         """Check also that there are layers for codes."""
         from greenformers.changes._coded import codable
+        from greenformers.model.experts import as_modules
 
         super().check(model, before, given)
         if not any(change.factorises for change in before):  # which may leave other layers than there are now
-            codable(model, self.patterns)
+            with as_modules(model):
+                codable(model, self.patterns)
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Replace weights by codes.
@@ -86,12 +88,19 @@ class Coding(Change):
             ValueError: There is none to replace, the data does not reach a layer that is selected, or numbers are not
                 finite.
         """
-        from greenformers.changes._coded import codable, commit, unit_of
+        from greenformers.model.experts import as_modules
         from greenformers.solve.census import census
+
+        whole = census(model)
+        with as_modules(model):
+            units, sites = self._coded(model, given)
+        return self._report(units, sites, whole)
+
+    def _coded(self, model: "nn.Module", given: Given) -> "tuple[list[UnitReport], list[Site]]":
+        from greenformers.changes._coded import codable, commit, unit_of
         from greenformers.solve.layer_by_layer import write
         from greenformers.solve.units import restored_by_errors
 
-        whole = census(model)
         sites = codable(model, self.patterns)
         held: dict[str, CodedWeight] = {}
         errors: dict[str, float] = {}
@@ -111,7 +120,7 @@ class Coding(Change):
         for site in sites:
             commit(model, site, lambda module, code=held[site.path]: self.layer(module, code))  # type: ignore[misc]
         self.settle(model)
-        return self._report(units, sites, whole)
+        return units, sites
 
     def plan(
         self, model: "nn.Module", sites: "Sequence[Site]", traced: "Trace | None", given: Given
@@ -127,7 +136,7 @@ class Coding(Change):
         """
         from greenformers.solve.layer_by_layer import error
 
-        W = site.matrices()[0].float()
+        W = site.stacked().float()
         if not W.isfinite().all():
             raise ValueError(f"{site.path}: the weight holds values that are not finite")
         held = self.by_weights(W, given)
@@ -186,6 +195,7 @@ class Coding(Change):
         """Put empty layers at the paths of a description."""
         from greenformers.changes._coded import place
         from greenformers.changes._paths import check_keys, check_paths
+        from greenformers.model.experts import as_modules
 
         check_keys(f"the description of {cls.name()}", description, ("forms", "ties"))
         if not isinstance(description["forms"], dict) or not description["forms"]:
@@ -194,7 +204,8 @@ class Coding(Change):
             raise ValueError(f"ties of {cls.name()} must be lists of paths")
         for group in description["ties"]:
             check_paths(f"ties of {cls.name()}", group)
-        return place(model, description["forms"], description["ties"], cls.empty, cls.layer)
+        with as_modules(model):
+            return place(model, description["forms"], description["ties"], cls.empty, cls.layer)
 
     @classmethod
     def replaced(cls, model: "nn.Module") -> Iterable[str]:

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from greenformers.changes._coded import codable
 from greenformers.changes._straight_through import noise_of, straight_through
 from greenformers.model._transformers import TransposedLinear
+from greenformers.model.experts import pack, unpack
 from greenformers.solve.codebook import blocks, joined, kmeans, moved, nearest
 from greenformers.solve.walk import Select
 
@@ -22,9 +23,10 @@ def aware(model: nn.Module, select: Select, d: int, K: int, share: float, seed: 
     The codebook follows the weights by a step of k-means at each step of training.
     """
     modules: list[Any] = []
+    unpacked = unpack(model)
     for site in codable(model, select):
-        turned = isinstance(site.module, TransposedLinear)
-        coded = _Coded(site.matrices()[0], d, K, turned=turned, share=share, seed=seed)
+        turned = isinstance(site.module, TransposedLinear) or getattr(site.module, "transposed", False)
+        coded = _Coded(site.stacked(), d, K, turned=turned, share=share, seed=seed)
         for module in {id(module): module for module in map(model.get_submodule, site.paths)}.values():
             parametrize.register_parametrization(module, "weight", coded)
             modules.append(module)
@@ -33,6 +35,7 @@ def aware(model: nn.Module, select: Select, d: int, K: int, share: float, seed: 
     finally:
         for module in modules:
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        pack(model, unpacked)
 
 
 class _Coded(nn.Module):
@@ -50,7 +53,8 @@ class _Coded(nn.Module):
         self.register_buffer("centroids", kmeans(blocks(W.float(), d), K, seed=seed))
 
     def forward(self, weight: Tensor) -> Tensor:
-        rows = weight.mT if self.turned else weight
+        whole = weight.mT if self.turned else weight
+        rows = whole.reshape(-1, whole.shape[-1])  # of all experts, one below the other
         with torch.no_grad():
             w = blocks(rows.float(), self.d)
             codes = nearest(w, self.centroids)
@@ -58,4 +62,5 @@ class _Coded(nn.Module):
                 self.centroids.copy_(moved(w, codes, self.centroids))
             rounded = joined(codes, self.centroids, rows.shape[1]).to(rows.dtype)
         rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training, self.d))
+        rows = rows.view_as(whole)
         return rows.mT if self.turned else rows

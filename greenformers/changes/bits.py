@@ -26,7 +26,7 @@ BY = ("gptq", "awq", "rounding")
 
 @dataclass(frozen=True)
 class Bits(Coding):
-    """Weights of linear layers and embeddings in few bits, packed: fewer bytes, and text is written faster."""
+    """Weights of linear layers, embeddings and experts in few bits, packed: fewer bytes, and text is written faster."""
 
     bits: float | None = option(
         None, "Bits of a weight: 2 to 8, 1.58 for ternary weights (-a, 0, a), 1 for binary ones (-a, a); by default 4.",
@@ -41,7 +41,7 @@ class Bits(Coding):
     by: str = option(
         "gptq",
         "How weights are rounded. With texts: gptq, where later weights make up for earlier ones, or awq, with scales "
-        "of the inputs; by weights alone: rounding. Embeddings are always rounded by weights alone.",
+        "of the inputs; by weights alone: rounding. Embeddings and experts are always rounded by weights alone.",
         "--bits-by",
     )
     per: str = option("group", "What has a step of its own: group (of inputs of a row), row, or tensor.", "--bits-per")
@@ -246,14 +246,17 @@ class Bits(Coding):
 
     @classmethod
     def layer(cls, module: Any, held: Any) -> "Layer":
-        """The layer with a packed weight in place of a linear layer or an embedding."""
+        """The layer with a packed weight in place of a linear layer, an embedding or experts."""
         from torch import nn
 
-        from greenformers.changes._bits_layers import BitsLinear
+        from greenformers.changes._bits_layers import BitsExperts, BitsLinear
         from greenformers.changes._coded import CodedEmbedding
+        from greenformers.lowrank.experts import ExpertsLinear
 
         if isinstance(module, nn.Embedding):
             return CodedEmbedding(held, module.padding_idx)
+        if isinstance(module, ExpertsLinear):
+            return BitsExperts(held, module)
         return BitsLinear(held, module.bias)
 
     @classmethod
@@ -292,5 +295,5 @@ def _bytes(site: "Site", form: "Form", rank: int) -> int:
     from greenformers.changes._bits_layers import Packed
 
     with torch.device("meta"):
-        held = Packed(site.m, site.n, form, rank=rank)
+        held = Packed(site.rows, site.n, form, rank=rank)
     return sum(part.numel() * part.element_size() for part in held.parameters())

@@ -99,14 +99,17 @@ class Product(Coding):
 
     @classmethod
     def layer(cls, module: Any, held: Any) -> "Layer":
-        """The layer with codes in place of a linear layer or an embedding."""
+        """The layer with codes in place of a linear layer, an embedding or experts."""
         from torch import nn
 
-        from greenformers.changes._coded import CodedEmbedding, CodedLinear
+        from greenformers.changes._coded import CodedEmbedding, CodedExperts, CodedLinear
+        from greenformers.lowrank.experts import ExpertsLinear
         from greenformers.model._transformers import TransposedLinear
 
         if isinstance(module, nn.Embedding):
             return CodedEmbedding(held, module.padding_idx)
+        if isinstance(module, ExpertsLinear):
+            return CodedExperts(held, module)
         return CodedLinear(held, module.bias, turned=isinstance(module, TransposedLinear))
 
     @classmethod

@@ -16,7 +16,7 @@ words, lie so in every version of the layout; others do not.
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
@@ -172,10 +173,10 @@ def _linear(model: nn.Module) -> list[tuple[str, BitsLinear]]:
 
 
 def save_pack_quantized(model: PreTrainedModel, folder: Path) -> None:
-    """Write a network in the layout; embeddings, and heads that share their weight, as floating-point numbers.
+    """Write a network in the layout; experts, embeddings, and heads that share their weight, as floating-point numbers.
 
     Raises:
-        ValueError: Raised as by `check_layout`.
+        ValueError: Raised as by `check_layout`, or weights have other names in files.
         OSError: A file cannot be written.
     """
     check_layout(model)
@@ -188,10 +189,27 @@ def save_pack_quantized(model: PreTrainedModel, folder: Path) -> None:
     for path, layer in layers:
         del weights[f"{path}.weight"]
         weights |= {f"{path}.{name}": x for name, x in tensors_of(layer.held).items()}
+    names = {*weights}
     dense.save_pretrained(folder, state_dict=weights)
+    _check_names(dense, names, folder)
     file = folder / "config.json"
     config = read_json(file) | {"quantization_config": _config(dense, layers)}
     file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _check_names(model: nn.Module, names: Collection[str], folder: Path) -> None:
+    """Check that weights were written under their own names.
+
+    Raises:
+        ValueError: They were not: beside packed weights transformers does not find them again, as Mixtral's experts.
+    """
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            other = next((name for name in file.keys() if name not in names), None)  # noqa: SIM118 - it is no dict
+        if other is not None:
+            raise ValueError(
+                f"{METHOD} cannot hold a {type(model).__name__}, of which transformers renames weights ({other})"
+            )
 
 
 def _form(held: Packed) -> Form:

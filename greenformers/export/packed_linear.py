@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from greenformers.changes._bits_layers import BitsLinear, Packed
-from greenformers.changes._coded import CodedEmbedding, coded, opened
+from greenformers.changes._coded import CodedEmbedding, CodedExperts, coded, opened
 from greenformers.solve.bit_packing import pack
 from greenformers.solve.grid import BINARY
 from greenformers.solve.units import put
@@ -153,9 +153,11 @@ def check_packed(model: nn.Module) -> None:
     """Check that all layers of few bits can be written.
 
     Raises:
-        ValueError: Groups of one are no blocks.
+        ValueError: Groups of one are no blocks, or there are experts.
     """
     for path, layer in coded(model, Packed):
+        if isinstance(layer, CodedExperts):
+            raise ValueError(f"{path}: experts of few bits have no form in onnx and openvino; leave them out by select")
         held: Any = layer.held
         if held.form.group_of(held.n) < held.n:
             try:

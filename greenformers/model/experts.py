@@ -5,7 +5,8 @@ the same parameters in two modules, up and down, with the gate of the class betw
 weight was replaced.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -97,6 +98,16 @@ def pack(model: nn.Module, unpacked: Mapping[str, nn.Module] | None = None) -> N
         if isinstance(module, RoutedExperts) and all(type(x) is ExpertsLinear for x in (module.up, module.down)):
             packed = before.get(path) or repacked.setdefault(id(module), module.packed())
             _place(model, path, packed)
+
+
+@contextmanager
+def as_modules(model: nn.Module) -> Iterator[None]:
+    """A `with` block in which experts are unpacked; those of which no weight was replaced are packed after it."""
+    unpacked = unpack(model)
+    try:
+        yield
+    finally:
+        pack(model, unpacked)
 
 
 def _place(model: nn.Module, path: str, module: nn.Module) -> None:

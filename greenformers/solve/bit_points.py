@@ -64,7 +64,7 @@ def bit_points(
 
     Args:
         model: The network, left as it was.
-        sites: Linear layers and embeddings.
+        sites: Linear layers, embeddings and experts.
         traced: What `trace` saw of those linear layers whose inputs are looked at; the others have no corrections.
         batches: Batches of examples, all to round with and some to judge by.
         form: The form of the grids of a number of bits.
@@ -98,7 +98,7 @@ def bit_points(
 
     looked_at = {site.path for group in (traced.groups if traced else ()) for site in group}
     for site in (site for site in sites if site.path not in looked_at):
-        W = site.matrices()[0].float()
+        W = site.stacked().float()
         grids = {bits: Grid.of(W, form(bits), felt=W.new_ones(site.n) if clip(site) else None) for bits in BITS}
         rounded = {bits: grid.values(grid.round(W)) for bits, grid in grids.items()}
         see(site, {Way(bits, 0): (W - Q).square().sum().item() for bits, Q in rounded.items()}, rounded)

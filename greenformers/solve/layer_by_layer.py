@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.calibrate import Sums
 from greenformers.solve.seen import Seen, summed
@@ -83,10 +84,13 @@ def layer_by_layer(
 
 
 def write(site: Site, W: Tensor) -> None:
-    """Set the weight (m, n) of a linear layer."""
-    weight: Any = site.module.weight
+    """Set the weight (m, n) of a linear layer or an embedding, or those of all experts, one below the other."""
+    module: Any = site.module
+    if isinstance(module, ExpertsLinear):
+        W = W.unflatten(0, (site.groups, site.m))
+    turned = isinstance(module, TransposedLinear) or getattr(module, "transposed", False)
     with torch.no_grad():
-        weight.copy_(W.mT if isinstance(site.module, TransposedLinear) else W)
+        module.weight.copy_(W.mT if turned else W)
 
 
 def error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:

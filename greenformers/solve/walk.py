@@ -100,6 +100,11 @@ class Site:
         return self.paths[0]
 
     @property
+    def rows(self) -> int:
+        """Number of rows of `stacked`."""
+        return self.groups * self.m
+
+    @property
     def also_head(self) -> bool:
         """Whether an embedding has its weight in common with other layers, such as a head."""
         return self.kind == "embedding" and len(self.paths) > 1
@@ -122,6 +127,10 @@ class Site:
         if isinstance(self.module, TransposedLinear):
             weight = weight.mT
         return weight.detach().reshape(self.groups, self.m, self.n)
+
+    def stacked(self) -> Tensor:
+        """The matrices of all groups, one below the other (groups m, n)."""
+        return self.matrices().flatten(0, 1)
 
 
 def sites(model: nn.Module, select: Select = None, *, factors: bool = False) -> list[Site]:

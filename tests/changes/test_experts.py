@@ -1,4 +1,4 @@
-"""Mixtures of experts whose weights transformers holds in one parameter for all experts, of low rank and as int8."""
+"""Mixtures of experts whose weights transformers holds in one parameter for all experts: of low rank, in few bits."""
 
 import copy
 from pathlib import Path
@@ -12,10 +12,14 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 import greenformers
-from greenformers.changes import Change, Int8, LowRank
+from greenformers.changes import Bits, Change, Int8, LowRank, Product
+from greenformers.changes._bits_layers import BitsExperts, BitsLinear
+from greenformers.changes._coded import CodedExperts
 from greenformers.changes._coverage import coverage
 from greenformers.changes._int8_experts import Int8Experts
 from greenformers.changes._int8_linear import Int8Linear
+from greenformers.checkpoint.pack_quantized import save_pack_quantized
+from greenformers.export.packed_linear import check_packed
 from greenformers.lowrank.experts import ExpertsLED, ExpertsLinear, Routed
 from greenformers.lowrank.factorize import factorize
 from greenformers.model._transformers import experts_form
@@ -63,7 +67,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 LOW = LowRank(keep=0.5, multiple=1)
-RECIPES: dict[str, list[Change]] = {"low rank": [LOW], "int8": [Int8()], "both": [LOW, Int8()]}
+RECIPES: dict[str, list[Change]] = {
+    "low rank": [LOW], "int8": [Int8()], "both": [LOW, Int8()], "3 bits": [Bits(3, group=8)],
+    "4 bits, int8 inputs": [Bits(4, by="rounding", per="row", inputs=8)], "budget": [Bits(budget=7, group=8)],
+    "codebooks": [Product(4, centroids=8, by="kmeans")],
+}  # fmt: skip
+FEW: dict[str, Bits] = {
+    "3 bits": Bits(3, by="rounding", group=8), "awq": Bits(4, by="awq", per="row"),
+    "ternary, of a tensor": Bits(1.58, by="rounding", per="tensor"),
+    "int8 inputs": Bits(4, by="rounding", per="row", inputs=8),
+}  # fmt: skip
 
 
 def network(kind: str) -> PreTrainedModel:
@@ -302,6 +315,106 @@ def test_int8_training_rounds_experts_too() -> None:
     assert torch.equal(scores(model), expected)
     greenformers.compress(model, [Int8()])
     assert (rounded - scores(model)).norm() < 0.5 * (expected - scores(model)).norm() + 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FEW)
+def test_experts_of_few_bits_are_so_many_linear_layers(kind: str, form: str) -> None:
+    """Each with a grid for its own rows, but of one step for all where that is asked for; no expert sees another."""
+    model, dense = network(kind), network(kind)
+    greenformers.compress(model, [FEW[form]], calibration=batches())
+    unpack(dense)
+    assert len(routed(model)) == len(routed(dense))
+    rows = torch.randn(31, WIDTH)
+    for path, module in routed(model).items():
+        before: Any = dense.get_submodule(path)
+        for name, n in (("up", WIDTH), ("down", INNER)):
+            part: Any = getattr(module, name)
+            W, bias = getattr(before, name).matrices, getattr(before, name).bias
+            assert type(part) is BitsExperts
+            assert part.weight.shape == getattr(before, name).weight.shape
+            ways = Routed.of(torch.stack([torch.randperm(EXPERTS - 1)[:CHOSEN] for _ in range(31)]), EXPERTS)
+            x = rows[ways.tokens, :n].requires_grad_()
+            held = (part.weight + 0).mT if part.transposed else part.weight + 0
+            alone = [FEW[form].by_weights(E.detach(), None) for E in W]  # type: ignore[arg-type]
+            if FEW[form].per != "tensor":
+                assert torch.equal(held, torch.stack([one.rows() for one in alone]))
+                layers = [
+                    BitsLinear(one, None if bias is None else nn.Parameter(bias[e])) for e, one in enumerate(alone)
+                ]
+                expected = torch.cat(
+                    [layer(some) for some, layer in zip(x.split(ways.counts), layers, strict=True) if len(some)]
+                )
+            else:
+                biases = [None] * EXPERTS if bias is None else bias.detach()
+                each = zip(x.split(ways.counts), held, biases, strict=True)
+                expected = torch.cat([nn.functional.linear(some, E, b) for some, E, b in each if len(some)])
+            found = part(x, ways)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+            target = torch.randn_like(found)
+            gradients = [torch.autograd.grad((y * target).sum(), x)[0] for y in (found, expected)]
+            torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_codebooks_of_experts(kind: str) -> None:
+    """One codebook for all experts; dense experts of its entries come back."""
+    model = network(kind)
+    greenformers.compress(model, [Product(4, centroids=64, by="kmeans", select=("experts",))])
+    parts = [part for each in routed(model).values() for part in (each.up, each.down)]
+    assert all(type(part) is CodedExperts for part in parts)
+    expected = scores(model)
+    assert Product.revert(model) == len(parts)
+    assert not routed(model)
+    torch.testing.assert_close(scores(model), expected, atol=1e-5, rtol=1e-5)
+    assert {key: x.shape for key, x in model.state_dict().items()} == {
+        key: x.shape for key, x in network(kind).state_dict().items()
+    }
+
+
+@pytest.mark.parametrize(
+    "change", [Bits(4, by="rounding", group=8), Bits(1.58, by="rounding"), Product(4, centroids=8, by="kmeans")]
+)
+def test_training_rounds_experts_too(change: Change) -> None:
+    model = network("gpt_oss")
+    names = {name: id(parameter) for name, parameter in model.named_parameters()}
+    expected, rounding = scores(model), change.rounding(model)
+    assert rounding is not None
+    with rounding:
+        rounded = scores(model)
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == names
+    assert torch.equal(scores(model), expected)
+    assert not routed(model)
+    greenformers.compress(model, [change], calibration=batches())
+    assert (rounded - scores(model)).norm() < 0.5 * (expected - scores(model)).norm() + 0.02 * expected.norm()
+
+
+def test_experts_of_few_bits_take_so_many_bytes() -> None:
+    model = network("mixtral")
+    report = greenformers.compress(model, [Bits(4, by="rounding", group=28)])
+    assert "experts" not in report.steps[0].report.summary.partition("left as they are")[2]
+    for unit in report.units:
+        if ".experts." in unit.path:
+            n = WIDTH if unit.path.endswith("up") else INNER
+            rows = unit.before // (4 * n)
+            assert unit.after == rows * (4 * -(-n // 8) + 3) + 4  # numbers, a step and a middle a row, and the unit
+
+
+def test_files_of_others_hold_experts_as_they_can(tmp_path: Path) -> None:
+    """Dense beside packed layers; where transformers renames experts in files, it would not find them again."""
+    few = Bits(4, by="rounding", group=28, symmetric=True)
+    for kind in ("gpt_oss", "mixtral"):
+        model = network(kind)
+        greenformers.compress(model, [few])
+        (tmp_path / kind).mkdir()
+        with pytest.raises(ValueError, match=r"experts of few bits have no form in onnx and openvino"):
+            check_packed(model)
+        if kind == "mixtral":
+            with pytest.raises(ValueError, match=r"cannot hold a MixtralForCausalLM, of which transformers renames"):
+                save_pack_quantized(model, tmp_path / kind)
+            continue
+        save_pack_quantized(model, tmp_path / kind)
+        torch.testing.assert_close(scores(greenformers.load(tmp_path / kind)), scores(model), atol=1e-5, rtol=1e-5)
 
 
 class Strange(nn.Module):
