@@ -16,11 +16,14 @@ nearest to W in the norm. For ternary ones k is what makes (sum of the k largest
 to be the number of weights above 0.7 mean abs(W), true of some distributions only; weights above a / 2 are then not 0.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from greenformers._torch import is_fake
 
 PER = ("group", "row", "tensor")
 
@@ -29,6 +32,9 @@ BINARY, TERNARY = 1, 1.58
 
 NARROWEST, NARROWER = 0.4, 0.05
 """The narrowest range that is tried, as a share of the whole one, and by how much each is narrower than the last."""
+
+CHUNK = 2**20
+"""Numbers that are rounded, or made again, at once: few enough that their memory is used again."""
 
 BITS = (BINARY, TERNARY, 2, 3, 4, 5, 6, 7, 8)
 
@@ -153,9 +159,11 @@ class Grid:
         g = self.form.group_of(n)
         if n % g:
             return nearest(W, *self.columns(0, n, n), self.form.levels).to(torch.uint8)
-        scale, zero = (x[..., None] for x in self._each())
-        parts = W.unflatten(1, (-1, g))
-        return nearest(parts, scale, zero, self.form.levels).to(torch.uint8).flatten(1)
+        q = torch.empty(W.shape, dtype=torch.uint8, device=W.device)
+        for rows, scale, zero in self._rows(*W.shape):
+            parts = W[rows].unflatten(1, (-1, g))
+            q[rows] = nearest(parts, scale, zero, self.form.levels).flatten(1)  # whole numbers
+        return q
 
     def values(self, q: Int[Tensor, "m n"]) -> Float[Tensor, "m n"]:
         """The weight s (q - z), float32."""
@@ -164,8 +172,21 @@ class Grid:
         if n % g:
             scale, zero = self.columns(0, n, n)
             return scale * (q.float() - zero)
-        scale, zero = (x[..., None] for x in self._each())
-        return q.float().unflatten(1, (-1, g)).sub_(zero).mul_(scale).flatten(1)
+        if q.numel() <= CHUNK or torch.compiler.is_compiling() or is_fake(q):
+            scale, zero = (x[..., None] for x in self._each())
+            return q.float().unflatten(1, (-1, g)).sub_(zero).mul_(scale).flatten(1)
+        W = torch.empty(q.shape, device=q.device)
+        for rows, scale, zero in self._rows(*q.shape):
+            W[rows] = q[rows].float().unflatten(1, (-1, g)).sub_(zero).mul_(scale).flatten(1)
+        return W
+
+    def _rows(self, m: int, n: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some rows after others, with their s and z (rows, G, 1): few enough that memory is used again."""
+        scale, zero = (x[..., None].expand(m, -1, 1) for x in self._each())
+        step = max(1, CHUNK // max(1, n))
+        for start in range(0, m, step):
+            rows = slice(start, start + step)
+            yield rows, scale[rows], zero[rows]
 
     def _each(self) -> tuple[Tensor, Tensor]:
         scale = self.scale

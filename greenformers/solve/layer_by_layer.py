@@ -18,8 +18,8 @@ from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace
 
-ROWS = 4096
-"""Rows of a weight whose errors are held in float64 at once."""
+CHUNK = 2**20
+"""Numbers whose errors are held in float64 at once: few enough that their memory is used again."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def write(site: Site, W: Tensor) -> None:
 def error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:
     """|(W - Q) X| / |W X| with C = X X^T, else with X = I."""
     lost = total = 0.0
-    for w, q in zip(W.split(ROWS), Q.split(ROWS), strict=True):
+    rows = max(1, CHUNK // W.shape[1])
+    for w, q in zip(W.split(rows), Q.split(rows), strict=True):
         gone, whole = w.double() - q.double(), w.double()
         lost += ((gone if C is None else gone @ C) * gone).sum().item()
         total += ((whole if C is None else whole @ C) * whole).sum().item()
