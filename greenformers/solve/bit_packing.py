@@ -10,7 +10,7 @@ from torch import Tensor
 from greenformers.solve.grid import TERNARY, levels
 
 CHUNK = 2**20
-"""Numbers that are spread out into single bits at once."""
+"""Numbers that are packed at once."""
 
 DIGITS = 5
 """Digits to base 3 in a byte: 3^5 = 243."""
@@ -48,15 +48,18 @@ def _digits(q: Tensor) -> Tensor:
 
 
 def _bits(q: Tensor, bits: int) -> Tensor:
-    if 8 % bits == 0:  # no number lies in two bytes
-        first, *others = q.view(len(q), -1, 8 // bits).unbind(-1)
-        out = first.clone()
-        for place, part in enumerate(others, 1):
-            out |= part << (bits * place)
-        return out
-    of_bits, of_bytes = (torch.arange(count, dtype=torch.uint8, device=q.device) for count in (bits, 8))
-    single = (q[..., None] >> of_bits) & 1
-    return (single.view(len(q), -1, 8) << of_bytes).sum(-1, dtype=torch.uint8)
+    numbers = q.view(len(q), -1, 8).permute(2, 0, 1).contiguous()
+    held = [torch.zeros_like(numbers[0]) for _ in range(bits)]
+    for (byte, shift), number in zip(_places(bits), numbers, strict=True):
+        held[byte] |= number << shift
+        if shift + bits > 8:
+            held[byte + 1] |= number >> (8 - shift)
+    return torch.stack(held, -1).flatten(1)
+
+
+def _places(bits: int) -> list[tuple[int, int]]:
+    """Where each of 8 numbers begins in their N bytes: byte, and bit of the byte."""
+    return [divmod(number * bits, 8) for number in range(8)]
 
 
 def unpack(packed: Int[Tensor, "m bytes"], bits: float, n: int) -> Int[Tensor, "m n"]:
@@ -67,14 +70,14 @@ def unpack(packed: Int[Tensor, "m bytes"], bits: float, n: int) -> Int[Tensor, "
         powers = 3 ** torch.arange(DIGITS, dtype=torch.uint8, device=packed.device)
         return (packed[..., None] // powers % 3).flatten(1)[:, :n]
     bits = int(bits)
-    of_bits, of_bytes = (torch.arange(count, dtype=torch.uint8, device=packed.device) for count in (bits, 8))
     if 8 % bits == 0:  # no number lies in two bytes
         parts = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
         return torch.stack(parts, -1).flatten(1)[:, :n]
-    # A graph that is traced is to hold for any number of rows.
-    chunks = (packed,) if torch.compiler.is_compiling() else packed.split(max(1, CHUNK // max(1, n)))
-    parts = []
-    for part in chunks:
-        single = ((part[..., None] >> of_bytes) & 1).flatten(1).unflatten(1, (-1, bits))
-        parts.append((single << of_bits).sum(-1, dtype=torch.uint8)[:, :n])
-    return torch.cat(parts)
+    held = packed.unflatten(1, (-1, bits)).permute(2, 0, 1).contiguous()
+    numbers = []
+    for byte, shift in _places(bits):
+        number = held[byte] >> shift
+        if shift + bits > 8:
+            number = number | held[byte + 1] << (8 - shift)
+        numbers.append(number & (2**bits - 1))
+    return torch.stack(numbers, -1).flatten(1)[:, :n]
