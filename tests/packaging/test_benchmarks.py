@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
-COMMAND = r"python\s+benchmarks/(\w+)\.py((?:\s+\[?--[\w-]+(?:(?: |\n(?!\n) *)[\w./-]+)?\]?)*)"
+COMMAND = r"python\s+benchmarks/(\w+)\.py((?:\s+\[?--[\w-]+(?:(?: |\n(?!\n) *)[\w./][\w./-]*)?\]?)*)"
 PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "studies").glob("*.md")]
 TEXTS = (ROOT / "README.md", *PAGES, *FOLDER.glob("[!_]*.py"))
 # The command lines that README, docs, the scripts themselves and the records of results/ name.
