@@ -90,7 +90,7 @@ def in_runtimes(run: Run, models: dict[str, Any], setting: dict[str, Any]) -> li
             }
             with torch.inference_mode():
                 ids = networks[BASELINE].batch(1, PROMPT + NEW)[0]
-                steps = {f"{runtime}, {name}": Continued(one, ids, PROMPT) for name, one in decoders.items()}
+                steps = {f"{runtime}, {name}": Continued(held, ids, PROMPT) for name, held in decoders.items()}
                 times = interleaved(steps, repeats=3 if run.quick else 15, warmup=WARMUP, pause=PAUSE)
             timed = [run.record("latency_next_token", time, name, setting) for name, time in times.items()]
             rows += with_ratios(timed, to=f"{runtime}, {BASELINE}")

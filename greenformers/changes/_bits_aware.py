@@ -10,8 +10,7 @@ from torch.nn.utils import parametrize
 
 from greenformers.changes._coded import codable
 from greenformers.changes._straight_through import noise_of, rounded_inputs, straight_through
-from greenformers.model._transformers import TransposedLinear
-from greenformers.model.experts import pack, unpack
+from greenformers.model.experts import as_modules
 from greenformers.solve.grid import Form, Grid, nearest
 from greenformers.solve.walk import Select
 
@@ -27,29 +26,29 @@ def aware(model: nn.Module, select: Select, form: Form, share: float, *, inputs:
     """
     held: list[tuple[list[Any], _Rounded]] = []
     handles: list[Any] = []
-    unpacked = unpack(model)
-    for site in codable(model, select):
-        turned = isinstance(site.module, TransposedLinear) or getattr(site.module, "transposed", False)
-        modules: dict[int, Any] = {id(module): module for module in map(model.get_submodule, site.paths)}
-        rounded = _Rounded(site.stacked(), form, turned=turned, share=share)
-        for module in modules.values():
-            parametrize.register_parametrization(module, "weight", rounded)
-            if inputs and not isinstance(module, nn.Embedding):
-                handles.append(module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]), *args[1:])))
-        held.append((list(modules.values()), rounded))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for modules_of_one, rounded in held:
-            value = rounded.eval()(modules_of_one[0].parametrizations.weight.original) if rounded.moved else None
-            for module in modules_of_one:
-                parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-            if value is not None:
-                with torch.no_grad():
-                    modules_of_one[0].weight.copy_(value)
-        pack(model, unpacked)
+    with as_modules(model):
+        for site in codable(model, select):
+            modules: dict[int, Any] = {id(module): module for module in map(model.get_submodule, site.paths)}
+            rounded = _Rounded(site.stacked(), form, turned=site.turned, share=share)
+            for module in modules.values():
+                parametrize.register_parametrization(module, "weight", rounded)
+                if inputs and not isinstance(module, nn.Embedding):
+                    handles.append(
+                        module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]), *args[1:]))
+                    )
+            held.append((list(modules.values()), rounded))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for modules_of_one, rounded in held:
+                value = rounded.eval()(modules_of_one[0].parametrizations.weight.original) if rounded.moved else None
+                for module in modules_of_one:
+                    parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+                if value is not None:
+                    with torch.no_grad():
+                        modules_of_one[0].weight.copy_(value)
 
 
 class _Rounded(nn.Module):

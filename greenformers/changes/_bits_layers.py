@@ -79,12 +79,13 @@ class Packed(CodedWeight):
 
     def part(self, rows: slice) -> "Packed":
         """Some rows, of the same memory."""
-        part = Packed(rows.stop - rows.start, self.n, self.form, rounds_inputs=self.rounds_inputs)
+        with torch.device("meta"):  # all its numbers are those of slices
+            part = Packed(rows.stop - rows.start, self.n, self.form, rounds_inputs=self.rounds_inputs)
         part.unit, part.inputs, part.packed = self.unit, self.inputs, fixed(self.packed.detach()[rows])
-        one = self.form.per == "tensor"
-        part.steps = self.steps if one else fixed(self.steps.detach()[rows])
+        shared = self.form.per == "tensor"
+        part.steps = self.steps if shared else fixed(self.steps.detach()[rows])
         if self.zero is not None:
-            part.zero = self.zero if one else fixed(self.zero.detach()[rows])
+            part.zero = self.zero if shared else fixed(self.zero.detach()[rows])
         return part
 
     def with_product(self, left: "Packed", right: "Packed") -> "Packed":

@@ -10,8 +10,7 @@ from torch.nn.utils import parametrize
 
 from greenformers.changes._coded import codable
 from greenformers.changes._straight_through import noise_of, straight_through
-from greenformers.model._transformers import TransposedLinear
-from greenformers.model.experts import pack, unpack
+from greenformers.model.experts import as_modules
 from greenformers.solve.codebook import blocks, joined, kmeans, moved, nearest
 from greenformers.solve.walk import Select
 
@@ -23,19 +22,17 @@ def aware(model: nn.Module, select: Select, d: int, K: int, share: float, seed: 
     The codebook follows the weights by a step of k-means at each step of training.
     """
     modules: list[Any] = []
-    unpacked = unpack(model)
-    for site in codable(model, select):
-        turned = isinstance(site.module, TransposedLinear) or getattr(site.module, "transposed", False)
-        coded = _Coded(site.stacked(), d, K, turned=turned, share=share, seed=seed)
-        for module in {id(module): module for module in map(model.get_submodule, site.paths)}.values():
-            parametrize.register_parametrization(module, "weight", coded)
-            modules.append(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-        pack(model, unpacked)
+    with as_modules(model):
+        for site in codable(model, select):
+            coded = _Coded(site.stacked(), d, K, turned=site.turned, share=share, seed=seed)
+            for module in {id(module): module for module in map(model.get_submodule, site.paths)}.values():
+                parametrize.register_parametrization(module, "weight", coded)
+                modules.append(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
 
 
 class _Coded(nn.Module):

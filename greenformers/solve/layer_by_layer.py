@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from greenformers.lowrank.experts import ExpertsLinear
-from greenformers.model._transformers import TransposedLinear
 from greenformers.solve.calibrate import Sums
 from greenformers.solve.seen import Seen, summed
 from greenformers.solve.units import restored_by_errors
@@ -88,9 +87,8 @@ def write(site: Site, W: Tensor) -> None:
     module: Any = site.module
     if isinstance(module, ExpertsLinear):
         W = W.unflatten(0, (site.groups, site.m))
-    turned = isinstance(module, TransposedLinear) or getattr(module, "transposed", False)
     with torch.no_grad():
-        module.weight.copy_(W.mT if turned else W)
+        module.weight.copy_(W.mT if site.turned else W)
 
 
 def error(W: Tensor, Q: Tensor, C: Tensor | None = None) -> float:

@@ -105,6 +105,11 @@ class Site:
         return self.groups * self.m
 
     @property
+    def turned(self) -> bool:
+        """Whether the layer holds its weight transposed, n x m."""
+        return isinstance(self.module, TransposedLinear) or bool(getattr(self.module, "transposed", False))
+
+    @property
     def also_head(self) -> bool:
         """Whether an embedding has its weight in common with other layers, such as a head."""
         return self.kind == "embedding" and len(self.paths) > 1

@@ -338,10 +338,8 @@ def test_experts_of_few_bits_are_so_many_linear_layers(kind: str, form: str) -> 
             held = (part.weight + 0).mT if part.transposed else part.weight + 0
             alone = [FEW[form].by_weights(E.detach(), None) for E in W]  # type: ignore[arg-type]
             if FEW[form].per != "tensor":
-                assert torch.equal(held, torch.stack([one.rows() for one in alone]))
-                layers = [
-                    BitsLinear(one, None if bias is None else nn.Parameter(bias[e])) for e, one in enumerate(alone)
-                ]
+                assert torch.equal(held, torch.stack([E.rows() for E in alone]))
+                layers = [BitsLinear(E, None if bias is None else nn.Parameter(bias[e])) for e, E in enumerate(alone)]
                 expected = torch.cat(
                     [layer(some) for some, layer in zip(x.split(ways.counts), layers, strict=True) if len(some)]
                 )
