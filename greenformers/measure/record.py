@@ -54,6 +54,7 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric("Root mean squared error", ""),
     "loss": Metric("Loss", "nats"),
     "perplexity": Metric("Perplexity", ""),
+    "divergence": Metric("Kullback-Leibler divergence from the original", "nats"),
     "bits_per_character": Metric("Bits a character", "bits"),
     "train_loss": Metric("Training loss", "nats"),
     "train_time": Metric("Training time", "s"),
