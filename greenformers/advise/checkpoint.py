@@ -69,11 +69,11 @@ def command(recipe: Recipe, model: str, texts: str, at: "Setting") -> str:
     return shlex.join([*words, "--out", "small"])
 
 
-def healed(recipe: Recipe, at: "Setting") -> Recipe:
-    """The recipe with a training of the default kind, placed before changes that freeze weights."""
+def healed(recipe: Recipe, rows: int) -> Recipe:
+    """The recipe with a training of the default kind on so many examples, before changes that freeze weights."""
     trainer = next(kind for kind in kinds() if kind.trains)
     place = next((number for number, change in enumerate(recipe) if change.freezes), len(recipe))
-    return (*recipe[:place], trainer.suited(texts=at.rows, following=recipe[place:]), *recipe[place:])
+    return (*recipe[:place], trainer.suited(texts=rows, following=recipe[place:]), *recipe[place:])
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,20 @@ are plain JSON values, each with a default that works; their metadata hold `help
 a short form. The file imports torch and transformers inside its methods, so that `--help` can read the fields at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
 
     from greenformers.data._rows import Rows
+
+T = TypeVar("T")
 
 Need = Literal["calibration", "training", "teacher", "example"]
 """Examples to calibrate with, examples to learn from, the network to learn from, a batch to measure costs on."""
@@ -34,6 +38,35 @@ def option(default: Any, about: str, flag: str | None = None) -> Any:
     return field(default=default, metadata={"help": about, "flag": flag})
 
 
+class Measured:
+    """What changes have measured of networks: the same change at another strength need not measure it again.
+
+    Args:
+        most: Number of measurements that are kept, those that were used last.
+    """
+
+    def __init__(self, most: int = 6) -> None:
+        self._most, self._before = most, ""
+        self._values: OrderedDict[tuple[str, Hashable], Any] = OrderedDict()
+
+    def after(self, changes: "Iterable[Change]") -> "Measured":
+        """The same, of networks to which these changes were applied."""
+        view = copy(self)
+        view._before = repr(tuple(changes))
+        return view
+
+    def once(self, key: Hashable, measure: Callable[[], T]) -> T:
+        """What was measured under this key of such a network; measured now if it was not."""
+        place = self._before, key
+        if place not in self._values:
+            self._values[place] = measure()
+        self._values.move_to_end(place)
+        while len(self._values) > self._most:
+            self._values.popitem(last=False)
+        value: T = self._values[place]
+        return value
+
+
 @dataclass(frozen=True)
 class Given:
     """What a change may use besides the network.
@@ -51,6 +84,7 @@ class Given:
         memory: Bytes of statistics that may be held at once.
         seed: Seed of random numbers and of the order of the texts.
         mask_token: Token that stands for a masked one, None where there is none.
+        measured: What changes have measured of this network before, where several recipes for it are made; else None.
         progress: Function that is called with the name of a step and the share of it that is done.
     """
 
@@ -65,7 +99,12 @@ class Given:
     memory: float = 2**30
     seed: int = 0
     mask_token: int | None = None
+    measured: Measured | None = None
     progress: Callable[[str, float], None] = lambda *_: None
+
+    def once(self, key: Hashable, measure: Callable[[], T]) -> T:
+        """What was measured under this key of this network before; measured now where it was not."""
+        return measure() if self.measured is None else self.measured.once(key, measure)
 
     def has(self, need: Need) -> bool:
         """Whether this need of a change is met."""
@@ -300,6 +339,15 @@ class Change:
     def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
         """Settings that the recommender tries on texts of `length` tokens, the most promising last."""
         return [cls()]
+
+    @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Self]":
+        """Settings that a search may try on a network and texts of `length` tokens, the mildest first.
+
+        They say what is left of a network before any training. None by default: what is not faster, or is one part of
+        what another change does, need not be tried.
+        """
+        return []
 
     def fitted(self, model: "nn.Module", length: int) -> Self:
         """The same change, for texts of `length` tokens."""

@@ -109,18 +109,25 @@ class Removal(Change):
         self, model: "nn.Module", given: Given
     ) -> "tuple[list[Coupled], UnitCost, Choice, list[list[Point[int]]]]":
         """The layers, what they cost, which of their units stay, and what they lose with fewer of them."""
+        batches: Any = given.calibration
+        layers = in_order(model, self._layers(model, batches[0]), batches[0])
+        key = (self.name(), self.by, self.refit, self.of, self.multiple)
+        return layers, *given.once(key, lambda: self._curves(model, layers, given))
+
+    def _curves(
+        self, model: "nn.Module", layers: "list[Coupled]", given: Given
+    ) -> "tuple[UnitCost, Choice, list[list[Point[int]]]]":
         from greenformers.solve.unit_cost import cost_of
         from greenformers.solve.unit_curves import curves
 
         batches: Any = given.calibration
-        layers = in_order(model, self._layers(model, batches[0]), batches[0])
         cost = cost_of(model, layers, self.of, given.example if given.example is not None else batches[0])
         choice = choice_of(self.by, model, layers, given)
         points = curves(
             model, layers, choice, batches, cost, multiple=self.multiple, refit=self.refit, loss=given.loss,
             memory=given.memory, progress=lambda share: given.progress("measuring", share),
         )  # fmt: skip
-        return layers, cost, choice, points
+        return cost, choice, points
 
     @contextmanager
     def _without(

@@ -102,6 +102,11 @@ class Int8(Change):
         """
         raise ValueError("int8 weights cannot become dense again: merge the network before it is quantised")
 
+    @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Int8]":
+        """Its one setting."""
+        return [cls()]
+
     def rounding(self, model: "nn.Module", *, share: float = 1.0) -> AbstractContextManager[None]:
         """A `with` block for training in which weights, or a share of them, and inputs are rounded as int8 does."""
         from greenformers.changes._int8 import aware

@@ -83,6 +83,9 @@ class Layers(Change):
 
     def _remaining(self, model: "nn.Module", given: Given) -> dict[str, list[int]]:
         """Numbers of the layers that remain, for each stack with more than that."""
+        return given.once(self.label, lambda: self._choose(model, given))
+
+    def _choose(self, model: "nn.Module", given: Given) -> dict[str, list[int]]:
         from greenformers.solve import which_layers
 
         sizes = self._sizes(model)
@@ -144,6 +147,17 @@ class Layers(Change):
             )
         setattr(model, LEFT, {str(path): list(places) for path, places in description.items()})
         return []
+
+    @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Layers]":
+        """One layer less, and so on down to a third of them, without those that change hidden states least."""
+        from greenformers.changes._stacks import stacks
+
+        try:
+            most = max(map(len, stacks(model).values()))
+        except ValueError:  # there is no stack of which some could be left out
+            return []
+        return [cls(keep, by="influence") for keep in range(most - 1, max(1, most // 3) - 1, -1)]
 
     @classmethod
     def suggested(cls, *, length: int, causal: bool) -> "Sequence[Layers]":

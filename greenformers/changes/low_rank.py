@@ -205,6 +205,11 @@ class LowRank(Change):
         return merged(model)
 
     @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> Sequence[Self]:
+        """Nine tenths of the weights, and so on down to three tenths."""
+        return [cls(keep=tenths / 10) for tenths in range(9, 2, -1)]
+
+    @classmethod
     def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
         """Settings that keep three quarters of the weights, and half of them."""
         return [cls(keep=0.75), cls(keep=0.5)]

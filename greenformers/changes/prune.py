@@ -39,6 +39,11 @@ class Prune(Removal):
         return super().label + ("" if self.of == "flops" else f" of {self.of}")
 
     @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Prune]":
+        """Nine tenths of the cost of heads and neurons, and so on down to three tenths."""
+        return [cls(keep=tenths / 10) for tenths in range(9, 2, -1)]
+
+    @classmethod
     def describe(cls, model: "nn.Module") -> Any:
         """Nothing: what is left is described by the changes `heads` and `neurons`."""
         return None

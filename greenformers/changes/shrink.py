@@ -5,7 +5,7 @@ Heads and neurons go as in `prune` (Kwon 2022, arXiv:2204.09656); weights become
 where it saves most, whatever the kind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,3 +94,8 @@ class Shrink(Prune):
             model, traced, offered, batches, loss=given.loss, memory=given.memory, seed=given.seed,
             progress=lambda share: given.progress("measuring ranks", share),
         )  # fmt: skip
+
+    @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Shrink]":
+        """None: fewer units and lower ranks are changes of their own, which a search combines."""
+        return []

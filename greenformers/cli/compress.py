@@ -20,6 +20,7 @@ ORDER = 20
 GROUP = "Make a trained model smaller and faster"
 EXAMPLES = (
     "greenformers compress MODEL --int8 --out small",
+    "greenformers compress MODEL --texts texts.tsv --lose 1% --out small",
     "greenformers compress MODEL --texts texts.tsv --keep 0.5 --heal 300 --int8 --out small",
     "greenformers compress MODEL --texts IMAGES --keep-layers 6 --heal 300 --out small",
 )
@@ -40,26 +41,61 @@ FromDisk = Annotated[
         help="Change one weight at a time, for models larger than the machine's memory; no texts, no measurements.",
     ),
 ]
+SEARCH = "Search for the best recipe, in place of naming one"
+Lose = Annotated[
+    str | None,
+    typer.Option(
+        help="Search for the fastest recipe that loses at most this share of the quality, such as 1%.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Faster = Annotated[
+    str | None,
+    typer.Option(
+        help="Search for the recipe that loses least among those so many times as fast, such as 3x.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Runtime = Annotated[
+    str | None,
+    typer.Option(help="Runtime that recipes are timed and judged in: torch, openvino or onnx.", rich_help_panel=SEARCH),
+]
+Minutes = Annotated[
+    float | None, typer.Option(help="Minutes that the search may take; by default 30.", rich_help_panel=SEARCH)
+]
 Page = Annotated[Path | None, typer.Option(help="Folder of the report page; by default OUT/report.")]
 
 
 def compress(
-    model: str, out: Path, change: list[str] | None, recipe: Path | None, from_disk: bool, results: Path | None,
-    report: Path | None, **typed: Any,
+    model: str, out: Path, change: list[str] | None, recipe: Path | None, from_disk: bool, lose: str | None,
+    faster: str | None, runtime: str | None, minutes: float | None, results: Path | None, report: Path | None,
+    **typed: Any,
 ) -> None:  # fmt: skip
     """Change a trained model: low rank, another attention, fewer layers, int8, healing; judge every step.
 
     Short forms, such as --int8, are applied in a sensible order; --change
     and --recipe in the order given. Without any of them, low rank keeps
-    half of the weights.
+    half of the weights. --lose and --faster search for a recipe.
 
     A run that was stopped goes on with the same command.
     """
     from greenformers.checkpoint.pretrained import model_name
     from greenformers.measure.record import append, context
 
-    changes = recipe_of(change, recipe, typed)
     job = filled(Job, typed)
+    if lose is not None or faster is not None:
+        named = recipe is not None or change or from_disk or any(_short(of, typed) is not None for of in kinds())
+        if named:
+            raise ValueError("--lose and --faster search for a recipe: name none beside them")
+        from greenformers.cli._search import searched
+
+        searched(
+            model, out, job, lose=lose, faster=faster, runtime=runtime, minutes=minutes, results=results, report=report
+        )
+        return
+    if runtime is not None or minutes is not None:
+        raise ValueError(f"--{'minutes' if runtime is None else 'runtime'} is of a search: add --lose or --faster")
+    changes = recipe_of(change, recipe, typed)
     terminal.quiet()
     console = terminal.console()
     if results is not None:
@@ -181,7 +217,8 @@ def _signature() -> inspect.Signature:
         short = {_parameter(entry.metadata.get("flag")) for entry in fields(of)}
         parameters += [parameter for parameter in flags(of, unset=True, panel=_panel(of)) if parameter.name in short]
     more = [
-        ("change", Changes, None), ("recipe", Recipe, None), ("from_disk", FromDisk, False), ("results", Results, None),
+        ("change", Changes, None), ("recipe", Recipe, None), ("from_disk", FromDisk, False), ("lose", Lose, None),
+        ("faster", Faster, None), ("runtime", Runtime, None), ("minutes", Minutes, None), ("results", Results, None),
         ("report", Page, None),
     ]  # fmt: skip
     parameters += [_keyword(name, annotation, default) for name, annotation, default in more]

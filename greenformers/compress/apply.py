@@ -210,4 +210,5 @@ def apply(
 def given_to(number: int, changes: Sequence[Change], given: Given) -> Given:
     """Data and settings of one change of a recipe, which knows what follows and has a folder of its own."""
     folder = None if given.folder is None else given.folder / f"training-{number}"
-    return replace(given, following=tuple(changes[number + 1 :]), folder=folder)
+    measured = None if given.measured is None else given.measured.after(changes[:number])
+    return replace(given, following=tuple(changes[number + 1 :]), folder=folder, measured=measured)

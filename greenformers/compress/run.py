@@ -39,12 +39,28 @@ Progress = Callable[[str, float], None]
 
 
 def run(
-    model: str, changes: Sequence[Change], out: Path, job: Job, about: dict[str, Any], progress: Progress
+    model: str,
+    changes: Sequence[Change],
+    out: Path,
+    job: Job,
+    about: dict[str, Any],
+    progress: Progress,
+    *,
+    judging: Examples | None = None,
 ) -> tuple[CompressionReport, list[Record], list[str]]:
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
     Finished steps are kept beside `out` until all of them are finished: the same call continues after the last one.
     Of several processes the first does all of this; the others take part in what trains, see `_take_part`.
+
+    Args:
+        model: Folder or name of the model.
+        changes: The recipe.
+        out: Folder for the result.
+        job: Further options.
+        about: Context of the records.
+        progress: Function that is called as work goes on.
+        judging: Examples to judge by, in place of those of the job.
 
     Returns:
         The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
@@ -72,16 +88,18 @@ def run(
             check_tokenizer(tokenizer, small, model)
         reader = Reader.of(original, tokenizer, length, features=features)
     parts = {} if reader is None else read_parts(changes, job, reader)
+    if judging is not None:
+        parts["judging"] = judging
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
     if reads_texts:
         _check_lengths(original, changes, lengths if not parts else (*lengths, length))
     elif measured:
         check_length(original, None)
-    given = _given(small, original, reader, parts, changes, job, progress)
+    given = given_by(small, original, reader, parts, changes, job, progress)
     if reader is not None and "judging" in parts:
         check_examples(original, parts["judging"], reader)
     check(small, changes, given)
-    unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], asdict(job)], _files(model, job))
+    unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], asdict(job)], files_of(model, job))
     given = replace(given, folder=unfinished.folder)
     if not first_process():
         _take_part(small, changes, given, unfinished)
@@ -162,10 +180,11 @@ class Unfinished:
         return self.folder / f"step-{number}"
 
 
-def _given(
+def given_by(
     small: PreTrainedModel, original: PreTrainedModel, reader: Reader | None, parts: Mapping[str, Examples],
     changes: Sequence[Change], job: Job, progress: Progress,
 ) -> Given:  # fmt: skip
+    """What the changes of a recipe are given, see `Given`, of the parts of the examples that were read."""
     calibration = training = None
     if reader is not None and "calibration" in parts:
         calibration = reader.batches(parts["calibration"])
@@ -218,7 +237,8 @@ def _untimed(changes: Sequence[Change]) -> list[str]:
     return [name for place, name in enumerate(names) if changes[place].trains and place > 0]
 
 
-def _files(model: str, job: Job) -> list[Path]:
+def files_of(model: str, job: Job) -> list[Path]:
+    """The files that a result depends on: the weights of a model in a folder, and the examples."""
     weights = sorted(Path(model).rglob("*.safetensors")) if Path(model).is_dir() else []
     return [*weights, *(path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None)]
 

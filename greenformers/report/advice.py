@@ -101,7 +101,7 @@ def words(advice: Advice, loss: float, model: str, texts: str) -> str:
     else:
         said = [f"Advice: {_told(chosen, label)}.", command(chosen.recipe, model, texts, advice.setting)]
     if first.speed >= MARGIN * chosen.speed and first.quality_share < 1 - loss:
-        further = command(healed(first.recipe, advice.setting), model, texts, advice.setting)
+        further = command(healed(first.recipe, advice.setting.rows), model, texts, advice.setting)
         said += [f"Faster still, but it needs healing (further training): {_told(first, label)}.", further]
     return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenformers.measure.record import METRICS, Record
 from greenformers.report.plot import Picture, pictures, png
@@ -102,6 +102,22 @@ dd { margin: 0; overflow-wrap: anywhere; }
 """.strip()
 
 
+class Listing(NamedTuple):
+    """A table of a page beside that of its records.
+
+    Attributes:
+        title: Heading above it.
+        caption: What its rows are.
+        head: Heads of the columns.
+        rows: Texts of each row; the first is its name.
+    """
+
+    title: str
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 def write(
     records: Iterable[Record],
     folder: str | Path,
@@ -110,6 +126,7 @@ def write(
     drawn: Sequence[Picture] | None = None,
     lead: str | None = None,
     tabulated: Sequence[Record] | None = None,
+    listed: Sequence[Listing] = (),
 ) -> Path:
     """Write `index.html`, with its pictures inside, and the same pictures beside it as PNG. Returns the page's path.
 
@@ -123,6 +140,7 @@ def write(
         drawn: Pictures of the page; None for those of `greenformers.report.plot` and a table of all records.
         lead: Text that the page begins with; None for the headline of the records.
         tabulated: Records of the table where `drawn` is given; None for no table.
+        listed: Further tables, below the pictures.
 
     Raises:
         ValueError: There are no records, or a record's metric is not in `METRICS`.
@@ -134,7 +152,7 @@ def write(
     images = [(picture, png(picture.figure)) for picture in (pictures(records) if drawn is None else drawn)]
     shown = records if drawn is None else tabulated or []
     rows_of = sections_with_figures(shown)
-    page = _page(records, title, headline(records) if lead is None else lead, rows_of, images)
+    page = _page(records, title, headline(records) if lead is None else lead, rows_of, images, listed)
     folder = Path(folder)
     _put(folder, {**{f"{picture.name}.png": image for picture, image in images}, "index.html": page.encode()})
     return folder / "index.html"
@@ -233,6 +251,7 @@ def _page(
     lead: str,
     tabulated: Sequence[Section],
     drawn: Sequence[tuple[Picture, bytes]],
+    listed: Sequence[Listing] = (),
 ) -> str:
     return f"""<!doctype html>
 <html lang="en">
@@ -252,7 +271,7 @@ def _page(
 {_table(tabulated) if tabulated else ""}
 {"<h2>Pictures</h2>" if drawn else ""}
 {"".join(_figure(picture, image) for picture, image in drawn)}
-<h2>How it was measured</h2>
+{"".join(map(_listing, listed))}<h2>How it was measured</h2>
 {_sources(records)}{_contexts(records)}</main>
 </body>
 </html>
@@ -276,6 +295,27 @@ def _table(tabulated: Sequence[Section]) -> str:
 </div>
 <ul class="notes">
 {notes}</ul>"""
+
+
+def _listing(listing: Listing) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in listing.head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(text)}</td>" for text in row[1:])}</tr>\n'
+        for row in listing.rows
+    )
+    return f"""<h2>{escape(listing.title)}</h2>
+<p class="hint">More columns to the right: the table scrolls sideways.</p>
+<div class="scroll" role="region" aria-label="{escape(listing.title)}" tabindex="0">
+<table>
+<caption>{escape(listing.caption)}</caption>
+<thead>
+<tr>{head}</tr>
+</thead>
+<tbody>
+{body}</tbody>
+</table>
+</div>
+"""
 
 
 def _body(section: Section, names: Sequence[str]) -> str:

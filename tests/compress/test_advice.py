@@ -140,8 +140,8 @@ def test_names_and_command_lines(recipe: Recipe, name: str, plain: str, taught: 
     assert name_of(recipe) == name
     few = Setting(16, 2, rows=19)
     for at, tried, line in (
-        (SETTING, recipe, plain), (SETTING, healed(recipe, SETTING), taught),
-        (few, healed(recipe, few), taught.replace("--heal 300", "--heal 300 --heal-batch 19")),
+        (SETTING, recipe, plain), (SETTING, healed(recipe, SETTING.rows), taught),
+        (few, healed(recipe, few.rows), taught.replace("--heal 300", "--heal 300 --heal-batch 19")),
     ):  # fmt: skip
         assert command(tried, "my model", "a b.tsv", at) == f"greenformers compress 'my model' {line} --out small"
 
@@ -164,7 +164,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: Patch) -> None:
         part.save_pretrained(tmp_path / "my model")
     pairs(tmp_path / "my texts.tsv", 60)
     at = Setting(16, 2, rows=19)
-    for recipe in (healed(ALL, at), HALF):
+    for recipe in (healed(ALL, at.rows), HALF):
         (work := tmp_path / name_of(recipe)).mkdir()
         monkeypatch.chdir(work)
         line = command(recipe, "../my model", "../my texts.tsv", at)

@@ -32,6 +32,7 @@ ORDER = [
     {"static"},
     {"export"},
     {"advise"},
+    {"search"},
     {"report"},
     {"speech", "genome"},
     {"cli"},

@@ -44,7 +44,7 @@ def test_advice_in_words() -> None:
     said = ["Advice: int8, 2x as fast, 3.9x smaller, keeps 100.0% (Spearman's correlation)."]
     said += [f"  greenformers compress 'a model' --int8 {LONG} --out small"]
     told = "low rank 0.5, 3x as fast, 2x smaller, keeps 91.2% (Spearman's correlation)"
-    line = command(healed(HALF, SETTING), "a model", "t.txt", SETTING)
+    line = command(healed(HALF, SETTING.rows), "a model", "t.txt", SETTING)
     further = [f"Faster still, but it needs healing (further training): {told}.", f"  {line}"]
     assert words(advice, 0.03, "a model", "t.txt").splitlines() == [*said, *further]
     assert words(advice_of(*advice.rows[1:]), 0.03, "a model", "t.txt").splitlines() == said

@@ -1,0 +1,53 @@
+"""What is looked for: the fastest recipe that loses no more than a share, or the one that loses least at a speed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+from greenformers.search.trials import Trial
+
+EPSILON = 1e-3
+"""A loss that is told apart from none."""
+
+WEIGHT = 0.5, 4.0
+"""What it costs to be beyond a bound of loss or of speed, of the logarithms: twice the loss that is allowed costs as
+much as a speed 1.4 times less."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the best recipe must keep to; exactly one of the two is given.
+
+    Attributes:
+        lose: Greatest share of the quality that may be lost: the fastest recipe is looked for.
+        faster: Least speed-up: the recipe that loses least is looked for.
+    """
+
+    lose: float | None = None
+    faster: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.lose is None) == (self.faster is None):
+            raise ValueError("a bound is a loss or a speed-up, not both")
+        if self.lose is not None and not 0 <= self.lose < 1:
+            raise ValueError(f"lose must be at least 0 % and below 100 %, got {self.lose:.4g}")
+        if self.faster is not None and not self.faster > 1:
+            raise ValueError(f"faster must be above 1x, got {self.faster:.4g}x")
+
+    def kept(self, trial: Trial) -> bool:
+        """Whether a trial keeps to the bound."""
+        return trial.lost <= self.lose if self.lose is not None else trial.speed >= (self.faster or 1)
+
+    def merit(self, speed: float, lost: float) -> float:
+        """How good a recipe is: what is asked for, less what it is beyond the bound."""
+        log_lost = log(max(lost, 0) + EPSILON)
+        if self.lose is not None:
+            return log(speed) - WEIGHT[0] * max(0.0, log_lost - log(self.lose + EPSILON))
+        return -log_lost - WEIGHT[1] * max(0.0, log(self.faster or 1) - log(speed))
+
+    def nearest(self, trials: Sequence[Trial]) -> Trial:
+        """The best of some trials that keep to the bound; where none does, the one that is nearest to it."""
+        fit = [trial for trial in trials if self.kept(trial)]
+        if self.lose is not None:
+            return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=lambda trial: trial.lost)
+        return min(fit, key=lambda trial: trial.lost) if fit else max(trials, key=lambda trial: trial.speed)

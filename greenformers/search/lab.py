@@ -1,0 +1,155 @@
+"""Where recipes are made, judged and timed: always beside the model as it is, in the runtime that will be used."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from greenformers.advise.checkpoint import healed
+from greenformers.advise.in_runtime import TORCH
+from greenformers.changes import Change, Given
+from greenformers.changes._contract import Measured
+from greenformers.compress.apply import apply
+from greenformers.compress.comparison import qualities
+from greenformers.compress.side_by_side import subjects_of
+from greenformers.data._examples import Examples
+from greenformers.data._reader import Reader
+from greenformers.export.measure import PAUSE, QUALITIES, size_of
+from greenformers.export.network import Network
+from greenformers.export.runtime import RuntimeModel
+from greenformers.export.write import write
+from greenformers.measure.latency import interleaved
+from greenformers.measure.parameters import bytes_of
+from greenformers.measure.record import METRICS
+from greenformers.search.space import Genes
+from greenformers.search.trials import Trial
+
+ORIGINAL, TRIED = "original", "tried"
+REPEATS = 9
+"""Timed runs of the model as it is and of a recipe, in turns."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model as the runtime has it.
+
+    Attributes:
+        model: What is judged.
+        call: A pass over the batch that is timed.
+        size: Bytes on disk.
+    """
+
+    model: Any
+    call: Callable[[], object]
+    size: int
+
+
+def speed_up(own: Ready, tried: Ready) -> float:
+    """How many times as fast as the model as it is, by the clock, in turns."""
+    with torch.inference_mode():
+        times = interleaved({ORIGINAL: own.call, TRIED: tried.call}, repeats=REPEATS, warmup=2, pause=PAUSE)
+    return times[ORIGINAL].median / times[TRIED].median
+
+
+@dataclass
+class Lab:
+    """The model as it is, and what recipes are judged by.
+
+    Attributes:
+        original: The model as it is.
+        reader: Reader of the examples.
+        examples: Examples to judge by in the search.
+        given: Data and settings of changes.
+        folder: Folder for the files of the runtime.
+        runtime: `TORCH`, or a format of `export` that another runtime reads.
+        length: Tokens of the texts that are timed; None for inputs without a length.
+        batch: Examples in the batch that is timed.
+        faster: Function that gives the speed-up of a model over the one as it is.
+    """
+
+    original: PreTrainedModel
+    reader: Reader
+    examples: Examples
+    given: Given
+    folder: Path
+    runtime: str = TORCH
+    length: int | None = None
+    batch: int = 8
+    faster: Callable[[Ready, Ready], float] = speed_up
+    _measured: Measured = field(default_factory=Measured, repr=False)
+
+    def made(self, recipe: tuple[Change, ...]) -> PreTrainedModel:
+        """A copy of the model with a recipe applied.
+
+        Raises:
+            ValueError: A change cannot be applied.
+        """
+        model = copy.deepcopy(self.original)
+        apply(model, recipe, replace(self.given, measured=self._measured))
+        return model
+
+    def healed(self, recipe: tuple[Change, ...], steps: int) -> tuple[Change, ...]:
+        """A recipe with so many steps of healing."""
+        rows = 64 if self.given.training is None else len(self.given.training) * 19 // 20
+        return tuple(change.but(steps=steps) if change.trains else change for change in healed(recipe, rows))
+
+    def trial(self, genes: Genes, steps: int, made: Callable[[], PreTrainedModel]) -> Trial:
+        """A recipe made, judged and timed; one that cannot be, or takes more memory than there is, says so."""
+        own = self.own
+        try:
+            tried = self._ready(made(), TRIED)
+        except (ValueError, MemoryError, RuntimeError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            return Trial(genes, steps, refused=why[:300])
+        metric, before = self.own_quality
+        try:
+            _, after = self._quality(tried, metric)
+        except KeyError:
+            return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
+        kept = before / after if METRICS[metric].less_is_better else after / before
+        return Trial(genes, steps, self.faster(own, tried), 1 - kept, own.size / tried.size)
+
+    @cached_property
+    def own(self) -> Ready:
+        """The model as it is."""
+        return self._ready(self.original, ORIGINAL)
+
+    @cached_property
+    def own_quality(self) -> tuple[str, float]:
+        """The metric of the quality, and that of the model as it is.
+
+        Raises:
+            ValueError: The model has no quality by these examples.
+        """
+        metric, value = self._quality(self.own)
+        if not value > 0:
+            raise ValueError(
+                f"{self.examples.name} cannot judge changes: the model as it is has a {metric} of {value:.3g} on it"
+            )
+        return metric, value
+
+    def _quality(self, ready: Ready, metric: str | None = None) -> tuple[str, float]:
+        models = {TRIED: ready.model}
+        if metric == "cosine":  # to the original's outputs
+            models = {ORIGINAL: self.own.model} | models
+        records = qualities(models, self.examples, self.reader, benchmark="search", about={})
+        values = {record.metric: record.value for record in records if record.variant == TRIED}
+        metric = metric or next(name for name in QUALITIES if name in values)
+        return metric, values[metric]
+
+    def _ready(self, model: PreTrainedModel, name: str) -> Ready:
+        if self.runtime == TORCH:
+            subject = subjects_of({name: model}, self.length, self.batch)[name]
+            return Ready(model, subject.forward, bytes_of(model))
+        folder = self.folder / name
+        length = self.length or self.reader.length
+        calibration: Any = self.given.calibration
+        write(model, folder, [self.runtime], tokenizer=self.reader.tokenizer, calibration=calibration, length=length)
+        file = RuntimeModel(self.runtime, folder, model, self.reader.tokenizer)
+        example = Network(model, self.reader.tokenizer).batch(self.batch, length)
+        return Ready(file, partial(file.call, *example), size_of(self.runtime, folder))

@@ -1,0 +1,104 @@
+"""Which recipes to try next: evolution on what is predicted. After Real 2019, arXiv:1802.01548 (tournaments)."""
+
+import random
+from collections.abc import Sequence
+from math import exp, log
+
+import numpy as np
+
+from greenformers.search.bound import EPSILON, Bound
+from greenformers.search.space import Genes, Space
+from greenformers.search.surrogate import Surrogate
+from greenformers.search.trials import Trials, front
+
+POPULATION, GENERATIONS, CHILDREN = 40, 12, 60
+HOPE = (0.0, 1.0, 2.0)
+"""Standard deviations by which a loss may be less than predicted: hoping much tries what is not known well."""
+
+RANGE, NEAR = (6.0, 1.5), (0.9, 1.15)
+"""Bounds that are aimed at, near the one given: how many times the loss at most, without healing, which may bring much
+back, and with it; and shares of the speed-up."""
+
+SHIFTED = 3
+"""Healed trials from which what healing brings back is learned as a function of the recipe, not as one factor."""
+
+
+class Predictions:
+    """Speed and loss of recipes, learned from trials: the loss before healing, and by what factor healing lowers it.
+
+    Args:
+        space: The space of the recipes.
+        trials: Trials, some without healing among them.
+        steps: Steps of healing that the loss is predicted after.
+    """
+
+    def __init__(self, space: Space, trials: Trials, steps: int) -> None:
+        self.space = space
+        fresh = trials.done(0)
+        strengths = [space.strengths(trial.genes) for trial in fresh]
+        self._speed = Surrogate(strengths, [log(trial.speed) for trial in fresh])
+        self._lost = Surrogate(strengths, [logged(trial.lost) for trial in fresh])
+        before = {trial.genes: logged(trial.lost) for trial in fresh}
+        both = [(trial, before[trial.genes]) for trial in trials.done(steps) if steps and trial.genes in before]
+        factors = [logged(trial.lost) - was for trial, was in both]
+        self._mean_factor = float(np.mean(factors)) if factors else 0.0
+        self._factor = (
+            Surrogate([space.strengths(trial.genes) for trial, _ in both], factors) if len(both) > SHIFTED else None
+        )
+
+    def of(self, rows: Sequence[Genes], hope: float = 0.0) -> list[tuple[float, float]]:
+        """Speed-up and share lost of recipes; the loss is `hope` standard deviations less than the mean."""
+        strengths = [self.space.strengths(genes) for genes in rows]
+        speed, _ = self._speed.predict(strengths)
+        mean, spread = self._lost.predict(strengths)
+        factor = self._mean_factor if self._factor is None else self._factor.predict(strengths)[0]
+        lost = mean + factor - hope * spread
+        return [(exp(a), exp(b) - EPSILON) for a, b in zip(speed.tolist(), lost.tolist(), strict=True)]
+
+
+def propose(
+    space: Space, trials: Trials, bound: Bound, draw: random.Random, count: int, *, steps: int = 0
+) -> list[Genes]:
+    """Recipes to try next with so many steps of healing, that were not tried; fewer than `count` where none is left.
+
+    Each is the best for a bound of its own, near the one given, by predictions with more or less hope.
+
+    Args:
+        space: The space of the recipes.
+        trials: Trials, one without healing at least.
+        bound: What the best recipe must keep to.
+        draw: Source of draws.
+        count: Number of recipes.
+        steps: Steps of healing.
+    """
+    predictions = Predictions(space, trials, steps)
+    tried = {trial.genes for trial in trials.seen if trial.steps == steps}
+    tried |= {trial.genes for trial in trials.seen if trial.refused is not None}
+    chosen: list[Genes] = []
+    for number in range(count):
+        hope, aim = HOPE[number % len(HOPE)], _aimed(bound, draw, RANGE[1] if steps else RANGE[0])
+        rows = [trial.genes for trial in front(trials.done(steps) or trials.done(0))]
+        rows += [space.drawn(draw) for _ in range(POPULATION - len(rows))]
+        for _ in range(GENERATIONS):
+            children = [
+                space.mutated(space.crossed(draw.choice(rows), draw.choice(rows), draw), draw) for _ in range(CHILDREN)
+            ]
+            rows = list(dict.fromkeys([*rows, *children]))
+            merits = [aim.merit(*figures) for figures in predictions.of(rows, hope)]
+            rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: -merits[place])[:POPULATION]]
+        new = next((genes for genes in rows if genes not in tried), None)
+        if new is not None:
+            tried.add(new)
+            chosen.append(new)
+    return chosen
+
+
+def logged(lost: float) -> float:
+    """The logarithm of a loss, of which none and a gain are a small one."""
+    return log(max(lost, 0) + EPSILON)
+
+
+def _aimed(bound: Bound, draw: random.Random, most: float) -> Bound:
+    if bound.lose is not None:
+        return Bound(lose=min(0.9, max(bound.lose, EPSILON) * most ** draw.uniform(-0.3, 1)))
+    return Bound(faster=max(1.01, (bound.faster or 1) * draw.uniform(*NEAR)))

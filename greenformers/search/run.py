@@ -1,0 +1,168 @@
+"""`greenformers compress MODEL --lose 1%` and `--faster 3x`: a search, and its best recipe made in full."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from greenformers.advise.in_runtime import TORCH, check_runtime
+from greenformers.changes import Change, kinds
+from greenformers.changes._report import CompressionReport
+from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
+from greenformers.checkpoint.save import check_place
+from greenformers.checkpoint.structure import changes_of
+from greenformers.compress.job import Job
+from greenformers.compress.quality import check_examples
+from greenformers.compress.reading import check_parts, read_parts
+from greenformers.compress.run import Unfinished, files_of, given_by, run
+from greenformers.compress.side_by_side import check_length
+from greenformers.data._examples import Examples
+from greenformers.data._pooling import pooling_of
+from greenformers.data._reader import Reader
+from greenformers.data._tasks import KINDS, task_of
+from greenformers.export.deploy import deploy
+from greenformers.measure.record import Record
+from greenformers.model.positions import reach
+from greenformers.search.bound import Bound
+from greenformers.search.lab import Lab
+from greenformers.search.search import HURDLES, Plan, Search
+from greenformers.search.space import Space
+from greenformers.search.trials import Trial, Trials
+
+DEPLOYED = "deployed"
+"""Folder, in that of the result, of its form for the runtime."""
+
+CALIBRATION = 256
+"""Most examples to calibrate trials with."""
+
+LEAST = 16
+"""Examples to judge by, half of which the search sees."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a search.
+
+    Attributes:
+        best: The trial whose recipe was made, as the search judged it.
+        recipe: Its changes.
+        search: The search, with all trials.
+        report: The report of the recipe, as made.
+        records: Records of the model as it is and of each step, judged by examples that the search has not seen.
+        notes: What was not measured.
+    """
+
+    best: Trial
+    recipe: tuple[Change, ...]
+    search: Search
+    report: CompressionReport
+    records: list[Record]
+    notes: list[str]
+
+
+def find(
+    model: str, out: Path, job: Job, bound: Bound, *, runtime: str = TORCH, minutes: float, about: dict[str, Any],
+    told: Callable[[Search, Trial], None] = lambda *_: None, progress: Callable[[str, float], None] = lambda *_: None,
+) -> Outcome:  # fmt: skip
+    """Search for the best recipe within a bound, and make it.
+
+    Half of the examples to judge by judge the search, the other half what came of it. What was tried is kept beside
+    `out` until the end: the same call goes on, also with another bound or for longer.
+
+    Args:
+        model: Folder or name of the model.
+        out: Folder for the result.
+        job: Examples and further options.
+        bound: What the result must keep to.
+        runtime: Runtime that recipes are timed and judged in.
+        minutes: Minutes that the search may take, with making its result.
+        about: Context of the records.
+        told: Function that is called with the search and each trial that ended.
+        progress: Function that is called as the result is made.
+
+    Raises:
+        ValueError: The examples cannot judge the model, the runtime is unknown, or no recipe can be made.
+        OSError: A file cannot be read or written.
+        Stopped: A signal ended the search early; the same call continues it.
+    """
+    check_place(out)
+    check_runtime(runtime)
+    if not minutes > 0:
+        raise ValueError(f"minutes must be above 0, got {minutes:g}")
+    folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
+    search, unseen = _prepared(model, job, bound, runtime, 60 * minutes, folder, told)
+    search.run()
+    while True:
+        genes, steps = search.in_full() if search.plan.heals else (search.best().genes, search.best().steps)
+        recipe, made = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
+        report, records, notes = run(model, recipe, made, job, about, progress, judging=unseen)
+        best = search.add(genes, steps, pretrained(str(made))[0])
+        if steps <= HURDLES[-1] or bound.kept(best) or search.best() == best:
+            break
+        search.plan = replace(search.plan, heals=False)  # no time is left for another in full
+    check_place(out)
+    if out.exists():
+        shutil.rmtree(out)
+    made.replace(out)
+    shutil.rmtree(folder)
+    if runtime != TORCH:
+        lab = search.lab
+        small, tokenizer = pretrained(str(out))
+        deployed, _ = deploy(
+            small, tokenizer, out / DEPLOYED, [runtime], examples=unseen, length=lab.length or lab.reader.length,
+            lengths=[lab.length or lab.reader.length], batch=lab.batch, about=about, progress=progress,
+        )  # fmt: skip
+        records = [*records, *deployed]
+    return Outcome(best, recipe, search, report, records, notes)
+
+
+def _prepared(
+    model: str,
+    job: Job,
+    bound: Bound,
+    runtime: str,
+    seconds: float,
+    folder: Path,
+    told: Callable[[Search, Trial], None],
+) -> tuple[Search, Examples]:
+    """The search, before its first trial, and the examples that it does not see."""
+    reading = [
+        next(kind() for kind in kinds() if kind.trains),
+        next(kind() for kind in kinds() if kind.share is not None),
+    ]
+    if not check_parts(reading, job):
+        raise ValueError("a search needs texts to calibrate with, to learn from and to judge by: --texts")
+    original, tokenizer = pretrained(model)
+    if frozen := [kind.name() for kind in changes_of(original) if kind.freezes]:
+        raise ValueError(f"{frozen[0]} was applied to the model already: give the model from before")
+    features = features_of(model, original)
+    texts = KINDS.get(original.main_input_name) == "text"
+    length, lengths = job.at(reach(original) if texts else None, pooling_of(original).length)
+    timed = (lengths or (length,))[0] if texts else None
+    check_length(original, timed)
+    if texts or tokenizer is not None:
+        check_tokenizer(tokenizer, original, model)
+    reader = Reader.of(original, tokenizer, length, features=features)
+    # What is made in the end is calibrated with as many as the job says.
+    parts = read_parts(reading, replace(job, length=length, limit=min(job.limit, CALIBRATION)), reader)
+    check_examples(original, parts["judging"], reader)
+    seen, unseen = _halves(parts["judging"])
+    given = given_by(original, original, reader, parts, reading, replace(job, length=length), lambda *_: None)
+    space = Space.of(
+        original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm"
+    )
+    lab = Lab(original, reader, seen, given, folder, runtime, timed)
+    lab.own_quality  # noqa: B018 - that it can be judged is known before the first trial
+    plan = Plan(bound, seconds, heals=True, seed=job.seed)
+    search = Search(space, lab, plan, Trials(folder / "trials.jsonl"), lambda trial: told(search, trial))
+    return search, unseen
+
+
+def _halves(examples: Examples) -> tuple[Examples, Examples]:
+    """Every other example, for the search, and the rest."""
+    count = len(examples)
+    if count < LEAST:
+        raise ValueError(f"{examples.name} leaves {count} examples to judge by; a search needs at least {LEAST}")
+    first, second = (examples.at(range(start, count, 2)) for start in (0, 1))
+    return first, second

@@ -1,0 +1,212 @@
+"""The search itself: recipes are tried as they are, the best of them healed in rounds with hurdles between.
+
+First every change alone, and some recipes by chance; then what is predicted to be best, a few at a time, see
+`greenformers.search.propose`. Then recipes are healed: each for a few steps, those that are better than the mean for
+more, and so on, which are progressive dynamic hurdles (So 2019, arXiv:1901.11117, 3.2). Every choice depends on the
+seed and on what was seen before alone, and the time is that of the trials, so that a search which was stopped goes on
+as it would have.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import exp, log
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from greenformers.changes import Change
+from greenformers.search.bound import Bound
+from greenformers.search.lab import Lab
+from greenformers.search.propose import logged, propose
+from greenformers.search.space import Genes, Space
+from greenformers.search.trials import Trial, Trials
+
+CHANCE, AT_ONCE = 6, 3
+"""Recipes drawn by chance at the beginning, and recipes that are proposed at once."""
+
+HURDLES = (50, 200)
+"""Steps of healing at which only those above the mean go on."""
+
+FIRST = 4
+"""Recipes that are healed for the same steps before there is a hurdle."""
+
+TRYING, HEALING = 0.3, 0.5
+"""Shares of the time after which no more recipes are tried without healing, and after which none are healed but one in
+full."""
+
+STEPS, DOUBLING = 1000, -0.2
+"""Steps in full, and the change of the logarithm of the loss by twice the steps, as long as no healing was seen."""
+
+MUCH = 0.5
+"""Greatest loss that is aimed at before healing."""
+
+MOST, SPENT = 20_000, 0.8
+"""Most steps of healing in full, and the share of the time left that they are to take."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much a search does.
+
+    Attributes:
+        bound: What the best recipe must keep to.
+        seconds: Seconds that it may take.
+        heals: Whether recipes are healed.
+        seed: Seed of all draws.
+    """
+
+    bound: Bound
+    seconds: float
+    heals: bool
+    seed: int = 0
+
+
+class Search:
+    """A search.
+
+    Args:
+        space: The recipes.
+        lab: Where they are made.
+        plan: How much is done.
+        trials: What was tried before, if anything; trials are added.
+        told: Function that is called with each trial that ended.
+        clock: Function that gives the time in seconds.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        lab: Lab,
+        plan: Plan,
+        trials: Trials,
+        told: Callable[[Trial], None] = lambda _: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.space, self.lab, self.plan, self.trials, self._told, self._clock = space, lab, plan, trials, told, clock
+        self._since = clock()
+
+    def run(self) -> None:
+        """Try recipes, and heal the best for some steps, until it is time to heal one in full.
+
+        Raises:
+            ValueError: No recipe can be made.
+        """
+        draw = random.Random(self.plan.seed)
+        first = [*self.space.singles(), *(self.space.drawn(draw) for _ in range(CHANCE))]
+        for genes in dict.fromkeys(first):
+            if not self._over(TRYING) or not self.trials.done():
+                self._try(genes, 0)
+        if not self.trials.done():
+            raise ValueError(f"no recipe of the search could be made: {self.trials.seen[0].refused}")
+        self._rounds(0, TRYING)
+        if self.plan.heals:
+            self._rounds(HURDLES[0], HEALING)
+
+    def best(self) -> Trial:
+        """The best trial so far within the bound; where none keeps to it, the nearest."""
+        return self.plan.bound.nearest(self.trials.done())
+
+    def in_full(self) -> tuple[Genes, int]:
+        """The recipe that is to be healed in full, and for how many steps; 0 or few where no time is left for more."""
+        done = self.trials.done()
+        chosen = self.plan.bound.nearest([*done, *(self.expected(trial) for trial in done if trial.steps)])
+        return chosen.genes, chosen.steps
+
+    def expected(self, trial: Trial) -> Trial:
+        """What a trial will be where it is healed for as many steps as there is time for.
+
+        Its loss goes down with each doubling of the steps by the same factor, that of the trials between two hurdles.
+        """
+        steps = max(trial.steps, self._affordable(trial.genes))
+        if steps <= HURDLES[-1] or not trial.steps:
+            return trial
+        return replace(trial, steps=steps, lost=trial.lost * exp(self._a_doubling() * log(steps / trial.steps, 2)))
+
+    def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
+        """The changes of a recipe, healing among them."""
+        recipe = self.space.recipe(genes)
+        return self.lab.healed(recipe, steps) if steps else recipe
+
+    def add(self, genes: Genes, steps: int, model: Any) -> Trial:
+        """Judge and time a recipe that was made elsewhere."""
+        known = self.trials.kept(genes, steps)
+        return self._ended(known or self.lab.trial(genes, steps, lambda: model))
+
+    def _rounds(self, steps: int, share: float) -> None:
+        number = 0
+        while not self._over(share):
+            draw = random.Random(f"{self.plan.seed} {steps} {number}")
+            count = AT_ONCE if number or not steps else FIRST
+            new = propose(self.space, self.trials, self._aim(steps), draw, count, steps=steps)
+            for genes in new:
+                if not self._over(share):
+                    self._try(genes, steps)
+            if steps:
+                self._hurdles(share)
+            if not new:
+                return
+            number += 1
+
+    def _hurdles(self, share: float) -> None:
+        """Heal for more steps what is above the mean of its equals, by what is expected of it."""
+        for lower, upper in pairwise(HURDLES):
+            done = [self.expected(trial) for trial in self.trials.done(lower)]
+            merits = {trial.genes: self.plan.bound.merit(trial.speed, trial.lost) for trial in done}
+            if len(merits) < FIRST:
+                return
+            hurdle = sum(merits.values()) / len(merits)
+            for genes in sorted(merits, key=lambda genes: -merits[genes]):
+                if merits[genes] >= hurdle and self.trials.of(genes, upper) is None and not self._over(share):
+                    self._try(genes, upper)
+
+    def _try(self, genes: Genes, steps: int) -> None:
+        """Make, judge and time a recipe, if that was not done."""
+        if self.trials.of(genes, steps) is not None:
+            return
+        trial = self.trials.kept(genes, steps) or self.trials.begin(genes, steps)
+        try:
+            trial = trial or self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)))
+        finally:
+            self.trials.end()
+        self._ended(trial)
+
+    def _ended(self, trial: Trial) -> Trial:
+        if self.trials.kept(trial.genes, trial.steps) is None:
+            trial = Trial(**vars(trial) | {"seconds": self._clock() - self._since})
+        self._since = self._clock()
+        self.trials.add(trial)
+        self._told(trial)
+        return trial
+
+    def _over(self, share: float) -> bool:
+        return self.trials.seconds > share * self.plan.seconds
+
+    def _aim(self, steps: int) -> Bound:
+        """The bound for recipes with few steps, from which those that are healed in full keep to that asked for."""
+        lose = self.plan.bound.lose
+        if not steps or not lose:
+            return self.plan.bound
+        healed = [trial for trial in self.trials.done() if trial.steps]
+        longer = float(np.median([max(steps, self._affordable(trial.genes)) for trial in healed])) if healed else STEPS
+        return Bound(lose=min(MUCH, lose * exp(-self._a_doubling() * log(longer / steps, 2))))
+
+    def _a_doubling(self) -> float:
+        """The change of the logarithm of the loss by twice the steps; at most 0."""
+        lower, upper = HURDLES
+        pairs = [(self.trials.of(trial.genes, lower), trial) for trial in self.trials.done(upper)]
+        falls = [logged(later.lost) - logged(early.lost) for early, later in pairs if early is not None]
+        return min(0.0, float(np.median(falls)) / log(upper / lower, 2)) if falls else DOUBLING
+
+    def _affordable(self, genes: Genes) -> int:
+        """Steps of healing that are paid for by the time left, in whole hundreds."""
+        left = SPENT * (self.plan.seconds - self.trials.seconds)
+        times = {steps: trial.seconds for steps in (0, *HURDLES) if (trial := self.trials.of(genes, steps))}
+        healed = max(times)
+        if not healed:
+            return 0
+        fixed = times.get(0, 0.0)
+        each = (times[healed] - fixed) / healed
+        return min(MOST, 100 * int((left - fixed) / max(each, 1e-6) / 100)) if left > fixed else 0

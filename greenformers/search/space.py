@@ -1,0 +1,118 @@
+"""The recipes that a search may try: of each change one of its settings or none, in the order of a command line.
+
+A recipe is a row of numbers, one for each change: 0 where it is left out, else which of its settings, the mildest
+being 1. Two neighbouring numbers are two neighbouring settings, so that steps are small ones.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from torch import nn
+
+from greenformers.changes import Change, Given, kinds
+from greenformers.compress.apply import check
+
+Genes = tuple[int, ...]
+"""The number of the setting of each change of a space; 0 for none."""
+
+TRIES = 50
+"""Draws after which a legal row of numbers is given up."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The settings of each change, the mildest first.
+
+    Attributes:
+        slots: The settings of each change, in the order in which changes are applied.
+        legal: Function that says whether a recipe can be applied to the network.
+    """
+
+    slots: tuple[tuple[Change, ...], ...]
+    legal: Callable[[Genes], bool]
+
+    @classmethod
+    def of(cls, model: nn.Module, given: Given, *, length: int, causal: bool) -> "Space":
+        """The space of a network.
+
+        Args:
+            model: The network.
+            given: Data and settings that changes may use.
+            length: Tokens of a text.
+            causal: Whether the network is a decoder.
+        """
+        slots = []
+        for kind in sorted(kinds(), key=lambda kind: kind.order):
+            settings = [change.fitted(model, length) for change in kind.searched(model, length=length, causal=causal)]
+            settings = [change for change in settings if _fits(model, [change], given)]
+            if settings:
+                slots.append(tuple(settings))
+        whole = tuple(slots)
+        # A check runs the network. What excludes what depends on the changes, hardly on their strength.
+        known = cache(lambda there: _fits(model, _recipe(whole, there), given))
+        return cls(whole, lambda genes: known(tuple(map(bool, genes))))
+
+    @property
+    def nothing(self) -> Genes:
+        """The network as it is."""
+        return (0,) * len(self.slots)
+
+    def recipe(self, genes: Genes) -> tuple[Change, ...]:
+        """The changes of a row of numbers, in order."""
+        return _recipe(self.slots, genes)
+
+    def strengths(self, genes: Genes) -> list[float]:
+        """How strong the setting of each change is, from 0, none, to 1, its strongest."""
+        return [gene / len(slot) for gene, slot in zip(genes, self.slots, strict=True)]
+
+    def singles(self) -> list[Genes]:
+        """Each change alone, at its mildest, its middle and its strongest setting."""
+        rows = [
+            tuple(gene if at == place else 0 for at in range(len(self.slots)))
+            for place, slot in enumerate(self.slots)
+            for gene in sorted({1, (len(slot) + 1) // 2, len(slot)})
+        ]
+        return [row for row in rows if self.legal(row)]
+
+    def drawn(self, draw: random.Random) -> Genes:
+        """A legal recipe by chance: each change is in it half of the time."""
+        for _ in range(TRIES):
+            genes = tuple(draw.randint(1, len(slot)) if draw.random() < 0.5 else 0 for slot in self.slots)
+            if any(genes) and self.legal(genes):
+                return genes
+        return draw.choice(self.singles())
+
+    def mutated(self, genes: Genes, draw: random.Random) -> Genes:
+        """A legal neighbour: some numbers a step up or down, and now and then a change put in or left out."""
+        for _ in range(TRIES):
+            row = list(genes)
+            for place, slot in enumerate(self.slots):
+                if draw.random() < 1 / len(row):
+                    row[place] = draw.randint(0, len(slot))
+                elif row[place] and draw.random() < 0.5:
+                    row[place] = min(len(slot), max(0, row[place] + draw.choice((-1, 1))))
+            if tuple(row) != genes and any(row) and self.legal(tuple(row)):
+                return tuple(row)
+        return self.drawn(draw)
+
+    def crossed(self, one: Genes, other: Genes, draw: random.Random) -> Genes:
+        """A legal recipe that has each number of one of two."""
+        for _ in range(TRIES):
+            row = tuple(draw.choice(pair) for pair in zip(one, other, strict=True))
+            if any(row) and self.legal(row):
+                return row
+        return one
+
+
+def _recipe(slots: Sequence[Sequence[Change]], genes: Genes) -> tuple[Change, ...]:
+    return tuple(slot[gene - 1] for gene, slot in zip(genes, slots, strict=True) if gene)
+
+
+def _fits(model: nn.Module, changes: Sequence[Change], given: Given) -> bool:
+    try:
+        check(model, changes, given)
+    except ValueError:
+        return False
+    return True

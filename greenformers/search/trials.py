@@ -1,0 +1,110 @@
+"""What was tried in a search, a line of JSON each: a search that was stopped goes on with what is there."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from greenformers.search.space import Genes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A recipe that was made, judged and timed.
+
+    Attributes:
+        genes: The recipe in the space of the search.
+        steps: Steps of healing.
+        speed: How many times as fast as the model as it is.
+        lost: Share of the quality that was lost; below 0 where there is more than before.
+        smaller: How many times smaller on disk.
+        seconds: Seconds that it took, with those that choosing it took.
+        refused: Why it cannot be made; figures are then nan.
+    """
+
+    genes: Genes
+    steps: int = 0
+    speed: float = float("nan")
+    lost: float = float("nan")
+    smaller: float = float("nan")
+    seconds: float = 0.0
+    refused: str | None = None
+
+
+class Trials:
+    """The trials of one search, of which those that an earlier run left on disk are not made again.
+
+    Args:
+        path: File of the trials; it is made with the first one.
+
+    Attributes:
+        seen: The trials of this run, in the order in which the search asked for them.
+    """
+
+    MOST = 2
+    """Times that a recipe may end the process, which then has no chance to say why, before it is given up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: list[Trial] = []
+        self._kept: dict[tuple[Genes, int], Trial] = {}
+        if path.is_file():
+            names = {field.name for field in fields(Trial)}
+            for line in path.read_text().splitlines():
+                row = {name: value for name, value in json.loads(line).items() if name in names}
+                trial = Trial(**row | {"genes": tuple(row["genes"])})
+                self._kept[trial.genes, trial.steps] = trial
+        self._begun = path.with_suffix(".begun")
+
+    def begin(self, genes: Genes, steps: int) -> Trial | None:
+        """Note that a trial begins; where it has ended the process before, as often as is allowed, its end.
+
+        `end` is to be called however the trial ends.
+        """
+        begun = json.loads(self._begun.read_text()) if self._begun.is_file() else []
+        same = [list(genes), steps]
+        times = sum(entry == same for entry in begun)
+        if times >= self.MOST:
+            return Trial(genes, steps, refused=f"it ended the process {times} times: out of memory, or a fault")
+        self._begun.parent.mkdir(parents=True, exist_ok=True)
+        self._begun.write_text(json.dumps([*(entry for entry in begun if entry == same), same]))
+        return None
+
+    def end(self) -> None:
+        """Note that the trial that was begun has ended, or was stopped."""
+        self._begun.unlink(missing_ok=True)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the trials of this run took, also where they were made by an earlier one."""
+        return sum(trial.seconds for trial in self.seen)
+
+    def kept(self, genes: Genes, steps: int) -> Trial | None:
+        """The trial of a recipe with so many steps of healing that is on disk, if there is one."""
+        return self._kept.get((genes, steps))
+
+    def add(self, trial: Trial) -> None:
+        """Count a trial as seen, and keep it on disk if it is not there."""
+        self.seen.append(trial)
+        if (trial.genes, trial.steps) not in self._kept:
+            self._kept[trial.genes, trial.steps] = trial
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(asdict(trial)) + "\n")
+
+    def of(self, genes: Genes, steps: int) -> Trial | None:
+        """The trial of a recipe with so many steps of healing that was seen, if there is one."""
+        return next((trial for trial in self.seen if (trial.genes, trial.steps) == (genes, steps)), None)
+
+    def done(self, steps: int | None = None) -> list[Trial]:
+        """Trials that were not refused; those with so many steps of healing, where a number is given."""
+        return [trial for trial in self.seen if trial.refused is None and steps in (None, trial.steps)]
+
+
+def front(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that no other beats in speed and in loss, the slowest first."""
+    best: list[Trial] = []
+    for trial in sorted(trials, key=lambda trial: (-trial.speed, trial.lost)):
+        if not best or trial.lost < best[-1].lost:
+            best.append(trial)
+    return best[::-1]

@@ -1,0 +1,109 @@
+"""`greenformers compress MODEL --lose` and `--faster`, from the command line to a result that is read again."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import listing, refused_unchanged, run
+
+import greenformers
+from greenformers.compress.job import Job
+from greenformers.search import run as running
+from greenformers.search.bound import Bound
+from greenformers.search.lab import Lab
+from greenformers.train.run import Stopped
+
+Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+EVALUATED = ("--texts", "texts.txt", "--evaluate", "pairs.tsv", "--length", "16", "--lengths", "")
+
+
+@pytest.fixture
+def by_size(monkeypatch: Patch) -> None:
+    """Speed by the number of bytes, which is the same in every run."""
+    monkeypatch.setattr(Lab, "faster", staticmethod(lambda own, tried: own.size / tried.size))
+
+
+@pytest.mark.usefixtures("by_size")
+def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    before, out = listing(home), tmp_path / "small"
+    monkeypatch.chdir(home)
+    words = ["compress", "BertModel", *EVALUATED, "--lose", "20%", "--minutes", "0.1", "--out", str(out)]
+    assert run(monkeypatch, *words) == 0
+    shown = capsys.readouterr().out
+    trials = [line for line in shown.splitlines() if re.match(r" *\d+  ", line)]
+    assert len(trials) >= 1
+    assert "as fast, keeps" in trials[0]
+    for text in ("The front of", "On those that it has not seen: Spearman's correlation", f"model:  {out}"):
+        assert text in shown, text
+    assert listing(home) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["small"], "what was tried is gone"
+    small, _ = greenformers.load(out), (out / "recipe.toml").read_text()
+    assert sum(p.numel() for p in small.parameters()) > 0
+    page = (out / "report" / "index.html").read_text()
+    assert "greenformers compress BertModel" in page
+    assert "quality kept" in page or "recipe" in page
+    assert str(home) not in page
+
+
+@pytest.mark.usefixtures("by_size")
+def test_stopped_in_the_middle_it_goes_on(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    out = tmp_path / "small"
+    monkeypatch.chdir(home)
+    words = ["compress", "BertModel", *EVALUATED, "--faster", "1.5x", "--minutes", "0.1", "--out", str(out)]
+    trial = Lab.trial
+
+    def stop(*given):
+        if len(list(tmp_path.rglob("trials.jsonl"))):
+            raise Stopped(15)
+        return trial(*given)
+
+    monkeypatch.setattr(Lab, "trial", stop)
+    assert run(monkeypatch, *words) == 128 + 15
+    assert "stopped; the same command goes on" in capsys.readouterr().out
+    (kept,) = tmp_path.rglob("trials.jsonl")
+    first = json.loads(kept.read_text())
+    assert not out.exists()
+    monkeypatch.setattr(Lab, "trial", trial)
+    assert run(monkeypatch, *words) == 0
+    assert f"keeps {1 - first['lost']:7.2%}" in capsys.readouterr().out.splitlines()[0]
+    assert out.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*EVALUATED, "--lose", "1"], "lose must be a share such as 1% or 0.01, got '1': write 1% for per cent"),
+        ([*EVALUATED, "--lose", "much"], "lose must be a share such as 1% or 0.01, got 'much'"),
+        ([*EVALUATED, "--lose", "120%"], "lose must be at least 0 % and below 100 %, got 1.2"),
+        ([*EVALUATED, "--faster", "0.5x"], "faster must be above 1x, got 0.5x"),
+        ([*EVALUATED, "--faster", "quickly"], "faster must be a factor such as 3x, got 'quickly'"),
+        (
+            [*EVALUATED, "--faster", "2x", "--lose", "1%"],
+            "--lose and --faster exclude each other: use only one of them",
+        ),
+        ([*EVALUATED, "--faster", "2x", "--int8"], "--lose and --faster search for a recipe: name none beside them"),
+        ([*EVALUATED, "--lose", "1%", "--minutes", "0"], "minutes must be above 0, got 0"),
+        ([*EVALUATED, "--lose", "1%", "--runtime", "java"], "runtime must be one of torch, onnx, openvino; got 'java'"),
+        (["--runtime", "openvino", "--int8"], "--runtime is of a search: add --lose or --faster"),
+        (["--minutes", "5", "--int8"], "--minutes is of a search: add --lose or --faster"),
+        (["--lose", "1%"], "a search needs texts to calibrate with, to learn from and to judge by: --texts"),
+        (["--lose", "1%", "--texts", "pairs.tsv"], "leaves 6 examples to judge by; a search needs at least 16"),
+    ],
+)
+def test_refused_before_any_work(
+    words: list[str], said: str, home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    out = ["--out", str(tmp_path / "small")]
+    assert said in refused_unchanged(monkeypatch, capsys, home, tmp_path, "compress", "BertModel", *words, *out)
+
+
+def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
+    job = Job(texts=home / "texts.txt", evaluate=home / "pairs.tsv", length=16, lengths=(16,))
+    search, unseen = running._prepared(
+        str(home / "BertModel"), job, Bound(lose=0.1), "torch", 10.0, tmp_path, lambda *_: None
+    )
+    seen = search.lab.examples
+    assert len(seen) == len(unseen) == 15
+    assert not set(seen.segments) & set(unseen.segments)

@@ -1,0 +1,190 @@
+"""The search on recipes whose speed and loss are known: it finds the best there is, and goes on as it would have."""
+
+import itertools
+import random
+from math import log
+
+import pytest
+
+from greenformers.changes import Heal, Int8, Layers, LowRank, Prune
+from greenformers.search.bound import Bound
+from greenformers.search.search import HURDLES, Plan, Search
+from greenformers.search.space import Space
+from greenformers.search.trials import Trial, Trials, front
+from greenformers.train.run import Stopped
+
+SLOTS = (
+    tuple(Layers(keep) for keep in (5, 4, 3, 2)),
+    tuple(Prune(tenths / 10) for tenths in range(9, 2, -1)),
+    tuple(LowRank(keep=tenths / 10) for tenths in range(9, 2, -1)),
+    (Int8(),),
+)
+SPACE = Space(SLOTS, lambda genes: genes != (0, 7, 7, 1))
+SECONDS = 400.0
+
+
+class KnownLab:
+    """Speed and loss by a formula with interactions; a healed recipe loses less with the root of the steps."""
+
+    refuses = ((0, 0, 3, 0),)
+
+    def trial(self, genes, steps, made):
+        if genes in self.refuses:
+            return Trial(genes, steps, refused="refused")
+        return Trial(genes, steps, *self.figures(genes, steps), smaller=1.0)
+
+    @staticmethod
+    def figures(genes, steps):
+        a, b, c, d = SPACE.strengths(genes)
+        speed = 1 / ((1 - 0.6 * a) * (1 - 0.5 * b) * (1 - 0.3 * c) * (1 - 0.5 * d))
+        lost = 0.1 * a**2 + 0.15 * b**2 + 0.3 * c**2 + 0.002 * d + 0.2 * a * b + 0.3 * b * c
+        return speed, lost * (1 + steps / 10) ** -0.3
+
+    def healed(self, recipe, steps):
+        return (*recipe, Heal(steps))
+
+
+def searched(folder, bound, seed=0, told=lambda _: None, seconds=SECONDS, heals=True):
+    clock = itertools.count()
+    search = Search(
+        SPACE, KnownLab(), Plan(bound, seconds, heals, seed), Trials(folder / "trials.jsonl"), told,
+        clock=lambda: float(next(clock)),
+    )  # fmt: skip
+    search.run()
+    return search
+
+
+def best_of_all(bound, steps=0):
+    every = itertools.product(*(range(len(slot) + 1) for slot in SLOTS))
+    trials = [Trial(genes, steps, *KnownLab.figures(genes, steps)) for genes in every if SPACE.legal(genes)]
+    return bound.nearest([trial for trial in trials if trial.genes not in KnownLab.refuses])
+
+
+@pytest.mark.parametrize("bound", [Bound(lose=0.02), Bound(faster=3.0)])
+def test_it_finds_nearly_the_best_of_all_recipes(bound, tmp_path):
+    found, best = searched(tmp_path, bound, heals=False), best_of_all(bound)
+    assert len(found.trials.seen) < 0.35 * 640
+    chosen = found.best()
+    assert bound.kept(chosen)
+    assert chosen.speed >= 0.95 * best.speed if bound.lose else chosen.lost <= best.lost + 0.005
+
+
+@pytest.mark.parametrize("bound", [Bound(lose=0.02), Bound(faster=3.0)])
+def test_it_is_better_than_as_many_recipes_by_chance(bound, tmp_path):
+    merits = []
+    for seed in range(3):
+        found = searched(tmp_path / str(seed), bound, seed, heals=False)
+        draw = random.Random(seed)
+        genes = {SPACE.drawn(draw) for _ in range(len(found.trials.seen))} - set(KnownLab.refuses)
+        chance = bound.nearest([Trial(row, 0, *KnownLab.figures(row, 0)) for row in sorted(genes)])
+        merits.append([bound.merit(trial.speed, trial.lost) for trial in (found.best(), chance)])
+    assert sum(ours for ours, _ in merits) > sum(theirs for _, theirs in merits)
+
+
+def test_healing_goes_by_hurdles_and_ends_with_one_in_full(tmp_path):
+    bound = Bound(lose=0.02)
+    search = searched(tmp_path, bound)
+    lower, upper = (search.trials.done(steps) for steps in HURDLES)
+    assert len(lower) > len(upper) >= 2
+    merits = [bound.merit(trial.speed, trial.lost) for trial in lower]
+    passed = {trial.genes for trial in upper}
+    assert max(lower, key=lambda trial: bound.merit(trial.speed, trial.lost)).genes in passed
+    assert min(lower, key=lambda trial: bound.merit(trial.speed, trial.lost)).genes not in passed, merits
+    genes, steps = search.in_full()
+    assert steps > HURDLES[-1]
+    speed, lost = KnownLab.figures(genes, steps)
+    assert speed > best_of_all(bound).speed
+    assert lost <= 1.3 * 0.02, "the loss in full is foreseen"
+
+
+def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
+    bound, seconds = Bound(lose=0.02), 150
+    whole = searched(tmp_path / "whole", bound, seconds=seconds)
+    for after in (9, len(whole.trials.seen) - 2):
+        left = iter(range(after, -1, -1))
+
+        def stop(_, left=left):
+            if not next(left):
+                raise Stopped(15)
+
+        folder = tmp_path / str(after)
+        with pytest.raises(Stopped):
+            searched(folder, bound, told=stop, seconds=seconds)
+        again = searched(folder, bound, seconds=seconds)
+        assert [(t.genes, t.steps) for t in again.trials.seen] == [(t.genes, t.steps) for t in whole.trials.seen]
+        assert front(again.trials.done()) == front(whole.trials.done())
+
+
+def test_what_ends_the_process_twice_is_skipped_and_said(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    class Deadly(KnownLab):
+        def trial(self, genes, steps, made):
+            if genes == (2, 0, 0, 0):
+                raise Killed
+            return super().trial(genes, steps, made)
+
+    def run(file):
+        search = Search(SPACE, Deadly(), Plan(Bound(lose=0.02), SECONDS, False), Trials(file), clock=lambda: 0.0)
+        search.trials.end = lambda: None  # as where the process has no time left for it
+        search._rounds = lambda *_: None
+        search.run()
+        return search.trials
+
+    for _ in range(Trials.MOST):
+        with pytest.raises(Killed):
+            run(tmp_path / "trials.jsonl")
+    trials = run(tmp_path / "trials.jsonl")
+    (skipped,) = [trial for trial in trials.seen if trial.genes == (2, 0, 0, 0)]
+    assert skipped.refused == "it ended the process 2 times: out of memory, or a fault"
+    assert len(trials.done()) > 10
+
+
+def test_a_bound_that_cannot_be_met_ends_with_the_nearest(tmp_path):
+    for bound in (Bound(lose=0.0), Bound(faster=100.0)):
+        search = searched(tmp_path / str(bound.lose), bound, seconds=150)
+        best = search.best()
+        assert not bound.kept(best)
+        if bound.lose is not None:
+            assert best.lost == min(trial.lost for trial in search.trials.done())
+        else:
+            assert best.speed == max(trial.speed for trial in search.trials.done())
+
+
+def test_a_space_with_nothing_left_ends_at_once(tmp_path):
+    space = Space(((Int8(),),), lambda _: True)
+
+    class Alike(KnownLab):
+        @staticmethod
+        def figures(*_):
+            return 2.0, 0.001
+
+    search = Search(space, Alike(), Plan(Bound(lose=0.01), 1e9, True), Trials(tmp_path / "t.jsonl"), clock=lambda: 0.0)
+    search.run()
+    assert [(trial.genes, trial.steps) for trial in search.trials.seen] == [((1,), 0), ((1,), 50)]
+
+
+def test_merit_is_what_is_asked_for_less_what_is_beyond_the_bound():
+    lose = Bound(lose=0.01)
+    assert lose.merit(2.0, 0.0) == lose.merit(2.0, 0.01) == log(2)
+    assert lose.merit(3.0, 0.02) < log(3)
+    assert lose.merit(2.0, 0.03) < lose.merit(2.0, 0.02)
+    faster = Bound(faster=2.0)
+    assert faster.merit(2.0, 0.01) == faster.merit(9.0, 0.01) > faster.merit(2.0, 0.02)
+    assert faster.merit(1.9, 0.01) < faster.merit(2.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "not both"),
+        ({"lose": 0.1, "faster": 2.0}, "not both"),
+        ({"lose": 1.5}, "below 100 %, got 1.5"),
+        ({"lose": -0.1}, "at least 0 %"),
+        ({"faster": 0.5}, "above 1x, got 0.5x"),
+    ],
+)
+def test_a_bound_is_one_of_two_and_in_range(given, said):
+    with pytest.raises(ValueError, match=said):
+        Bound(**given)

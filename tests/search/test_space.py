@@ -1,0 +1,63 @@
+"""The recipes that a search may try: every change alone is made of networks of the zoo, or says why it cannot be."""
+
+import copy
+import random
+
+import pytest
+import torch
+from zoo import inputs, network, outputs
+
+from greenformers.changes import Given, kinds
+from greenformers.compress.apply import apply
+from greenformers.search.space import Space
+
+
+def space_of(name):
+    model = network(name)
+    given = Given(calibration=[inputs(name, 8, seed) for seed in (7, 9)])
+    return model, given, Space.of(model, given, length=8, causal=name in ("gpt2", "llama"))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5", "vit"])
+def test_every_change_alone_is_made(name):
+    model, given, space = space_of(name)
+    assert len(space.slots) >= 2
+    made, refused = 0, []
+    for genes in space.singles():
+        small = copy.deepcopy(model)
+        try:
+            apply(small, space.recipe(genes), given)
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        made += 1
+        with torch.inference_mode():
+            assert all(x.isfinite().all() for x in outputs(small, inputs(name)))
+    assert made >= 3
+    assert all("the budget must be at least" in reason for reason in refused), refused
+
+
+def test_recipes_go_in_the_order_of_changes_and_draws_are_legal_and_seeded():
+    _, _, space = space_of("bert")
+    orders = [slot[0].order for slot in space.slots]
+    assert orders == sorted(orders)
+    draws = [[space.drawn(random.Random(seed)) for _ in range(20)] for seed in (3, 3)]
+    assert draws[0] == draws[1]
+    draw, genes = random.Random(0), space.nothing
+    for _ in range(50):
+        genes = space.mutated(genes, draw)
+        assert any(genes)
+        assert space.legal(genes)
+        assert len(space.recipe(genes)) == sum(map(bool, genes))
+    strongest = tuple(map(len, space.slots))
+    assert space.strengths(strongest) == [1.0] * len(space.slots)
+
+
+def test_settings_of_every_change_are_the_mildest_first():
+    model, _, space = space_of("bert")
+    for kind in kinds():
+        settings = kind.searched(model, length=8, causal=False)
+        shares = [setting.keep for setting in settings if getattr(setting, "keep", None) is not None]
+        assert shares == sorted(shares, reverse=True)
+        assert len(set(settings)) == len(settings)
+    assert {type(slot[0]).name() for slot in space.slots} >= {"layers", "prune", "low_rank", "int8"}
