@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -16,13 +17,23 @@ from greenformers.solve.walk import Select
 
 
 @contextmanager
-def aware(model: nn.Module, select: Select, form: Form, share: float, *, inputs: bool = False) -> Iterator[None]:
+def aware(
+    model: nn.Module, select: Select, form: Form, share: float, *, inputs: bool = False, stays: bool = True
+) -> Iterator[None]:
     """A `with` block for training with rounded weights; gradients pass as if nothing were rounded.
 
-    Inputs of linear layers are rounded to 8 bits too where `inputs` says so.
+    Weights that were trained are afterwards as they were rounded, so that rounding them changes nothing, by whatever
+    way: GPTQ would round the numbers behind them otherwise than they were trained for, and undo what was learned.
+    (A grid of what lies on a grid is the same one, but where it is symmetric, of two bits or more.) Below 2 bits the
+    sizes of weights are trained too.
 
-    Below 2 bits the sizes of weights are trained too; weights are then as they were rounded afterwards, so that
-    rounding them changes nothing.
+    Args:
+        model: The network.
+        select: Layers that are rounded.
+        form: Form of the grids.
+        share: Share of the weights that a step rounds.
+        inputs: Whether inputs of linear layers are rounded to 8 bits too.
+        stays: Whether weights stay as they were rounded, where all were at every step.
     """
     held: list[tuple[list[Any], _Rounded]] = []
     handles: list[Any] = []
@@ -43,7 +54,9 @@ def aware(model: nn.Module, select: Select, form: Form, share: float, *, inputs:
             for handle in handles:
                 handle.remove()
             for modules_of_one, rounded in held:
-                value = rounded.eval()(modules_of_one[0].parametrizations.weight.original) if rounded.moved else None
+                original = modules_of_one[0].parametrizations.weight.original
+                stay = rounded.moved or (stays and share == 1 and rounded.trained(original))
+                value = rounded.eval()(original) if stay else None
                 for module in modules_of_one:
                     parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
                 if value is not None:
@@ -62,6 +75,12 @@ class _Rounded(nn.Module):
         super().__init__()
         self.form, self.turned, self.share = form, turned, share
         self.growth = nn.Parameter(torch.zeros_like(Grid.of(W, form).scale)) if form.bits < 2 else None
+        self._before = digest(W)
+
+    def trained(self, weight: Tensor) -> bool:
+        """Whether the weight is another than at the start: where nothing was learned, it is put back."""
+        whole = weight.mT if self.turned else weight
+        return digest(whole.reshape(-1, whole.shape[-1])) != self._before
 
     @property
     def moved(self) -> bool:
@@ -82,3 +101,8 @@ class _Rounded(nn.Module):
         rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
         rows = rows.view_as(whole)
         return rows.mT if self.turned else rows
+
+
+def digest(W: Tensor) -> bytes:
+    """A short text that is another for other numbers."""
+    return blake2b(W.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()

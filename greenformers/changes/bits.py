@@ -277,7 +277,14 @@ class Bits(Coding):
         """A `with` block for training in which weights, or a share of them, are rounded to the nearest numbers."""
         from greenformers.changes._bits_aware import aware
 
-        return aware(model, self.select, self.form, share, inputs=self.inputs is not None)
+        if self.symmetric and self.number >= 2 and self.by != "rounding":
+            raise ValueError(
+                f"symmetric grids that were healed with aware are rounded by rounding: {self.by} would undo what was "
+                'learned (by="rounding")'
+            )
+        # On a budget weights are to have other bits than in training.
+        stays = self.budget is None
+        return aware(model, self.select, self.form, share, inputs=self.inputs is not None, stays=stays)
 
     @classmethod
     def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None] | None:

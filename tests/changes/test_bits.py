@@ -363,6 +363,40 @@ def test_healing_takes_the_bits_that_follow_into_account() -> None:
     assert [step.report.change["name"] for step in report.steps] == ["heal", "bits"]
 
 
+@pytest.mark.parametrize("by", ["gptq", "awq"])
+def test_what_aware_healing_has_learned_is_what_any_way_rounds_to(by: str) -> None:
+    heal = Heal(steps=40, batch_size=16, learning_rate=5e-4, aware=True)
+    given: dict[str, Any] = {"texts": sentences(60), "tokenizer": tokenizer("bert"), "calibration": texts(2)}
+    results = {}
+    for way in ("rounding", by):
+        model = lively("bert", torch.float32)
+        report = greenformers.compress(
+            model, [heal, Bits(3, by=way, group=16)], teacher=lively("bert", torch.float32), **given
+        )
+        first, last = (float(x) for x in re.findall(r"distance ([\d.e-]+) -> ([\d.e-]+)", report.summary()[0])[0])
+        assert last < 0.9 * first, "something was learned"
+        results[way] = outputs(model, inputs("bert"))
+    plain = lively("bert", torch.float32)
+    greenformers.compress(plain, Bits(3, by=by, group=16), calibration=texts(2))
+    dense = outputs(lively("bert", torch.float32), inputs("bert"))
+    assert distance(results[by], results["rounding"]) < 1e-4 * distance(results["rounding"], dense)
+    assert distance(outputs(plain, inputs("bert")), results["rounding"]) > 1e-2 * distance(results["rounding"], dense)
+
+
+@pytest.mark.parametrize(("budget", "share"), [(None, 0.5), (3.5, 1.0), (None, 1.0)])
+def test_weights_stay_as_they_were_where_they_are_to_be_rounded_otherwise_or_nothing_was_learned(
+    budget: float | None, share: float
+) -> None:
+    change = Bits(budget=budget) if budget else Bits(3, group=16)
+    model, learns = network("bert"), budget is not None or share < 1
+    layer: Any = model.get_submodule("bert.encoder.layer.0.output.dense")
+    with change.rounding(model, share=share), torch.no_grad():
+        if learns:
+            layer.parametrizations.weight.original += 0.01
+        latent = layer.parametrizations.weight.original.clone()
+    assert layer.weight.equal(latent)
+
+
 def test_refusals() -> None:
     for options, message in (
         ({"bits": 1.5}, re.escape("bits must be 1 (binary), 1.58 (ternary) or a whole number from 2 to 8, got 1.5")),
@@ -385,6 +419,13 @@ def test_refusals() -> None:
             Bits(**options)
     with pytest.raises(ValueError, match="4 bits needs examples to calibrate with"):
         greenformers.compress(network("bert"), Bits())
+    with pytest.raises(ValueError, match="are rounded by rounding: gptq would undo what was learned"):
+        greenformers.compress(
+            network("bert"),
+            [Heal(2, aware=True), Bits(symmetric=True)],
+            texts=sentences(90),
+            tokenizer=tokenizer("bert"),
+        )
     with pytest.raises(ValueError, match=r"a budget of 2 bits a weight is below 2\.[0-9]+, the least that there is"):
         greenformers.compress(network("bert"), Bits(budget=2), calibration=texts(1))
     model = network("bert")
