@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,8 +31,12 @@ def recipe_words(search: Search, trial: Trial) -> str:
 def command(search: Search, trial: Trial, model: str, job: Job) -> str:
     """The command that makes the recipe of a trial."""
     words = ["greenformers", "compress", model, *as_flags(search.recipe(trial.genes, trial.steps))]
-    if job.texts is not None:
-        words += ["--texts", str(job.texts)]
+    for entry in fields(Job):
+        value, flag = getattr(job, entry.name), entry.metadata["flag"] or f"--{entry.name.replace('_', '-')}"
+        if value == getattr(Job(), entry.name):
+            continue
+        given = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [flag] if value is True else [flag, given]
     return shlex.join([*words, "--out", "small"])
 
 

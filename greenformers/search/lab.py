@@ -114,6 +114,14 @@ class Lab:
         kept = before / after if METRICS[metric].less_is_better else after / before
         return Trial(genes, steps, self.faster(own, tried), 1 - kept, own.size / tried.size)
 
+    def speed(self, model: PreTrainedModel) -> float:
+        """How many times as fast a made recipe is.
+
+        Raises:
+            ValueError: It cannot be run in the runtime.
+        """
+        return self.faster(self.own, self._ready(model, TRIED))
+
     @cached_property
     def own(self) -> Ready:
         """The model as it is."""
