@@ -29,6 +29,7 @@ from greenformers.search.lab import Lab
 from greenformers.search.search import HURDLES, Plan, Search
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials
+from greenformers.train.processes import alone
 
 DEPLOYED = "deployed"
 """Folder, in that of the result, of its form for the runtime."""
@@ -86,6 +87,8 @@ def find(
         OSError: A file cannot be read or written.
         Stopped: A signal ended the search early; the same call continues it.
     """
+    if not alone():
+        raise ValueError("a search runs in one process: start it without torchrun")
     check_place(out)
     check_runtime(runtime)
     if not minutes > 0:

@@ -99,6 +99,13 @@ def test_refused_before_any_work(
     assert said in refused_unchanged(monkeypatch, capsys, home, tmp_path, "compress", "BertModel", *words, *out)
 
 
+def test_several_processes_are_refused(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    monkeypatch.setattr(running, "alone", lambda: False)
+    words = ["compress", "BertModel", *EVALUATED, "--lose", "1%", "--out", str(tmp_path / "small")]
+    said = refused_unchanged(monkeypatch, capsys, home, tmp_path, *words)
+    assert "a search runs in one process: start it without torchrun" in said
+
+
 def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
     job = Job(texts=home / "texts.txt", evaluate=home / "pairs.tsv", length=16, lengths=(16,))
     search, unseen = running._prepared(
