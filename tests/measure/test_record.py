@@ -134,7 +134,7 @@ def test_a_value_is_a_finite_number(value: object) -> None:
 
 
 WRONG = {
-    "metric": (replace(record("lrt", "latency", 1.0), metric="speed"), "metric must be one of .*got 'speed'"),
+    "metric": (replace(record("lrt", "latency", 1.0), metric="swiftness"), "metric must be one of .*got 'swiftness'"),
     "unit": (replace(record("lrt", "latency", 1.0), unit="s"), "unit of latency must be 'ms', got 's'"),
     "value": (record("lrt", "latency", math.nan), "latency of 'lrt' must be a finite number, got nan"),
 }
