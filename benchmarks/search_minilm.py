@@ -23,13 +23,14 @@ from _harness import RUNS, SEED, Benchmark, Option, Run, data, yes
 from compress_minilm import LENGTH, minilm, model_folder, pairs
 from rich.table import Table
 
+from greenformers.advise.checkpoint import name_of
 from greenformers.advise.in_runtime import RUNTIMES, TORCH
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.compress.job import Job
 from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.measure.record import Record
-from greenformers.report.found import front_table, recipe_words, sentence, write
+from greenformers.report.front import front_table, recipe_words, sentence, write
 from greenformers.search.bound import Bound
 from greenformers.search.propose import Predictions
 from greenformers.search.run import Outcome, find
@@ -83,9 +84,9 @@ def main(run: Run) -> bool:
         records.append(
             run.record("spearman", value, name, setting, interval=interval, to="dense" if interval else None)
         )
-    kept = scores["searched"]["spearman"][0] / scores["dense"]["spearman"][0]
-    print(f"dev pairs: {kept:.2%} of Spearman's correlation, {outcome.best.speed:.2f}x as fast in {given.runtime}")
-    met = kept >= 1 - LOSE and (given.runtime != TORCH or outcome.best.speed >= BAR)
+    share = scores["searched"]["spearman"][0] / scores["dense"]["spearman"][0]
+    print(f"dev pairs: {share:.2%} of Spearman's correlation, {outcome.best.speed:.2f}x as fast in {given.runtime}")
+    met = share >= 1 - LOSE and (given.runtime != TORCH or outcome.best.speed >= BAR)
     print(f"99 % of Spearman's correlation{f' at {BAR}x' if given.runtime == TORCH else ''}: {yes(met)}")
     foreseen, more = predicted(run, outcome, setting)
     run.write([*records, *more])
@@ -101,7 +102,7 @@ def told(search: Search, trial: Trial) -> None:
 def of_trial(run: Run, outcome: Outcome, trial: Trial, setting: dict[str, object]) -> list[Record]:
     name, at = recipe_words(outcome.search, trial), setting | {"made": trial == outcome.best}
     return [
-        run.record("speed", trial.speed, name, at), run.record("kept", 100 * (1 - trial.lost), name, at),
+        run.record("speed", trial.speed, name, at), run.record("quality_share", 100 * (1 - trial.lost), name, at),
         run.record("smaller", trial.smaller, name, at, source="counted"),
     ]  # fmt: skip
 
@@ -125,7 +126,7 @@ def predicted(run: Run, outcome: Outcome, setting: dict[str, object]) -> tuple[b
         except ValueError as error:
             print(f"not made: {error}")
             continue
-        name = " + ".join(change.label for change in search.space.recipe(genes))
+        name = name_of(search.space.recipe(genes))
         for how, value in (("predicted", guesses[genes][0]), ("measured", seen[genes])):
             records.append(run.record("speed", value, name, setting | {"how": how}, source="estimated"))
         print(f"{name}: predicted {guesses[genes][0]:.2f}x, {seen[genes]:.2f}x", flush=True)

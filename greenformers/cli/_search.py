@@ -1,4 +1,4 @@
-"""What `greenformers compress` does with --lose or --faster: it searches, shows what it found, and writes the best."""
+"""What `greenformers compress` does with --lose or --faster: it searches, shows the front, and writes the best."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def searched(
     from greenformers.advise.in_runtime import TORCH
     from greenformers.checkpoint.pretrained import model_name
     from greenformers.measure.record import append, context
-    from greenformers.report.found import front_table, sentence, write
+    from greenformers.report.front import front_table, sentence, write
     from greenformers.report.table import tables
     from greenformers.search.bound import Bound
     from greenformers.search.run import find
@@ -47,21 +47,23 @@ def searched(
             console.print(line(search, trial), markup=False, soft_wrap=True)
             steps("searching", min(1.0, search.trials.seconds / search.plan.seconds))
 
-        found = find(
+        outcome = find(
             model, out, job, bound, runtime=runtime or TORCH, minutes=minutes, about=about, told=told, progress=steps
         )
-    terminal.show(console, [front_table(found, runtime or TORCH)])
-    terminal.show(console, tables(found.records, console.width))
-    console.print("\n".join([*found.notes, sentence(found, bound, runtime or TORCH)]), markup=False, soft_wrap=True)
+    terminal.show(console, [front_table(outcome, runtime or TORCH)])
+    terminal.show(console, tables(outcome.records, console.width))
+    console.print("\n".join([*outcome.notes, sentence(outcome, bound, runtime or TORCH)]), markup=False, soft_wrap=True)
     if results is not None:
-        append(results, found.records)
-    page = write(found, bound, runtime or TORCH, model, job, report or out / "report", f"{model_name(model)}, searched")
+        append(results, outcome.records)
+    page = write(
+        outcome, bound, runtime or TORCH, model, job, report or out / "report", f"{model_name(model)}, searched"
+    )
     console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
 
 
 def line(search: "Search", trial: "Trial") -> str:
     """A trial in a line: its number, what it gives, and its recipe."""
-    from greenformers.report.found import recipe_words
+    from greenformers.report.front import recipe_words
 
     number, words = len(search.trials.seen), recipe_words(search, trial)
     if trial.refused is not None:

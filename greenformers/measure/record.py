@@ -61,7 +61,7 @@ METRICS: dict[str, Metric] = {
     "train_step": Metric("Forward and backward", "ms"),
     "latency": Metric("Inference latency", "ms"),
     "speed": Metric("Times as fast as the original", "", False),
-    "kept": Metric("Quality kept of the original's", "%", False),
+    "quality_share": Metric("Quality kept of the original's", "%", False),
     "smaller": Metric("Times smaller than the original", "", False),
     "latency_next_token": Metric("Latency of the next token", "ms"),
     "predicted_latency": Metric("Predicted latency", "ms"),

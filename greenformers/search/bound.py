@@ -34,7 +34,7 @@ class Bound:
         if self.faster is not None and not self.faster > 1:
             raise ValueError(f"faster must be above 1x, got {self.faster:.4g}x")
 
-    def kept(self, trial: Trial) -> bool:
+    def met_by(self, trial: Trial) -> bool:
         """Whether a trial keeps to the bound."""
         return trial.lost <= self.lose if self.lose is not None else trial.speed >= (self.faster or 1)
 
@@ -47,7 +47,7 @@ class Bound:
 
     def nearest(self, trials: Sequence[Trial]) -> Trial:
         """The best of some trials that keep to the bound; where none does, the one that is nearest to it."""
-        fit = [trial for trial in trials if self.kept(trial)]
+        fit = [trial for trial in trials if self.met_by(trial)]
         if self.lose is not None:
             return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=lambda trial: trial.lost)
         return min(fit, key=lambda trial: trial.lost) if fit else max(trials, key=lambda trial: trial.speed)

@@ -111,8 +111,8 @@ class Lab:
             _, after = self._quality(tried, metric)
         except KeyError:
             return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
-        kept = before / after if METRICS[metric].less_is_better else after / before
-        return Trial(genes, steps, self.faster(own, tried), 1 - kept, own.size / tried.size)
+        share = before / after if METRICS[metric].less_is_better else after / before
+        return Trial(genes, steps, self.faster(own, tried), 1 - share, own.size / tried.size)
 
     def speed(self, model: PreTrainedModel) -> float:
         """How many times as fast a made recipe is.

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from greenformers.advise.checkpoint import halves
 from greenformers.advise.in_runtime import TORCH, check_runtime
 from greenformers.changes import Change, kinds
 from greenformers.changes._report import CompressionReport
@@ -101,22 +102,22 @@ def find(
         recipe, made = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
         report, records, notes = run(model, recipe, made, job, about, progress, judging=unseen)
         best = search.add(genes, steps, pretrained(str(made))[0])
-        if steps <= HURDLES[-1] or bound.kept(best) or search.best() == best:
+        if steps <= HURDLES[-1] or bound.met_by(best) or search.best() == best:
             break
         search.plan = replace(search.plan, heals=False)  # no time is left for another in full
+    if runtime != TORCH:
+        lab = search.lab
+        small, tokenizer = pretrained(str(made))
+        deployed, _ = deploy(
+            small, tokenizer, made / DEPLOYED, [runtime], examples=unseen, length=lab.length or lab.reader.length,
+            lengths=[lab.length or lab.reader.length], batch=lab.batch, about=about, progress=progress,
+        )  # fmt: skip
+        records = [*records, *deployed]
     check_place(out)
     if out.exists():
         shutil.rmtree(out)
     made.replace(out)
     shutil.rmtree(folder)
-    if runtime != TORCH:
-        lab = search.lab
-        small, tokenizer = pretrained(str(out))
-        deployed, _ = deploy(
-            small, tokenizer, out / DEPLOYED, [runtime], examples=unseen, length=lab.length or lab.reader.length,
-            lengths=[lab.length or lab.reader.length], batch=lab.batch, about=about, progress=progress,
-        )  # fmt: skip
-        records = [*records, *deployed]
     return Outcome(best, recipe, search, report, records, notes)
 
 
@@ -150,7 +151,11 @@ def _prepared(
     # What is made in the end is calibrated with as many as the job says.
     parts = read_parts(reading, replace(job, length=length, limit=min(job.limit, CALIBRATION)), reader)
     check_examples(original, parts["judging"], reader)
-    seen, unseen = _halves(parts["judging"])
+    count = len(parts["judging"])
+    if count < LEAST:
+        name = parts["judging"].name
+        raise ValueError(f"{name} leaves {count} examples to judge by; a search needs at least {LEAST}")
+    seen, unseen = halves(parts["judging"], count)
     given = given_by(original, original, reader, parts, reading, replace(job, length=length), lambda *_: None)
     space = Space.of(
         original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm"
@@ -160,12 +165,3 @@ def _prepared(
     plan = Plan(bound, seconds, heals=True, seed=job.seed)
     search = Search(space, lab, plan, Trials(folder / "trials.jsonl"), lambda trial: told(search, trial))
     return search, unseen
-
-
-def _halves(examples: Examples) -> tuple[Examples, Examples]:
-    """Every other example, for the search, and the rest."""
-    count = len(examples)
-    if count < LEAST:
-        raise ValueError(f"{examples.name} leaves {count} examples to judge by; a search needs at least {LEAST}")
-    first, second = (examples.at(range(start, count, 2)) for start in (0, 1))
-    return first, second

@@ -132,7 +132,7 @@ class Search:
 
     def add(self, genes: Genes, steps: int, model: Any) -> Trial:
         """Judge and time a recipe that was made elsewhere."""
-        known = self.trials.kept(genes, steps)
+        known = self.trials.on_disk(genes, steps)
         return self._ended(known or self.lab.trial(genes, steps, lambda: model))
 
     def _rounds(self, steps: int, share: float) -> None:
@@ -166,7 +166,7 @@ class Search:
         """Make, judge and time a recipe, if that was not done."""
         if self.trials.of(genes, steps) is not None:
             return
-        trial = self.trials.kept(genes, steps) or self.trials.begin(genes, steps)
+        trial = self.trials.on_disk(genes, steps) or self.trials.begin(genes, steps)
         try:
             trial = trial or self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)))
         finally:
@@ -174,8 +174,8 @@ class Search:
         self._ended(trial)
 
     def _ended(self, trial: Trial) -> Trial:
-        if self.trials.kept(trial.genes, trial.steps) is None:
-            trial = Trial(**vars(trial) | {"seconds": self._clock() - self._since})
+        if self.trials.on_disk(trial.genes, trial.steps) is None:
+            trial = replace(trial, seconds=self._clock() - self._since)
         self._since = self._clock()
         self.trials.add(trial)
         self._told(trial)

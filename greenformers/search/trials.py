@@ -47,13 +47,13 @@ class Trials:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seen: list[Trial] = []
-        self._kept: dict[tuple[Genes, int], Trial] = {}
+        self._on_disk: dict[tuple[Genes, int], Trial] = {}
         if path.is_file():
             names = {field.name for field in fields(Trial)}
             for line in path.read_text().splitlines():
                 row = {name: value for name, value in json.loads(line).items() if name in names}
                 trial = Trial(**row | {"genes": tuple(row["genes"])})
-                self._kept[trial.genes, trial.steps] = trial
+                self._on_disk[trial.genes, trial.steps] = trial
         self._begun = path.with_suffix(".begun")
 
     def begin(self, genes: Genes, steps: int) -> Trial | None:
@@ -79,15 +79,15 @@ class Trials:
         """Seconds that the trials of this run took, also where they were made by an earlier one."""
         return sum(trial.seconds for trial in self.seen)
 
-    def kept(self, genes: Genes, steps: int) -> Trial | None:
+    def on_disk(self, genes: Genes, steps: int) -> Trial | None:
         """The trial of a recipe with so many steps of healing that is on disk, if there is one."""
-        return self._kept.get((genes, steps))
+        return self._on_disk.get((genes, steps))
 
     def add(self, trial: Trial) -> None:
         """Count a trial as seen, and keep it on disk if it is not there."""
         self.seen.append(trial)
-        if (trial.genes, trial.steps) not in self._kept:
-            self._kept[trial.genes, trial.steps] = trial
+        if (trial.genes, trial.steps) not in self._on_disk:
+            self._on_disk[trial.genes, trial.steps] = trial
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")

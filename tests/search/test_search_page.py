@@ -14,7 +14,7 @@ from greenformers.changes._report import CompressionReport
 from greenformers.compress import run as running
 from greenformers.compress.job import Job
 from greenformers.measure.record import Record
-from greenformers.report import found
+from greenformers.report import front as page_of
 from greenformers.search.bound import Bound
 from greenformers.search.run import Outcome
 from greenformers.search.trials import Trial, front
@@ -36,11 +36,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def test_the_table_is_the_front_with_the_best_marked(outcome: Outcome) -> None:
-    table, top = found.front_table(outcome, "openvino"), front(outcome.search.trials.done())
+    table, top = page_of.front_table(outcome, "openvino"), front(outcome.search.trials.done())
     columns = [list(column.cells) for column in table.columns]
     assert columns[1] == [f"{trial.speed:.2f}" for trial in top]
     assert [columns[4][place] for place, mark in enumerate(columns[0]) if mark] == [
-        found.recipe_words(outcome.search, outcome.best)
+        page_of.recipe_words(outcome.search, outcome.best)
     ]
     out = io.StringIO()
     Console(file=out, width=100).print(table)
@@ -48,19 +48,19 @@ def test_the_table_is_the_front_with_the_best_marked(outcome: Outcome) -> None:
 
 
 def test_the_outcome_in_words_says_what_was_seen_and_what_was_not(outcome: Outcome) -> None:
-    said = found.sentence(outcome, Bound(lose=0.02), "torch")
+    said = page_of.sentence(outcome, Bound(lose=0.02), "torch")
     assert f"{outcome.best.speed:.2f}x as fast in torch" in said
     assert "not seen: Spearman's correlation 80 before, 79.2 now, a difference of -1.5 to +0.1 (95 % interval)" in said
     assert "Nothing that was tried" not in said
-    assert found.sentence(outcome, Bound(faster=50.0), "torch").startswith("Nothing that was tried keeps to 50.00x")
+    assert page_of.sentence(outcome, Bound(faster=50.0), "torch").startswith("Nothing that was tried keeps to 50.00x")
 
 
 def test_the_page_has_every_trial_and_why_others_were_not_made(outcome: Outcome, tmp_path: Path) -> None:
     job = Job(texts=Path("my texts.tsv"))
-    page = found.write(outcome, Bound(lose=0.02), "torch", "MODEL", job, tmp_path, "A title").read_text()
+    page = page_of.write(outcome, Bound(lose=0.02), "torch", "MODEL", job, tmp_path, "A title").read_text()
     assert (tmp_path / "front.png").is_file()
     for trial in outcome.search.trials.done():
-        assert found.recipe_words(outcome.search, trial) in page
+        assert page_of.recipe_words(outcome.search, trial) in page
     assert "&lt;why&gt;" in page
     assert "<why>" not in page
     assert page.count("greenformers compress MODEL") == len(outcome.search.trials.done())
@@ -79,7 +79,7 @@ def test_a_command_makes_the_recipe_again_with_the_same_options(
     monkeypatch.setattr(running, "run", noted)
     monkeypatch.setattr("greenformers.train.processes.first_process", lambda: False)
     for trial in outcome.search.trials.done()[::5]:
-        words = shlex.split(found.command(outcome.search, trial, "MODEL", job))
+        words = shlex.split(page_of.command(outcome.search, trial, "MODEL", job))
         monkeypatch.setattr("sys.argv", words)
         with pytest.raises(SystemExit) as ended:
             cli.main()

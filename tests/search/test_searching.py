@@ -65,7 +65,7 @@ def test_it_finds_nearly_the_best_of_all_recipes(bound, tmp_path):
     found, best = searched(tmp_path, bound, heals=False), best_of_all(bound)
     assert len(found.trials.seen) < 0.35 * 640
     chosen = found.best()
-    assert bound.kept(chosen)
+    assert bound.met_by(chosen)
     assert chosen.speed >= 0.95 * best.speed if bound.lose else chosen.lost <= best.lost + 0.005
 
 
@@ -145,7 +145,7 @@ def test_a_bound_that_cannot_be_met_ends_with_the_nearest(tmp_path):
     for bound in (Bound(lose=0.0), Bound(faster=100.0)):
         search = searched(tmp_path / str(bound.lose), bound, seconds=150)
         best = search.best()
-        assert not bound.kept(best)
+        assert not bound.met_by(best)
         if bound.lose is not None:
             assert best.lost == min(trial.lost for trial in search.trials.done())
         else:

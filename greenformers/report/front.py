@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Column, Table
 
+from greenformers.advise.checkpoint import name_of
 from greenformers.changes._options import as_flags
 from greenformers.compress.job import Job
 from greenformers.measure.record import METRICS
@@ -25,7 +26,7 @@ from greenformers.search.trials import Trial, front
 
 def recipe_words(search: Search, trial: Trial) -> str:
     """The recipe of a trial in words."""
-    return " + ".join(change.label for change in search.recipe(trial.genes, trial.steps)) or "as it is"
+    return name_of(search.recipe(trial.genes, trial.steps))
 
 
 def command(search: Search, trial: Trial, model: str, job: Job) -> str:
@@ -61,7 +62,7 @@ def sentence(outcome: Outcome, bound: Bound, runtime: str) -> str:
         f"keeps {1 - best.lost:.2%} on the examples of the search."
     )
     said += _unseen(outcome)
-    if not bound.kept(best):
+    if not bound.met_by(best):
         asked = f"{bound.lose:.2%} of loss" if bound.lose is not None else f"{bound.faster:.2f}x"
         said = f"Nothing that was tried keeps to {asked}; this is the nearest. {said}"
     return said
