@@ -197,7 +197,8 @@ def has_int4() -> bool:
     product.
     """
     try:
-        product = int4_matmul(torch.ones(1, 32), pack_int4(torch.full((16, 32), 9)), 32, torch.ones(1, 16, 2))
+        grids = torch.ones(1, 16, 2, dtype=torch.bfloat16)
+        product = int4_matmul(torch.ones(1, 32), pack_int4(torch.full((16, 32), 9)), 32, grids)
         return product.equal(torch.full((1, 16), 64.0))
     except (AttributeError, RuntimeError):  # no such operator, or none for this processor
         return False
@@ -212,17 +213,18 @@ def pack_int4(q: Tensor) -> Tensor:
 
 
 def int4_matmul(x: Tensor, packed: Tensor, group: int, grids: Tensor) -> Tensor:
-    """The float32 product (N, m) of inputs (N, n), rounded to bfloat16, and weights s (q - 8) + c of 4 bits.
+    """The product (N, m) of inputs (N, n), rounded to bfloat16, and weights s (q - 8) + c of 4 bits, in their type.
 
-    It depends on `torch.ops.aten._weight_int4pack_mm_for_cpu`. See `has_int4` for what takes its place.
+    It depends on `torch._weight_int4pack_mm_for_cpu`, which starts sooner than the same operator of `torch.ops`. See
+    `has_int4` for what takes its place.
 
     Args:
         x: Inputs; n is a multiple of the group.
         packed: Numbers q as `pack_int4` gives them.
         group: Inputs that share s and c: 32, 64, 128 or 256.
-        grids: s and c (n / group, m, 2).
+        grids: s and c (n / group, m, 2), bfloat16.
     """
-    return aten._weight_int4pack_mm_for_cpu(x.bfloat16(), packed, group, grids.bfloat16()).float()
+    return torch._weight_int4pack_mm_for_cpu(x.bfloat16(), packed, group, grids).to(x.dtype)
 
 
 class Operators:

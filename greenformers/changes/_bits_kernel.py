@@ -34,12 +34,14 @@ def group_for(form: Form, n: int) -> int | None:
     """The group that the kernel takes for a weight of n inputs; None where it has none."""
     # The inputs that share a step; where all of a row do, any group will do that fits.
     shared = form.group_of(n)
-    group = next((g for g in GROUPS if shared % g == 0), GROUPS[-1] if shared == n else None)
+    fitting = [g for g in GROUPS if shared % g == 0]
+    unpadded = [g for g in fitting if n % g == 0]  # inputs need no further columns
+    group = next(iter(unpadded or fitting), GROUPS[-1] if shared == n else None)
     return group if form.bits <= BITS and has_int4() else None
 
 
 def kernel(q: Int[Tensor, "m n"], grid: Grid, inputs: Float[Tensor, "n"] | None, group: int) -> Kernel:
-    """The float32 product of rows (N, n) with the weight of numbers q, their grids and scales of inputs."""
+    """The product of rows (..., n) with the weight of numbers q, their grids and scales of inputs, in their type."""
     m, n = q.shape
     rows, columns = -m % OUTPUTS, -n % group
     half = (grid.form.levels + 1) // 2
@@ -50,8 +52,9 @@ def kernel(q: Int[Tensor, "m n"], grid: Grid, inputs: Float[Tensor, "n"] | None,
     scales = None if inputs is None else inputs.float()
 
     def product(x: Tensor) -> Tensor:
-        x = x if scales is None else x / scales
-        y = int4_matmul(F.pad(x, (0, columns)) if columns else x, packed, group, grids)
-        return y[:, :m] if rows else y
+        y = x if scales is None else (x / scales).to(x.dtype)
+        y = F.pad(y, (0, columns)) if columns else y
+        y = int4_matmul(y.reshape(-1, n + columns), packed, group, grids)
+        return (y[:, :m] if rows else y).view(*x.shape[:-1], m)
 
     return product

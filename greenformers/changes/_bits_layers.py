@@ -4,7 +4,6 @@ A weight (m, n) is w = s (q - z), see `greenformers.solve.grid`. Numbers that ar
 when a network is cast, so steps in float16 are held as int16.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,11 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from greenformers._torch import is_fake, own_parameters, version
+from greenformers._torch import is_fake, own_parameters
 from greenformers.changes._bits_kernel import LEAST, ROWS, Kernel, group_for, kernel
 from greenformers.changes._coded import CodedExperts, CodedLinear, CodedWeight
 from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_linear import Int8Linear, fixed
+from greenformers.changes._made_of import MadeOf
 from greenformers.changes._paths import check_keys
 from greenformers.changes._straight_through import rounded_inputs
 from greenformers.lowrank.experts import ExpertsLinear
@@ -163,7 +163,7 @@ class BitsLinear(CodedLinear):
 
     def __init__(self, held: Packed, bias: nn.Parameter | None, *, turned: bool = False) -> None:
         super().__init__(held, bias, turned=turned)
-        self._kept: tuple[Any, Kernel | Int8Linear | None] | None = None
+        self._kept: MadeOf[Any] | None = None
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
@@ -175,16 +175,16 @@ class BitsLinear(CodedLinear):
 
     def product(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The product, without a gradient."""
-        held, traced = self.held, torch.compiler.is_compiling() or is_fake(x)
+        held = self.held
+        traced = torch.compiler.is_compiling() or is_fake(x)
         if held.rounds_inputs:
             y = self._by_rounded(x, traced)
         else:
-            if x.is_cpu and not traced:
-                few = x.numel() <= held.n * ROWS and held.m * held.n >= LEAST
-                product = self._kernel() if few else None
-                if product is not None:
-                    y = product(x.reshape(-1, held.n)).view(*x.shape[:-1], held.m).to(x.dtype)
-                    return y if self.bias is None else y + self.bias.to(y.dtype)
+            few = x.numel() <= held.n * ROWS and held.m * held.n >= LEAST
+            kernel = self._kernel(held) if few and x.is_cpu and not traced else None
+            if kernel is not None:
+                y = kernel(x)
+                return y if self.bias is None else y + self.bias.to(y.dtype)
             y = F.linear(x, held.numbers().to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
         left, right = held.left, held.right
         if left is None or right is None:
@@ -201,27 +201,22 @@ class BitsLinear(CodedLinear):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(rounded_inputs(x), (scale[:, None] * q).to(x.dtype), bias)
 
-    def _kernel(self) -> Kernel | None:
+    def _kernel(self, held: Packed) -> Kernel | None:
         """The product of a few rows, with the weight as it needs it; made again only when the weight changes."""
-
-        def make() -> Kernel | None:
-            held = self.held
+        kept = self._kept
+        if kept is None or not kept.fresh(own_parameters(held)):
             group = None if held.left is not None else group_for(held.form, held.n)
-            return None if group is None else kernel(held.q(), held.grid, held.inputs, group)
-
-        product: Kernel | None = self._made(make)
-        return product
+            made = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
+            kept = self._kept = MadeOf(own_parameters(held), made)
+        return kept.made
 
     def _integers(self) -> Int8Linear:
         """The layer with int8 numbers in place of the packed ones; made again only when the weight changes."""
-        layer: Int8Linear = self._made(lambda: Int8Linear.holding(*self.held.int8(), self.bias))
-        return layer
-
-    def _made(self, make: Callable[[], Any]) -> Any:
-        key = [None if part is None else (part.data_ptr(), version(part)) for part in own_parameters(self.held)]
-        if self._kept is None or self._kept[0] != key:
-            self._kept = key, make()
-        return self._kept[1]
+        kept = self._kept
+        if kept is None or not kept.fresh(own_parameters(self.held)):
+            layer = Int8Linear.holding(*self.held.int8(), self.bias)
+            kept = self._kept = MadeOf(own_parameters(self.held), layer)
+        return kept.made
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_kept": None}  # made again where it is copied to
@@ -234,7 +229,7 @@ class BitsExperts(CodedExperts):
 
     def __init__(self, held: Packed, dense: ExpertsLinear) -> None:
         super().__init__(held, dense)
-        self._layers: tuple[Any, list[BitsLinear]] | None = None
+        self._layers: MadeOf[list[BitsLinear]] | None = None
 
     def product(self, x: Float[Tensor, "S n"], expert: int) -> Float[Tensor, "S m"]:
         """W_e x for rows of one expert, as a linear layer of few bits computes it."""
@@ -243,14 +238,13 @@ class BitsExperts(CodedExperts):
 
     def _each(self) -> list[BitsLinear]:
         """A layer for each expert on slices of these numbers; built again only when they change."""
-        held = [part for part in (*own_parameters(self.held), self.bias) if part is not None]
-        key = [(part.data_ptr(), version(part)) for part in held]
-        if self._layers is None or self._layers[0] != key:
+        held = (*own_parameters(self.held), self.bias)
+        if self._layers is None or not self._layers.fresh(held):
             m = self.out_features
             parts = [self.held.part(slice(start, start + m)) for start in range(0, self.held.m, m)]
             biases = [None] * self.experts if self.bias is None else map(fixed, self.bias.detach().unbind())
-            self._layers = key, [BitsLinear(*pair) for pair in zip(parts, biases, strict=True)]
-        return self._layers[1]
+            self._layers = MadeOf(held, [BitsLinear(*pair) for pair in zip(parts, biases, strict=True)])
+        return self._layers.made
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_layers": None}  # made again where it is copied to

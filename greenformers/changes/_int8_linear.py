@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
-from greenformers._torch import int8_matmul, is_fake, version
+from greenformers._torch import int8_matmul, is_fake, own_parameters
 from greenformers.changes._frozen_product import frozen_product
 from greenformers.changes._int8_kernels import LEVELS, Kernel, kernel
+from greenformers.changes._made_of import MadeOf
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import leave_as_made
 
@@ -47,7 +48,7 @@ class Int8Linear(nn.Linear):
         self.scale = fixed(torch.ones(out_features))
         self.quantised = fixed(torch.zeros(out_features, in_features, dtype=torch.int8))
         self.bias = fixed(torch.zeros(out_features)) if bias else None
-        self._packed: tuple[Any, Kernel] | None = None
+        self._packed: MadeOf[Kernel] | None = None
         leave_as_made(self)
 
     @classmethod
@@ -115,11 +116,10 @@ class Int8Linear(nn.Linear):
 
     def _kernel(self) -> Kernel:
         """The product with the weight, which it packs; packed again only when the weight changes."""
-        held = [part for part in (self.quantised, self.scale, self.bias) if part is not None]
-        key = [(part.data_ptr(), version(part)) for part in held]
-        if self._packed is None or self._packed[0] != key:
-            self._packed = (key, kernel(self.quantised, self.scale, self.bias))
-        return self._packed[1]
+        packed = self._packed
+        if packed is None or not packed.fresh(own_parameters(self)):
+            packed = self._packed = MadeOf(own_parameters(self), kernel(self.quantised, self.scale, self.bias))
+        return packed.made
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_packed": None}  # made again where it is copied to

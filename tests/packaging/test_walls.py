@@ -6,6 +6,7 @@ The finder sees to that; a canary for each such name says what breaks, and where
 import ast
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -63,7 +64,7 @@ TORCH = {
     "torch.ops.onednn.qlinear_pointwise": "prepacked_int8_matmul: wide int8 layers on a CPU without the fastest kernel "
     "are slower",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "pack_int4: texts are generated more slowly in few bits",
-    "torch.ops.aten._weight_int4pack_mm_for_cpu": "int4_matmul: texts are generated more slowly in few bits",
+    "torch._weight_int4pack_mm_for_cpu": "int4_matmul: texts are generated more slowly in few bits",
     "torch.cpu._is_vnni_supported": "has_vnni: int8 layers on a CPU",
     "torch.ops.aten._int_mm": "operators.int8_matmul: FLOPs and ONNX form of int8 layers",
     "torch.ops.aten._grouped_mm": "operators.grouped_matmul: FLOPs of experts would be counted as 0",
@@ -208,6 +209,7 @@ def loaded_tensor() -> Any:
 
 
 def profiled() -> Any:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile, which may not be peak_memory's
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         torch.zeros(1)
     return profiler
