@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from thinned import EVERY, runs
+from thinned import EVERY, LONG, runs
 
 # The small networks that tests of several folders change, and the helpers that read them again.
 sys.path.append(str(Path(__file__).parent / "changes"))
@@ -43,14 +43,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = f"{item.path.relative_to(root).as_posix()}::{getattr(item, 'originalname', '')}"
         tests.setdefault(name, []).append(item)
     for name, cases in tests.items():
-        if name in EVERY:
+        if name in LONG:
+            run = [False] * len(cases)
+        elif name in EVERY:
             run = [number % EVERY[name] == 0 for number in range(len(cases))]
         else:
             run = runs([sides(item) for item in cases])
         for item, here in zip(cases, run, strict=True):
             if not here:
                 item.add_marker(pytest.mark.slow)
-    unknown = EVERY.keys() - tests.keys()
+    unknown = (EVERY.keys() | LONG.keys()) - tests.keys()
     assert not unknown, f"tests/thinned.py names tests that are not there: {sorted(unknown)}"
 
 

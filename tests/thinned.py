@@ -5,7 +5,7 @@ The others are marked `slow`: `make bench` runs them. A run of chosen files or f
 Of a grid of two sides or more with more than `SMALL` cases, those on every third diagonal run, or every second where a
 side has two values: every value of every side is met, and, of three sides, every pair. Of the tests in `EVERY`, whose
 cases take long or have one side, so many are left out between two that run; each number has no divisor in common with
-the inner sides of its grid, so that there too every value of every side is met.
+the inner sides of its grid, so that there too every value of every side is met. Of the tests in `LONG` no case runs.
 """
 
 from collections.abc import Hashable, Sequence
@@ -33,7 +33,6 @@ EVERY = {
     "changes/test_teacher_cache.py::test_the_same_is_learned_and_the_teacher_is_asked_once": 3,
     "checkpoint/test_reload.py::test_a_fresh_process_reads_the_same_network": 3,
     "checkpoint/test_reload.py::test_load_gives_it_back_and_so_once_more": 3,
-    "cli/test_compare_stopped.py::test_a_run_that_was_stopped_goes_on_to_the_same_figures": 2,
     "compress/test_other_inputs.py::test_the_command": 2,
     "docs/test_pages.py::test_the_python_of_a_page_runs": 3,
     "genome/test_longest.py::test_needed_is_what_a_real_step_needs": 4,
@@ -54,6 +53,34 @@ EVERY = {
     "train/test_several_processes.py::test_the_curve_is_that_of_one_process": 3,
     "train/test_resume.py::test_to_the_bit": 2,
 }
+
+LONG = {
+    "changes/test_bits.py::test_what_aware_healing_has_learned_is_what_any_way_rounds_to": "healing and rounding alone",
+    "changes/test_contract.py::test_plain_networks_are_read_in_a_fresh_process": "test_alone",
+    "changes/test_int8_kernels.py::test_without_it_models_reload_and_are_traced": "its layer computes the same",
+    "changes/test_replacement.py::test_healing_with_it_goes_on_to_the_bit": "other healings that are stopped",
+    "changes/test_seam.py::test_a_change_is_one_file": "test_no_other_file_names_a_change",
+    "checkpoint/test_guard.py::test_a_stranger_is_stopped": "test_what_is_known_is_as_it_was",
+    "checkpoint/test_reload.py::test_export_and_compile": "export/test_export.py and model/test_compiled.py",
+    "checkpoint/test_sentence_transformers.py::test_by_the_command": "test_in_python",
+    "cli/test_bench_command.py::test_a_grid_is_measured_once_and_drawn": "measure/test_bench.py, report/test_plot.py",
+    "cli/test_compare_stopped.py::test_a_run_that_was_stopped_goes_on_to_the_same_figures": "train/test_resume.py",
+    "cli/test_genome_study.py::test_records_of_length_are_for_the_report": "those of the margin",
+    "cli/test_pattern_command.py::test_equal_heads_and_layers_are_drawn_once": "other tests of the command",
+    "compress/test_advice.py::test_the_commands_run": "test_names_and_command_lines",
+    "compress/test_recipe_command.py::test_a_changed_model_learns_from_its_original": "test_a_model_longer_and_healed",
+    "compress/test_search_command.py::test_stopped_in_the_middle_it_goes_on": "search/test_searching.py",
+    "export/test_export.py::test_an_onnx_file_that_says_something_else": "test_what_is_baked_in_or_forgotten_is_found",
+    "export/test_export_command.py::test_a_compressed_classifier": "test_a_language_model_writes_the_same_everywhere",
+    "export/test_packed_linear.py::test_files_keep_them_packed": "test_blocks_hold_the_same_weight",
+    "genome/test_risk.py::test_what_is_done_is_not_done_again": "cli/test_genome_study.py",
+    "model/test_saving.py::test_what_is_first_wanted_of_transformers_changes_nothing": "test_comes_back_to_the_bit",
+    "search/test_searching.py::test_it_is_better_than_as_many_recipes_by_chance": "it finds nearly the best of all",
+    "search/test_space.py::test_every_change_alone_is_made": "test_settings_of_every_change_are_the_mildest_first",
+    "train/test_killed.py::test_a_truncated_checkpoint_is_named_and_skipped": "train/test_checkpoints_on_disk.py",
+    "train/test_several_processes.py::test_a_student_learns_the_same": "the curve is that of one process",
+}
+"""Long tests, and what shows nearly the same and does run."""
 
 
 def runs(cases: Sequence[Sequence[Hashable]]) -> list[bool]:
