@@ -80,7 +80,7 @@ BENCHMARK = Benchmark(
 def students(quick: bool) -> dict[str, list[Change]]:
     """What is made of the teacher, by name."""
     heal = {"weights": WEIGHTS, "learning_rate": 1e-3}
-    steps = (20, 20, 20, 20) if quick else (5000, 10_000, 6000, 6000)
+    steps = (20, 20, 20, 20) if quick else (3000, 8000, 4000, 4000)
     return {
         "3 layers of 384": [Layers(3), Heal(steps[0], **heal | {"learning_rate": 5e-4})],
         "3 layers of 192": [Narrow(192, layers=3), Heal(steps[1], **heal)],
