@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -118,39 +118,58 @@ def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, fo
     )  # fmt: skip
 
 
-@house
 def figure(outcome: Outcome, bound: Bound, runtime: str) -> Figure:
     """Speed against quality of all trials; the front as a line, and the recipe that was made with a ring."""
-    trials, best = outcome.search.trials.done(), outcome.best
-    top = front(trials)
-    drawn = new_figure(8.6, 4.8, f"Speed and quality of {len(trials)} recipes (up and to the right is better)")
+    trials = outcome.search.trials.done()
+    return front_figure(
+        {"as they are": [t for t in trials if not t.steps], "healed": [t for t in trials if t.steps]}, outcome.best,
+        bound, recipe_words(outcome.search, outcome.best),
+        title=f"Speed and quality of {len(trials)} recipes (up and to the right is better)",
+        along=f"times as fast as the model as it is, in {runtime}",
+    )  # fmt: skip
+
+
+@house
+def front_figure(
+    groups: Mapping[str, Sequence[Trial]], best: Trial, bound: Bound, name: str, *, title: str, along: str
+) -> Figure:
+    """Speed against quality of trials, those of a group alike; their front as a line, and the best with a ring.
+
+    Args:
+        groups: Trials by what is said of them.
+        best: The best, which need not be one of them.
+        bound: What was asked for.
+        name: Name of the best.
+        title: Title of the figure.
+        along: What the speed is compared with.
+    """
+    top = front([trial for of in groups.values() for trial in of])
+    drawn = new_figure(8.6, 4.8, title)
     axes = drawn.subplots()
-    dress = looks(["", "as they are", "healed"])
-    for name, of in (("as they are", [t for t in trials if not t.steps]), ("healed", [t for t in trials if t.steps])):
-        look = dress[name]
+    dress = looks(["", *groups])
+    for said, of in groups.items():
+        look = dress[said]
         if of:
             axes.scatter(
-                [t.speed for t in of], [100 * (1 - t.lost) for t in of], label=name, color=look.colour,
+                [t.speed for t in of], [100 * (1 - t.lost) for t in of], label=said, color=look.colour,
                 marker=look.marker, s=26, zorder=3,
             )  # fmt: skip
     axes.plot(
         [t.speed for t in top], [100 * (1 - t.lost) for t in top], color=GREY, linewidth=1, label="front", zorder=1
     )
-    axes.scatter(
-        best.speed, 100 * (1 - best.lost), s=150, facecolors="none", edgecolors="black", label="made", zorder=4
-    )
+    y = 100 * (1 - best.lost)
+    axes.scatter(best.speed, y, s=150, facecolors="none", edgecolors="black", label="made", zorder=4)
     if bound.lose is not None:
         axes.axhline(100 * (1 - bound.lose), color=GREY, linewidth=0.8, linestyle=":", label="asked for")
     else:
         axes.axvline(bound.faster or 1, color=GREY, linewidth=0.8, linestyle=":", label="asked for")
-    axes.set_ylim(_floor(top, best), 100 * (1 - min(t.lost for t in top)) + 1)
-    axes.set_xlabel(f"times as fast as the model as it is, in {runtime}")
+    axes.set_ylim(_floor(top, best), max(y, 100 * (1 - min(t.lost for t in top))) + 1)
+    axes.set_xlabel(along)
     axes.set_ylabel("quality kept (%)")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     settle(drawn)
-    y = 100 * (1 - best.lost)
     spot = Spot(best.speed, y, 0.0, y, y)
-    name_points(axes, {recipe_words(outcome.search, best): spot}, FigureCanvasAgg(drawn).get_renderer())
+    name_points(axes, {name: spot}, FigureCanvasAgg(drawn).get_renderer())
     return drawn
 
 

@@ -38,12 +38,12 @@ class Bound:
         """Whether a trial keeps to the bound."""
         return trial.lost <= self.lose if self.lose is not None else trial.speed >= (self.faster or 1)
 
-    def merit(self, speed: float, lost: float) -> float:
-        """How good a recipe is: what is asked for, less what it is beyond the bound."""
+    def merit(self, speed: float, lost: float, strict: float = 1.0) -> float:
+        """How good a recipe is: what is asked for, less `strict` times what it costs to be beyond the bound."""
         log_lost = log(max(lost, 0) + EPSILON)
         if self.lose is not None:
-            return log(speed) - WEIGHT[0] * max(0.0, log_lost - log(self.lose + EPSILON))
-        return -log_lost - WEIGHT[1] * max(0.0, log(self.faster or 1) - log(speed))
+            return log(speed) - strict * WEIGHT[0] * max(0.0, log_lost - log(self.lose + EPSILON))
+        return -log_lost - strict * WEIGHT[1] * max(0.0, log(self.faster or 1) - log(speed))
 
     def nearest(self, trials: Sequence[Trial]) -> Trial:
         """The best of some trials that keep to the bound; where none does, the one that is nearest to it."""

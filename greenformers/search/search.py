@@ -23,6 +23,7 @@ from greenformers.search.lab import Lab
 from greenformers.search.propose import logged, propose
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
+from greenformers.search.tries import Tries
 
 CHANCE, AT_ONCE = 6, 3
 """Recipes drawn by chance at the beginning, and recipes that are proposed at once."""
@@ -85,8 +86,8 @@ class Search:
         told: Callable[[Trial], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.space, self.lab, self.plan, self.trials, self._told, self._clock = space, lab, plan, trials, told, clock
-        self._since = clock()
+        self.space, self.lab, self.plan, self.trials = space, lab, plan, trials
+        self._tries = Tries(trials, told, clock)
 
     def run(self) -> None:
         """Try recipes, and heal the best for some steps, until it is time to heal one in full.
@@ -133,7 +134,7 @@ class Search:
     def add(self, genes: Genes, steps: int, model: Any) -> Trial:
         """Judge and time a recipe that was made elsewhere."""
         known = self.trials.on_disk(genes, steps)
-        return self._ended(known or self.lab.trial(genes, steps, lambda: model))
+        return self._tries.ended(known or self.lab.trial(genes, steps, lambda: model))
 
     def _rounds(self, steps: int, share: float) -> None:
         number = 0
@@ -164,22 +165,9 @@ class Search:
 
     def _try(self, genes: Genes, steps: int) -> None:
         """Make, judge and time a recipe, if that was not done."""
-        if self.trials.of(genes, steps) is not None:
-            return
-        trial = self.trials.on_disk(genes, steps) or self.trials.begin(genes, steps)
-        try:
-            trial = trial or self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)))
-        finally:
-            self.trials.end()
-        self._ended(trial)
-
-    def _ended(self, trial: Trial) -> Trial:
-        if self.trials.on_disk(trial.genes, trial.steps) is None:
-            trial = replace(trial, seconds=self._clock() - self._since)
-        self._since = self._clock()
-        self.trials.add(trial)
-        self._told(trial)
-        return trial
+        self._tries.once(
+            genes, steps, lambda: self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)))
+        )
 
     def _over(self, share: float) -> bool:
         return self.trials.seconds > share * self.plan.seconds

@@ -1,0 +1,107 @@
+"""What a search for a network to be trained found: its front as a table and as a picture, and a page of all trials."""
+
+import json
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+from rich.table import Column, Table
+
+from greenformers.measure.record import METRICS
+from greenformers.report.front import front_figure
+from greenformers.report.page import Listing
+from greenformers.report.page import write as write_page
+from greenformers.report.plot import Picture
+from greenformers.search.bound import Bound
+from greenformers.search.network_run import BASE, BEST, Found
+from greenformers.search.trials import front
+from greenformers.train.settings import Training
+
+
+def front_table(found: Found) -> Table:
+    """The front of networks that were trained in full, the slowest first."""
+    space, rungs = found.hurdles.space, found.hurdles.plan.rungs
+    table = Table("times as fast", "quality kept", "times fewer parameters", Column("network", overflow="fold"))
+    table.title = f"The front of networks trained for {rungs[-1]} steps, of {len(_tried(found))} tried"
+    table.caption = "Judged on the validation split and timed beside the network of the settings."
+    for trial in front(found.hurdles.tries.trials.done(rungs[-1])):
+        table.add_row(f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", f"{trial.smaller:.1f}", space.words(trial.genes))
+    return table
+
+
+def sentence(found: Found, bound: Bound) -> str:
+    """The outcome in words, and whether it keeps to the bound."""
+    base, best = (next(r for r in found.records if r.variant == name) for name in (BASE, BEST))
+    speed = next(record.value for record in found.records if record.metric == "speed")
+    label = METRICS[base.metric].label
+    said = (
+        f"{found.hurdles.space.words(found.best.genes)}: {speed:.2f}x as fast, {found.best.smaller:.1f}x fewer "
+        f"parameters, keeps {1 - found.best.lost:.2%} of the quality on the validation split. On the test split: "
+        f"{label} {base.value:.4g} of the network of the settings, {best.value:.4g} of this one."
+    )
+    if not bound.met_by(found.best):
+        asked = f"{bound.lose:.2%} of loss" if bound.lose is not None else f"{bound.faster:.2f}x"
+        said = f"Nothing that was tried keeps to {asked}; this is the nearest. {said}"
+    return said
+
+
+def write(found: Found, bound: Bound, folder: Path, title: str) -> Path:
+    """Write the page: the outcome, the picture of the front, and every trial.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    space, rungs, trials = found.hurdles.space, found.hurdles.plan.rungs, found.hurdles.tries.trials
+    groups = {f"{steps} steps": trials.done(steps) for steps in rungs}
+    words = space.words(found.best.genes)
+    drawn = front_figure(
+        groups, found.best, bound, words, title=f"Speed and quality of {len(_tried(found))} networks (up and to the "
+        "right is better)", along="times as fast as the network of the settings",
+    )  # fmt: skip
+    points = "; ".join(f"{trial.speed:.2f}x at {1 - trial.lost:.1%}" for trial in front(trials.done(rungs[-1])))
+    picture = Picture(
+        "front", drawn, "Each point is a network trained for so many steps, judged and timed beside the network of the "
+        "settings after as many. The ring is the mean of several trainings of the best.",
+        f"Speed against quality kept. The front: {points}.",
+    )  # fmt: skip
+    rows = [
+        (
+            space.words(t.genes),
+            str(t.steps),
+            f"{t.speed:.2f}",
+            f"{1 - t.lost:.2%}",
+            f"{t.smaller:.1f}",
+            f"{t.seconds:.0f}",
+            command(space.settings(t.genes)),
+        )
+        for t in sorted(trials.done(), key=lambda trial: (-trial.steps, -trial.speed))
+    ]
+    columns = ("network", "steps", "times as fast", "kept", "times fewer parameters", "seconds", "command")
+    listed = [Listing("Trials", "To the network of the settings, after as many steps.", columns, rows)]
+    refused = [(space.words(t.genes), str(t.refused)) for t in trials.seen if t.refused is not None]
+    if refused:
+        listed.append(Listing("Not made", "Networks that could not be trained, and why.", ("network", "why"), refused))
+    return write_page(
+        found.records, folder, title, lead=sentence(found, bound), drawn=[picture], tabulated=found.records,
+        listed=listed,
+    )  # fmt: skip
+
+
+def command(settings: Training) -> str:
+    """The command that trains a network."""
+    words = ["greenformers", "train"]
+    for entry in fields(settings):
+        value, flag = getattr(settings, entry.name), f"--{entry.name.replace('_', '-')}"
+        if value == entry.default and entry.name != "data":
+            continue
+        if isinstance(value, dict):
+            words += [word for name, own in value.items() for word in (flag, f"{name}={json.dumps(own)}")]
+        elif isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif value is not None:
+            words += [flag, str(value)]
+    return shlex.join([*words, "--out", "run"])
+
+
+def _tried(found: Found) -> set[tuple[int, ...]]:
+    return {trial.genes for trial in found.hurdles.tries.trials.seen}

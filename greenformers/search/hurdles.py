@@ -1,0 +1,139 @@
+"""Networks by evolution or by chance, with progressive dynamic hurdles. So 2019, arXiv:1901.11117, 3.2.
+
+All networks are trained for a few steps. Once some have been, those that are better than the mean of their last few
+equals are trained for more, and of these the better ones in full. Evolution is that of Real 2019, arXiv:1802.01548: of
+a few networks of the population the best has a child, with one part or two changed, and the oldest leaves; the
+population begins with the network of the settings, children of it, and as many by chance.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from greenformers.search.bound import Bound
+from greenformers.search.network_lab import NetworkLab
+from greenformers.search.network_space import NetworkSpace
+from greenformers.search.space import TRIES, Genes
+from greenformers.search.trials import Trial
+from greenformers.search.tries import Tries
+
+POPULATION, TOURNAMENT = 10, 3
+"""Networks of a population, and how many of them compete to have a child."""
+
+STRICT = 4.0
+"""How much more it costs to be beyond the bound than where healing brings back what a recipe has lost."""
+
+FIRST = 5
+"""Networks that are trained for the same steps before there is a hurdle."""
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """How much a search does.
+
+    Attributes:
+        bound: What the best network must keep to.
+        rungs: Steps of training, the fewest first; the last are those of the settings.
+        seconds: Seconds that new networks may be tried for.
+        seed: Seed of all draws.
+    """
+
+    bound: Bound
+    rungs: tuple[int, ...]
+    seconds: float
+    seed: int
+
+
+class Hurdles:
+    """Networks that are trained for more steps the better they are.
+
+    Args:
+        space: The networks.
+        lab: Where they are trained.
+        plan: How much is done.
+        tries: What makes the trials.
+    """
+
+    def __init__(self, space: NetworkSpace, lab: NetworkLab, plan: NetworkPlan, tries: Tries) -> None:
+        self.space, self.lab, self.plan, self.tries = space, lab, plan, tries
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return self.tries.trials.seconds > self.plan.seconds
+
+    @property
+    def over_now(self) -> bool:
+        """Whether the time is over in the middle of a trial."""
+        return self.tries.seconds > self.plan.seconds
+
+    def begin(self) -> None:
+        """Train the network of the settings, which others are compared with after each number of steps."""
+        for steps in self.plan.rungs:
+            self.train(self.space.start, steps)
+
+    def train(self, genes: Genes, steps: int) -> Trial:
+        """A network trained for so many steps, if that was not done."""
+        return self.tries.once(genes, steps, lambda: self.lab.trial(genes, steps))
+
+    def up(self, genes: Genes) -> None:
+        """Train a network for the fewest steps, and then whatever is above its hurdle for more."""
+        self.train(genes, self.plan.rungs[0])
+        for lower, upper in pairwise(self.plan.rungs):
+            recent = self.tries.trials.done(lower)[-POPULATION:]
+            merits = {trial.genes: self.merit(trial) for trial in recent}
+            if len(merits) < FIRST:
+                return
+            hurdle = sum(merits.values()) / len(merits)
+            for row in sorted(merits, key=lambda row: -merits[row]):
+                if merits[row] > hurdle and self.tries.trials.of(row, upper) is None and not self.over:
+                    self.train(row, upper)
+
+    def merit(self, trial: Trial) -> float:
+        """How good a trial is."""
+        return self.plan.bound.merit(trial.speed, trial.lost, STRICT)
+
+    def fitness(self, genes: Genes) -> float:
+        """How good a network is, by the trial of it with the most steps; one that cannot be is worst."""
+        done = [trial for trial in self.tries.trials.done() if trial.genes == genes]
+        return self.merit(max(done, key=lambda trial: trial.steps)) if done else float("-inf")
+
+    def fresh(self, drawn: Callable[[], Genes]) -> Genes | None:
+        """A network that was not tried; None where there hardly is one."""
+        tried = {trial.genes for trial in self.tries.trials.seen}
+        return next((genes for _ in range(TRIES) if (genes := drawn()) not in tried), None)
+
+
+def by_evolution(hurdles: Hurdles) -> None:
+    """Try children of the best until the time is over."""
+    draw, space = random.Random(hurdles.plan.seed), hurdles.space
+    population = [space.start]
+    while not hurdles.over:
+        child = hurdles.fresh(partial(_child, space, population, hurdles.fitness, draw))
+        if child is None:
+            return
+        hurdles.up(child)
+        population.append(child)
+        if len(population) > POPULATION:
+            population.pop(0)
+
+
+def _child(
+    space: NetworkSpace, population: list[Genes], fitness: Callable[[Genes], float], draw: random.Random
+) -> Genes:
+    """A child of the best of a few; at the beginning in turns one of the network of the settings and one by chance."""
+    if len(population) < POPULATION:
+        return space.mutated(space.start, draw) if len(population) % 2 else space.drawn(draw)
+    return space.mutated(max(draw.sample(population, TOURNAMENT), key=fitness), draw)
+
+
+def by_chance(hurdles: Hurdles) -> None:
+    """Try networks by chance until the time is over."""
+    draw = random.Random(hurdles.plan.seed)
+    while not hurdles.over:
+        genes = hurdles.fresh(lambda: hurdles.space.drawn(draw))
+        if genes is None:
+            return
+        hurdles.up(genes)

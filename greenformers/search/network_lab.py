@@ -1,0 +1,139 @@
+"""Where networks are trained for a search: each for some steps, judged and timed beside the network of the settings."""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from greenformers.data import Split, Splits
+from greenformers.measure.latency import interleaved
+from greenformers.measure.parameters import parameters
+from greenformers.search.network_space import NetworkSpace
+from greenformers.search.space import Genes
+from greenformers.search.trials import Trial
+from greenformers.train.classification import ImageClassification
+from greenformers.train.fit import fit
+from greenformers.train.objective import Objective
+from greenformers.train.run import Stopped
+from greenformers.train.settings import Training
+from greenformers.train.stream import generator
+
+HELD_OUT = 5
+"""One in so many training images judges the search, as there is no validation split."""
+
+REPEATS = 15
+"""Timed runs of each network."""
+
+
+@dataclass
+class NetworkLab:
+    """The objective, and the network that others are compared with.
+
+    Attributes:
+        space: The networks, and the settings they are trained by.
+        objective: What they are trained for, with a validation split of its own.
+        seed: Seed of weights and order of the examples.
+    """
+
+    space: NetworkSpace
+    objective: Objective
+    seed: int
+    _base: dict[int, tuple[PreTrainedModel, float]] = field(default_factory=dict, repr=False)
+
+    def trial(self, genes: Genes, steps: int) -> Trial:
+        """A network trained for so many steps, judged and timed; one that cannot be says so.
+
+        Raises:
+            Stopped: A signal ended the training early.
+        """
+        base, of_base = self.base(steps)
+        if genes == self.space.start:
+            return Trial(genes, steps, 1.0, 0.0, 1.0)
+        try:
+            model, quality = self._trained(genes, steps)
+            speed = self.speed_up(base, model)
+        except (ValueError, MemoryError, RuntimeError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            return Trial(genes, steps, refused=why[:300])
+        return Trial(genes, steps, speed, 1 - quality / of_base, parameters(base) / parameters(model))
+
+    def base(self, steps: int) -> tuple[PreTrainedModel, float]:
+        """The network of the settings, trained for so many steps, and its quality.
+
+        Raises:
+            ValueError: It has no quality that others could be compared with.
+        """
+        if steps not in self._base:
+            model, quality = self._trained(self.space.start, steps)
+            if not quality > 0:
+                raise ValueError(f"the network of the settings has no quality after {steps} steps: {quality:.3g}")
+            self._base[steps] = model, quality
+        return self._base[steps]
+
+    def speed_up(self, base: PreTrainedModel, model: PreTrainedModel) -> float:
+        """How many times as fast as the base a network is in inference, in turns."""
+        batch = self.batch()
+        with torch.inference_mode():
+            times = interleaved(
+                {"base": partial(base.eval(), **batch), "model": partial(model.eval(), **batch)}, repeats=REPEATS
+            )
+        return min(times["base"].samples) / min(times["model"].samples)  # other load only adds
+
+    def batch(self) -> dict[str, Any]:
+        """A batch of validation examples, without labels."""
+        count = min(self.space.base.batch, self.objective.size("valid"))
+        rows = [self.objective.example("valid", at, generator(at)) for at in range(count)]
+        return {name: value for name, value in self.objective.collate(rows).items() if name != "labels"}
+
+    def drawn(self, number: int) -> dict[str, Any]:
+        """A batch of validation examples by chance, with labels."""
+        source = generator(self.seed, number)
+        count, size = self.space.base.batch, self.objective.size("valid")
+        places = torch.randint(size, (count,), generator=source).tolist()
+        return self.objective.collate([self.objective.example("valid", at, source) for at in places])
+
+    def network(self, genes: Genes) -> PreTrainedModel:
+        """An untrained network."""
+        torch.manual_seed(self.seed)
+        return self.objective.build(self.objective.config(**self.space.settings(genes).sizes()))
+
+    def quality(self, model: PreTrainedModel, split: str = "valid") -> float:
+        """Quality of a network, of which more is better: its score, or one divided by its perplexity."""
+        value = self.objective.evaluate(model, split, self.space.base.batch)[self.objective.metric]
+        return quality_of(self.objective, value)
+
+    def _trained(self, genes: Genes, steps: int) -> tuple[PreTrainedModel, float]:
+        settings: Training = replace(
+            self.space.settings(genes), steps=steps, seed=self.seed, evaluate_every=None, log_every=None,
+            save_every=steps, patience=None, snapshots=None,
+        )  # fmt: skip
+        model = self.network(genes)
+        schedule = replace(settings.schedule, evaluate_every=steps, log_every=steps)
+        history = fit(model, self.objective, schedule, label="", console=Console(quiet=True))
+        if history.stopped is not None:
+            raise Stopped(history.stopped)
+        values = [entry[key] for entry in history.log if (key := f"eval_{self.objective.metric}") in entry]
+        return model, quality_of(self.objective, values[-1])
+
+
+def quality_of(objective: Objective, score: float) -> float:
+    """A quality of which more is better; of a loss in nats one divided by its perplexity."""
+    if objective.greater_is_better:
+        return score
+    return float(torch.tensor(-score).exp()) if objective.metric == "loss" else 1 / score
+
+
+def with_validation(objective: Objective) -> Objective:
+    """The objective, where it has no validation split of its own with one that is held out of the training split."""
+    if not isinstance(objective, ImageClassification):
+        return objective
+    data = objective.data
+    held = torch.arange(len(data.train)) % HELD_OUT == 0
+    return ImageClassification(Splits(data.name, data.classes, _part(data.train, ~held), _part(data.train, held)))
+
+
+def _part(split: Split, chosen: torch.Tensor) -> Split:
+    return replace(split, pixels=split.pixels[chosen], labels=split.labels[chosen])

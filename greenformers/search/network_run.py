@@ -1,0 +1,200 @@
+"""`greenformers search`: a network to be trained, searched around the settings of a run, and trained by them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import Record, with_ratios
+from greenformers.search.bound import Bound
+from greenformers.search.hurdles import Hurdles, NetworkPlan, by_chance, by_evolution
+from greenformers.search.network_lab import NetworkLab, with_validation
+from greenformers.search.network_space import PARTS, NetworkSpace
+from greenformers.search.one_shot import by_one_shot, parts_of
+from greenformers.search.space import Genes
+from greenformers.search.trials import Trial, Trials
+from greenformers.search.tries import Tries
+from greenformers.train import run
+from greenformers.train.objective import Objective
+from greenformers.train.save import check_new
+from greenformers.train.settings import Settings, Training
+
+STRATEGIES = ("evolution", "random", "one-shot")
+
+RUNGS = (9, 3, 1)
+"""Parts of the steps of the settings that networks are trained for, before and behind each hurdle."""
+
+TRYING = 0.6
+"""Share of the time after which no new network is tried."""
+
+TOP, AGAIN = 3, 1
+"""The best networks, which are trained with so many other seeds before one is chosen: of many the best by one
+training looks better than it is."""
+
+BASE, BEST = "base", "best"
+"""Folders of the runs of the network of the settings and of the best one."""
+
+TRIALS, ABOUT = "search/trials.jsonl", "search/search.json"
+
+
+@dataclass(frozen=True)
+class NetworkJob:
+    """A search for a network.
+
+    Attributes:
+        bound: What the network must keep to.
+        strategy: One of `STRATEGIES`.
+        minutes: Minutes that it may take.
+        vary: Parts that vary.
+        attentions: Attentions and blocks that are tried; None for all.
+    """
+
+    bound: Bound
+    strategy: str = STRATEGIES[0]
+    minutes: float = 30.0
+    vary: tuple[str, ...] = PARTS
+    attentions: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}; got {self.strategy!r}")
+        if not self.minutes > 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes:g}")
+        if self.strategy == "one-shot" and self.bound.faster is None:
+            raise ValueError("the strategy one-shot looks for the best network at a speed: it needs faster")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The end of a search.
+
+    Attributes:
+        hurdles: The search, with all trials.
+        best: The network, as the mean of its trainings.
+        settings: Its settings.
+        records: Scores of it and of the network of the settings on the test split, their speed and parameters.
+    """
+
+    hurdles: Hurdles
+    best: Trial
+    settings: Training
+    records: list[Record]
+
+
+def find_network(
+    base: Settings, out: Path, job: NetworkJob, *, about: dict[str, Any], resume: bool = False, console: Console,
+    told: Callable[[Hurdles, Trial], None] = lambda *_: None,
+) -> Found:  # fmt: skip
+    """Search for a network, and train it and that of the settings as `greenformers train` does.
+
+    The folder then holds both runs, `BASE` and `BEST`, and in `search` what was tried.
+
+    Args:
+        base: Settings of the network that others are compared with, of data and of training.
+        out: Folder of both runs.
+        job: What is looked for, and how.
+        about: Context of the records.
+        resume: Go on with a search that was stopped.
+        console: Console that shows the final trainings.
+        told: Function that is called with the search and each trial that ended.
+
+    Raises:
+        ValueError: A setting is out of range, or the time is too short for a few networks.
+        OSError: A file is missing, or the folder cannot be written.
+        Stopped: A signal ended the search early; it can be resumed.
+    """
+    same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": None, "minutes": None}]))
+    if not resume or not (out / ABOUT).is_file():
+        check_new(out)
+    elif json.loads((out / ABOUT).read_text()) != same:
+        raise ValueError(f"{out.name} holds a search with other settings than these")
+    elif (out / BEST / run.SCORES).is_file():
+        raise ValueError(f"{out.name} has nothing to resume: its search ran to its end")
+    hurdles, objective = _prepared(base, out, job, told)
+    (out / ABOUT).parent.mkdir(parents=True, exist_ok=True)
+    (out / ABOUT).write_text(json.dumps(same))
+    first = hurdles.train(hurdles.space.start, hurdles.plan.rungs[0])
+    least = least_minutes(first.seconds)
+    if least > job.minutes:
+        shutil.rmtree(out)
+        raise ValueError(
+            f"minutes must be at least {least:.1f} for a network that takes {RUNGS[0] * first.seconds:.0f} s to train, "
+            f"got {job.minutes:g}"
+        )
+    hurdles.begin()
+    if job.strategy == "one-shot":
+        by_one_shot(hurdles, (out / TRIALS).parent)
+    else:
+        {"evolution": by_evolution, "random": by_chance}[job.strategy](hurdles)
+    best = again(hurdles, out)
+    settings = hurdles.space.settings(best.genes)
+    for name, chosen in {BASE: base, BEST: settings}.items():
+        run.ensure(out / name, chosen, console)
+    return Found(hurdles, best, settings, _records(hurdles, base.data, out, objective, about))
+
+
+def least_minutes(seconds: float) -> float:
+    """The least minutes of a search whose first training, for the fewest steps, took so many seconds."""
+    return 2 * RUNGS[0] * seconds / TRYING / 60
+
+
+def again(hurdles: Hurdles, out: Path) -> Trial:
+    """The best network by the mean of trainings with several seeds, of those that were trained in full."""
+    steps, bound = hurdles.plan.rungs[-1], hurdles.plan.bound
+    start = hurdles.space.start
+    top = sorted(hurdles.tries.trials.done(steps), key=lambda trial: -hurdles.merit(trial))
+    top = [trial for trial in top if trial.genes != start][:TOP]
+    means = [Trial(start, steps, 1.0, 0.0, 1.0)]
+    trainings: dict[Genes, list[Trial]] = {trial.genes: [trial] for trial in top}
+    for seed in range(1, AGAIN + 1):
+        lab = NetworkLab(hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed)
+        tries = Tries(Trials(out / TRIALS.replace("trials", f"trials-{seed}")))
+        for genes, done in trainings.items():
+            trial = tries.once(genes, steps, lambda: lab.trial(genes, steps))  # noqa: B023 - called at once
+            done += [] if trial.refused else [trial]
+    for genes, done in trainings.items():
+        figures = {name: mean(getattr(trial, name) for trial in done) for name in ("speed", "lost", "smaller")}
+        means.append(Trial(genes, steps, **figures))
+    return bound.nearest(means)
+
+
+def _prepared(
+    base: Settings, out: Path, job: NetworkJob, told: Callable[[Hurdles, Trial], None]
+) -> tuple[Hurdles, Objective]:
+    for name, wanted in {"init": None, "lottery_rounds": 0, "micro_batches": None, "patience": None, "shard": False,
+                         "snapshots": None, "decoder_layers": None}.items():  # fmt: skip
+        if getattr(base, name) != wanted:
+            raise ValueError(f"{name} is not for a search: it must be left out, got {getattr(base, name)}")
+    task = base.task()
+    objective = with_validation(task.objective)
+    task.network()  # a network of the settings can be
+    space = NetworkSpace.of(base, objective, job.vary, job.attentions)
+    if job.strategy == "one-shot":
+        parts_of(space)
+    steps = base.schedule.stream(objective).steps
+    rungs = tuple(dict.fromkeys(max(1, steps // part) for part in RUNGS))
+    plan = NetworkPlan(job.bound, rungs, TRYING * 60 * job.minutes, base.seed)
+    hurdles = Hurdles(
+        space, NetworkLab(space, objective, base.seed), plan,
+        Tries(Trials(out / TRIALS), lambda trial: told(hurdles, trial)),
+    )  # fmt: skip
+    return hurdles, task.objective
+
+
+def _records(hurdles: Hurdles, data: str, out: Path, objective: Objective, about: dict[str, Any]) -> list[Record]:
+    """Scores of both networks on the test split, their parameters, and the speed of one over the other."""
+    models = {BASE: run.trained(out / BASE), BEST: run.trained(out / BEST)}
+    same: dict[str, Any] = {"benchmark": "search", "setting": {"data": data, "split": "test"}, "context": about}
+    rows = []
+    for name, model in models.items():
+        value = objective.evaluate(model, "test", hurdles.space.base.batch)[objective.metric]
+        rows.append(Record.of(objective.metric, value, variant=name, **same))
+        rows.append(Record.of("parameters", parameters(model), variant=name, source="counted", **same))
+    speed = hurdles.lab.speed_up(models[BASE], models[BEST])
+    return [*with_ratios(rows, to=BASE), Record.of("speed", speed, variant=BEST, **same)]

@@ -1,0 +1,80 @@
+"""`greenformers search`, from the command line to a run that is read again."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+from greenformers.search.network_lab import NetworkLab
+from greenformers.train import run as runs
+from greenformers.train.run import Stopped
+
+Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+WORDS = ("search", "--data", "digits", "--limit", "200", "--steps", "18", "--batch", "16", "--layers", "1", "--vary",
+         "rank,heads,feed-forward", "--lose", "20%", "--minutes", "0.05")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: Patch) -> None:
+    """Every network takes a second of the search, however long it takes."""
+    monkeypatch.setattr(NetworkLab, "speed_up", lambda *_: 1.5)
+    monkeypatch.setattr("greenformers.search.network_run.RUNGS", (3, 1))
+    monkeypatch.setattr("greenformers.search.network_run.least_minutes", lambda *_: 0.0)
+
+
+def test_stopped_it_goes_on_and_both_networks_are_runs(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    out, trial = tmp_path / "found", NetworkLab.trial
+
+    def stop(*given):
+        if len((out / "search/trials.jsonl").read_text().splitlines()) == 2:
+            raise Stopped(15)
+        return trial(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NetworkLab, "trial", lambda *given: stop(*given) if out.exists() and list(out.rglob("*.jsonl"))
+                      else trial(*given))  # fmt: skip
+        assert run(monkeypatch, *WORDS, "--out", str(out)) != 0
+    assert "--resume goes on" in capsys.readouterr().out.replace("\n", " ")
+    assert run(monkeypatch, *WORDS, "--out", str(out)) == 2
+    assert run(monkeypatch, *WORDS, "--heads", "2", "--resume", "--out", str(out)) == 2
+    capsys.readouterr()
+    assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 0
+    shown = capsys.readouterr().out
+    assert len([line for line in shown.splitlines() if re.match(r" *\d+ +\d+ steps: ", line)]) >= 2
+    for text in ("The front of networks trained for 18 steps", "On the test split: Accuracy"):
+        assert text in " ".join(shown.split()), text
+    for name in ("base", "best"):
+        assert json.loads((out / name / "scores.json").read_text())["accuracy"] >= 0
+        assert runs.trained(out / name).config.num_hidden_layers == 1
+    page = (out / "report/index.html").read_text()
+    assert "after as many steps" in page
+    assert re.search("greenformers train .*--steps 18 .*--data digits", page)
+    assert len((out / "results.jsonl").read_text().splitlines()) == 6  # a context, and five figures
+    assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--faster", "2x"), "--lose and --faster exclude each other"), (("--strategy", "darts"), "strategy must be one"),
+     (("--vary", "width"), "vary must be of attention"), (("--attentions", "linformr"), "attentions must be of"),
+     (("--strategy", "one-shot"), "it needs faster"), (("--minutes", "0"), "minutes must be above 0"),
+     (("--patience", "2"), "patience is not for a search"), (("--lose", "many"), "lose must be a share")],
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    assert run(monkeypatch, *WORDS, *words, "--out", str(tmp_path / "found")) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert len(shown.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_short_a_time_is_refused_with_the_least(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+    monkeypatch.setattr("greenformers.search.network_run.least_minutes", lambda *_: 7.0)
+    assert run(monkeypatch, *WORDS, "--out", str(tmp_path / "found")) == 2
+    assert "minutes must be at least 7.0" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

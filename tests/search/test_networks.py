@@ -1,0 +1,240 @@
+"""The search for a network to be trained: its space, its strategies on known figures, and one network of all."""
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from math import exp
+
+import pytest
+import torch
+
+from greenformers.search.bound import Bound
+from greenformers.search.hurdles import FIRST, Hurdles, NetworkPlan, by_chance, by_evolution
+from greenformers.search.network_lab import NetworkLab, quality_of, with_validation
+from greenformers.search.network_space import PARTS, NetworkSpace, part_of, with_part
+from greenformers.search.one_shot import Shares, by_one_shot, likeliest, parts_of, stack_of, supernet
+from greenformers.search.trials import Trial, Trials
+from greenformers.search.tries import Tries
+from greenformers.train.run import Stopped
+from greenformers.train.settings import Settings
+
+RUNGS = (10, 30, 90)
+ATTENTIONS = ("full", "linformer", "performer", "sliding_window")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return with_validation(Settings().task().objective)
+
+
+@pytest.fixture(scope="module")
+def space(digits):
+    return NetworkSpace.of(Settings(layers=2), digits, attentions=ATTENTIONS)
+
+
+def test_every_network_of_it_can_be_and_none_comes_twice(space, digits):
+    draw = random.Random(0)
+    rows = {space.drawn(draw) for _ in range(12)}
+    rows |= {space.mutated(space.start, draw) for _ in range(12)}
+    seen = []
+    for genes in rows:
+        settings = space.settings(genes)
+        model = digits.build(digits.config(**settings.sizes()))
+        seen.append(str(settings.sizes() | {"position": model.config.position_of()}))
+    assert len(set(seen)) == len(rows)
+    assert space.settings(space.start) == space.base
+    assert space.words(space.start) == "as it is"
+
+
+def test_a_child_differs_in_one_part_or_two_and_sizes_go_step_by_step(space):
+    draw = random.Random(1)
+    genes, steps = space.drawn(draw), []
+    for _ in range(20):
+        child = space.mutated(genes, draw)
+        changed = [at for at in range(len(child)) if child[at] != genes[at]]
+        assert 1 <= len(changed) <= 2
+        named = [list(space.values)[at] in ("attention", "position") for at in changed]
+        steps += [abs(child[at] - genes[at]) for name, at in zip(named, changed, strict=True) if not name]
+        genes = child
+    assert steps.count(1) > 0.7 * len(steps)
+
+
+@pytest.mark.parametrize(
+    ("variant", "part", "value", "then"),
+    [("transformer", "rank", 8, "lrt"), ("lrt", "rank", None, "transformer"), ("lrt", "attention", "performer",
+      "lrt+performer"), ("lrt+linformer", "rank", None, "linformer"), ("linformer", "attention", "full", "transformer"),
+     ("transformer", "attention", "star", "star")],
+)  # fmt: skip
+def test_attention_and_rank_are_the_name_of_a_variant(variant, part, value, then):
+    settings = with_part(Settings(variant=variant), part, value)
+    assert settings.variant == then
+    assert part_of(settings, part) == value
+
+
+def test_what_keeps_nothing_has_no_k():
+    settings = with_part(Settings(variant="linformer", k=32), "attention", "full")
+    assert settings.k is None
+    settings.sizes()  # which refuses a k without effect
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"vary": ["width"]}, "vary must be of attention"), ({"attentions": ["linformr"]}, "attentions must be of"),
+     ({"vary": ["attention"], "attentions": ["full"]}, "nothing varies")],
+)  # fmt: skip
+def test_what_cannot_vary_is_refused(digits, given, said):
+    with pytest.raises(ValueError, match=said):
+        NetworkSpace.of(Settings(), digits, **given)
+
+
+KNOWN = NetworkSpace(
+    Settings(),
+    {part: (part_of(Settings(), part), 1001, 1002, 1003, 1004, 1005) for part in PARTS[1:7]},
+    lambda genes: genes != (5,) * 6,
+)
+
+
+class KnownLab:
+    """Speed and loss by a formula in which two parts need each other; after few steps the loss is another's in part."""
+
+    refused = (1, 0, 0, 0, 0, 0)
+
+    def trial(self, genes, steps):
+        if genes == self.refused:
+            return Trial(genes, steps, refused="refused")
+        return Trial(genes, steps, *self.figures(genes, steps), smaller=1.0)
+
+    @staticmethod
+    def figures(genes, steps=RUNGS[-1]):
+        speed = exp(sum(0.12 * gene for gene in genes))
+        a, b, *rest = genes
+        lost = 0.02 * (a - b) ** 2 + 0.002 * sum(gene**2 for gene in rest)
+        wrong = 0.05 * random.Random(str(genes)).random()
+        return speed, lost + wrong * (1 - steps / RUNGS[-1])
+
+
+def hurdles(folder, bound, seed=0, told=lambda _: None, seconds=120.0):
+    clock = itertools.count()
+    tries = Tries(Trials(folder / "trials.jsonl"), told, clock=lambda: float(next(clock)))
+    made = Hurdles(KNOWN, KnownLab(), NetworkPlan(bound, RUNGS, seconds, seed), tries)
+    made.begin()
+    return made
+
+
+def test_evolution_is_better_than_chance_at_as_many_seconds(tmp_path):
+    bound, lost = Bound(faster=2.0), {by_evolution: 0.0, by_chance: 0.0}
+    for strategy, seed in itertools.product(lost, range(6)):
+        search = hurdles(tmp_path / f"{strategy.__name__}{seed}", bound, seed, seconds=240.0)
+        strategy(search)
+        best = bound.nearest(search.tries.trials.done(RUNGS[-1]))
+        assert best.speed >= 2
+        lost[strategy] += best.lost / 6
+    assert lost[by_evolution] < 0.7 * lost[by_chance]
+
+
+@pytest.mark.parametrize("strategy", [by_evolution, by_chance])
+def test_only_what_is_above_the_mean_of_its_equals_is_trained_for_more(strategy, tmp_path):
+    search = hurdles(tmp_path, Bound(lose=0.03))
+    strategy(search)
+    trials = search.tries.trials
+    counts = [len(trials.done(steps)) for steps in RUNGS]
+    assert counts[0] > 1.2 * counts[1] > 1.2 * counts[2] > FIRST
+    assert [trial.genes for trial in trials.seen if trial.refused] in ([], [KnownLab.refused])
+    for lower, upper in itertools.pairwise(RUNGS):
+        went, stayed = [], []
+        for trial in trials.done(lower):
+            (went if trials.of(trial.genes, upper) else stayed).append(search.merit(trial))
+        assert sum(went) / len(went) > sum(stayed) / len(stayed)
+
+
+@pytest.mark.parametrize("strategy", [by_evolution, by_chance])
+def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path):
+    bound = Bound(faster=1.5)
+    whole = hurdles(tmp_path / "whole", bound)
+    strategy(whole)
+    for stop_at in (5, 20, 1000):
+        counter = itertools.count()
+
+        def told(_, counter=counter, stop_at=stop_at):
+            if next(counter) == stop_at:
+                raise Stopped(15)
+
+        try:
+            again = hurdles(tmp_path / "stopped", bound, told=told)
+            strategy(again)
+        except Stopped:
+            continue
+    assert list(map(str, again.tries.trials.seen)) == list(map(str, whole.tries.trials.seen))
+
+
+@pytest.mark.parametrize(("metric", "greater", "score", "quality"), [("accuracy", True, 90.0, 90.0),
+                         ("perplexity", False, 4.0, 0.25), ("loss", False, 0.0, 1.0)])  # fmt: skip
+def test_more_quality_is_better(metric, greater, score, quality):
+    class Judge:
+        pass
+
+    judge = Judge()
+    judge.metric, judge.greater_is_better = metric, greater
+    assert quality_of(judge, score) == pytest.approx(quality)
+
+
+def test_images_are_judged_by_some_of_the_training_images(digits):
+    whole = Settings().task().objective
+    assert digits.size("train") + digits.size("valid") == whole.size("train")
+    rows = torch.cat([digits.data.train.pixels, digits.data.test.pixels])
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, whole.data.train.pixels.tolist()))
+
+
+# One network of all choices.
+
+
+@pytest.fixture(scope="module")
+def choices(digits):
+    return NetworkSpace.of(Settings(layers=2, batch=16, epochs=1), digits, ("attention", "rank", "layers"),
+                           ("full", "linformer"))  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("combination", [0, 3, 7])
+def test_with_all_the_share_of_one_network_it_is_that_network(choices, digits, depth, combination):
+    lab = NetworkLab(choices, digits, 0)
+    shares = Shares({part: len(values) for part, values in choices.values.items()})
+    model, mixed = supernet(choices, lab, shares)
+    genes = (*divmod(combination, len(choices.values["rank"])), depth)
+    for part, gene in zip(choices.values, genes, strict=True):
+        shares.alphas[part].data.fill_(-1e4)[gene] = 1e4
+    alone = lab.network(genes)
+    stack = stack_of(alone)
+    for at, layer in enumerate(stack.layers):
+        layer.load_state_dict(mixed[at].choices[combination].state_dict())
+    alone.load_state_dict({name: x for name, x in model.state_dict().items() if ".layers." not in name}, strict=False)
+    batch = lab.batch()
+    torch.testing.assert_close(model.eval()(**batch).logits, alone.eval()(**batch).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_likeliest_are_the_first(choices):
+    shares = Shares({part: len(values) for part, values in choices.values.items()})
+    shares.alphas["rank"].data[2] = 1
+    shares.alphas["layers"].data[0] = 2
+    assert likeliest(choices, shares)[0] == (0, 2, 0)
+
+
+def test_where_all_are_as_good_what_is_too_slow_loses_its_share(choices, tmp_path):
+    tries = Tries(Trials(tmp_path / "trials.jsonl"))
+    few = with_validation(Settings(limit=120).task().objective)
+    space = NetworkSpace.of(replace(choices.base, layers=3, hidden=32), few, ("layers",))
+    search = Hurdles(space, NetworkLab(space, few, 0), NetworkPlan(Bound(faster=3.0), (30,), 60.0, 0), tries)
+    by_one_shot(search, tmp_path)
+    (trial,) = tries.trials.seen
+    assert space.settings(trial.genes).layers < 3
+    kept = json.loads((tmp_path / "one-shot.json").read_text())
+    assert kept[0] == list(trial.genes)
+    assert len(kept) == 6
+
+
+@pytest.mark.parametrize(("vary", "said"), [(("hidden", "layers"), "several values of hidden"), (("attention", "rank",
+                         "heads"), "got 64|got [0-9]{3}")])  # fmt: skip
+def test_what_one_network_cannot_hold_is_refused(digits, vary, said):
+    with pytest.raises(ValueError, match=said):
+        parts_of(NetworkSpace.of(Settings(), digits, vary))
