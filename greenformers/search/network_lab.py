@@ -53,7 +53,7 @@ class NetworkLab:
         if genes == self.space.start:
             return Trial(genes, steps, 1.0, 0.0, 1.0)
         try:
-            model, quality = self._trained(genes, steps)
+            model, quality = self.trained(genes, steps)
             speed = self.speed_up(base, model)
         except (ValueError, MemoryError, RuntimeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
@@ -67,7 +67,7 @@ class NetworkLab:
             ValueError: It has no quality that others could be compared with.
         """
         if steps not in self._base:
-            model, quality = self._trained(self.space.start, steps)
+            model, quality = self.trained(self.space.start, steps)
             if not quality > 0:
                 raise ValueError(f"the network of the settings has no quality after {steps} steps: {quality:.3g}")
             self._base[steps] = model, quality
@@ -100,23 +100,25 @@ class NetworkLab:
         torch.manual_seed(self.seed)
         return self.objective.build(self.objective.config(**self.space.settings(genes).sizes()))
 
-    def quality(self, model: PreTrainedModel, split: str = "valid") -> float:
-        """Quality of a network, of which more is better: its score, or one divided by its perplexity."""
-        value = self.objective.evaluate(model, split, self.space.base.batch)[self.objective.metric]
-        return quality_of(self.objective, value)
+    def trained(self, genes: Genes, steps: int, split: str = "valid") -> tuple[PreTrainedModel, float]:
+        """A network trained for so many steps, and its quality on a split, see `quality_of`.
 
-    def _trained(self, genes: Genes, steps: int) -> tuple[PreTrainedModel, float]:
+        Raises:
+            Stopped: A signal ended the training early.
+        """
         settings: Training = replace(
-            self.space.settings(genes), steps=steps, seed=self.seed, evaluate_every=None, log_every=None,
-            save_every=steps, patience=None, snapshots=None,
+            self.space.settings(genes), steps=steps, seed=self.seed, evaluate_every=steps, log_every=steps,
+            save_every=steps,
         )  # fmt: skip
         model = self.network(genes)
-        schedule = replace(settings.schedule, evaluate_every=steps, log_every=steps)
+        schedule = settings.schedule
         history = fit(model, self.objective, schedule, label="", console=Console(quiet=True))
         if history.stopped is not None:
             raise Stopped(history.stopped)
-        values = [entry[key] for entry in history.log if (key := f"eval_{self.objective.metric}") in entry]
-        return model, quality_of(self.objective, values[-1])
+        if split == "valid":  # which the training has just scored
+            return model, quality_of(self.objective, history.curve(f"eval_{self.objective.metric}")[-1][1])
+        scores = self.objective.evaluate(model, split, self.space.base.batch)
+        return model, quality_of(self.objective, scores[self.objective.metric])
 
 
 def quality_of(objective: Objective, score: float) -> float:

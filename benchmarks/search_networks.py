@@ -1,0 +1,191 @@
+"""Searches for networks to be trained: evolution, DARTS and chance at as much compute, five seeds, two data sets.
+
+    python benchmarks/search_networks.py [--quick] [--data digits] [--json results/search_networks.jsonl]
+    python benchmarks/search_networks.py --draw --json results/search_networks.jsonl [--picture docs/networks.png]
+
+The best network at twice the speed of a base: of images of digits, or of characters of Tiny Shakespeare. In a wide
+space everything varies, in a narrow one what one network of all choices can hold: attention, rank and depth. Every
+search has as many seconds of the processor; its best is trained with two seeds that it has not seen, on all of the
+training split, and judged on the test split beside the base. Strategies are compared by seed: the mean difference of
+what is kept of the quality, and its 95 % interval by Student's t. One that was stopped goes on.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from _harness import DATA, RUNS, Benchmark, Option, Run, yes
+from matplotlib.figure import Figure
+from rich.table import Table
+from scipy.stats import t as student
+
+from greenformers.measure.record import Record, read
+from greenformers.report.plot import looks, new_figure, save, settle
+from greenformers.search.bound import Bound
+from greenformers.search.hurdles import Hurdles, NetworkPlan, by_chance, by_evolution
+from greenformers.search.network_lab import NetworkLab, with_validation
+from greenformers.search.network_run import RUNGS, TRYING, again
+from greenformers.search.network_space import PARTS, NetworkSpace
+from greenformers.search.one_shot import by_one_shot
+from greenformers.search.trials import Trials
+from greenformers.search.tries import Tries
+from greenformers.train.settings import Settings
+
+FASTER, SEEDS, JUDGED = 2.0, 5, (100, 101)
+ATTENTIONS = ("full", "linformer", "linear_transformer", "sliding_window")
+CAUSAL = ("full", "performer", "linear_transformer", "sliding_window")
+NARROW = ("attention", "rank", "layers")
+STRATEGIES = {"wide": ("evolution", "random"), "narrow": ("evolution", "random", "one-shot")}
+SECONDS = {"digits": 200.0, "tinyshakespeare": 400.0}
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="one seed and a few seconds; the figures mean nothing",
+    options=(
+        Option("--data", "data set", default="digits", choices=tuple(SECONDS)),
+        Option("--folder", "folder of Tiny Shakespeare", Path, DATA / "tinyshakespeare"),
+        Option("--draw", "only table and picture, of the records", bool, default=False),
+        Option("--picture", "file the picture is drawn into", Path),
+        Option("--runs", "folder of the searches, to go on from", Path, RUNS / "search_networks"),
+    ),
+)
+
+
+def base(run: Run) -> Settings:
+    """The network that others are compared with, and how networks are trained."""
+    if run.given.data == "digits":
+        return Settings(steps=20 if run.quick else 180, limit=200 if run.quick else None)
+    return Settings(
+        data="tinyshakespeare", folder=str(run.given.folder), tokenizer="characters", length=128, batch=16, hidden=64,
+        layers=2, heads=4, feed_forward=256, steps=20 if run.quick else 400, learning_rate=3e-3,
+        limit=600 if run.quick else None,
+    )  # fmt: skip
+
+
+def main(run: Run) -> bool:
+    given = run.given
+    if given.draw:
+        records = read(given.json)
+    else:
+        if given.data != "digits" and not given.folder.is_dir():
+            return run.skip(f"{given.folder} is not there")
+        records = searched(run)
+        run.write(records)
+    run.show(shown(records))
+    if given.picture:
+        save(picture(records), given.picture)
+    return True
+
+
+def searched(run: Run) -> list[Record]:
+    """Records of all searches on a data set."""
+    settings, name = base(run), run.given.data
+    objective = settings.task().objective
+    records = []
+    for space_name, strategies in STRATEGIES.items():
+        wide = space_name == "wide"
+        attentions = None if wide else ATTENTIONS if name == "digits" else CAUSAL
+        space = NetworkSpace.of(settings, with_validation(objective), PARTS if wide else NARROW, attentions)
+        for seed in range(1 if run.quick else SEEDS):
+            for strategy in strategies:
+                folder = run.given.runs / f"{'quick-' * run.quick}{name}-{space_name}-{strategy}-{seed}"
+                found = one(run, space, strategy, seed, folder)
+                setting = {"data": name, "space": space_name, "seed": seed}
+                print(f"{name}, {space_name}, seed {seed}, {strategy}: {found}", flush=True)
+                records += [
+                    run.record("quality_share", 100 * found["kept"], strategy, setting),
+                    run.record("speed", found["speed"], strategy, setting),
+                ]
+    return records
+
+
+def one(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path) -> dict[str, Any]:
+    """What one search found, which is kept."""
+    kept = folder / "found.json"
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    base, seconds = replace(space.base, seed=seed), 20.0 if run.quick else SECONDS[run.given.data]
+    objective = base.task().objective
+    held = with_validation(objective)
+    rungs = tuple(dict.fromkeys(max(1, base.schedule.stream(held).steps // part) for part in RUNGS))
+    plan = NetworkPlan(Bound(faster=FASTER), rungs, TRYING * seconds, seed)
+    own = replace(space, base=base)
+    tries = Tries(Trials(folder / "search/trials.jsonl"), clock=time.process_time)
+    hurdles = Hurdles(own, NetworkLab(own, held, seed), plan, tries)
+    ways: dict[str, Callable[[Hurdles], None]] = {
+        "evolution": by_evolution, "random": by_chance, "one-shot": lambda hurdles: by_one_shot(hurdles, folder)
+    }  # fmt: skip
+    hurdles.begin()
+    ways[strategy](hurdles)
+    best = again(hurdles, folder)
+    shares = []
+    for judged in JUDGED:
+        lab = NetworkLab(own, objective, judged)
+        shares.append(lab.trained(best.genes, rungs[-1], "test")[1] / lab.trained(own.start, rungs[-1], "test")[1])
+    found = {
+        "network": own.words(best.genes), "kept": mean(shares), "speed": best.speed,
+        "tried": len({trial.genes for trial in tries.trials.seen}), "seconds": tries.trials.seconds,
+    }  # fmt: skip
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def shown(records: list[Record]) -> Table:
+    """Means by strategy, and their differences from chance by seed."""
+    table = Table("data", "space", "strategy", "quality kept, %", "times as fast", "to random, 95 %", "better")
+    for data, space in dict.fromkeys((r.setting["data"], r.setting["space"]) for r in records):
+        chance = of(records, data, space, "random")
+        for strategy in STRATEGIES[space]:
+            kept, speeds = of(records, data, space, strategy), of(records, data, space, strategy, "speed")
+            low, high = interval([own - other for own, other in zip(kept, chance, strict=True)])
+            told = "" if strategy == "random" else f"{low:+.2f} to {high:+.2f}"
+            table.add_row(
+                data, space, strategy, f"{mean(kept):.2f}", f"{mean(speeds):.2f}", told,
+                "" if strategy == "random" else yes(low > 0),
+            )  # fmt: skip
+    return table
+
+
+def of(records: list[Record], data: str, space: str, strategy: str, metric: str = "quality_share") -> list[float]:
+    rows = [
+        r for r in records
+        if (r.setting["data"], r.setting["space"], r.variant, r.metric) == (data, space, strategy, metric)
+    ]  # fmt: skip
+    return [row.value for row in sorted(rows, key=lambda row: int(row.setting["seed"]))]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean, by Student's t."""
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return mean(values) - half, mean(values) + half
+
+
+def picture(records: list[Record]) -> Figure:
+    """What is kept by strategy, a point for each seed."""
+    places = list(dict.fromkeys((r.setting["data"], r.setting["space"]) for r in records))
+    drawn = new_figure(8.6, 4.2, f"Networks at {FASTER:g} times the speed: quality kept, by seed (more is better)")
+    axes = drawn.subplots(1, len(places), squeeze=False)[0]
+    dress = looks(["", "evolution", "random", "one-shot"])
+    for ax, (data, space) in zip(axes, places, strict=True):
+        for at, strategy in enumerate(STRATEGIES[space]):
+            kept = of(records, data, space, strategy)
+            look = dress[strategy]
+            ax.scatter([at] * len(kept), kept, color=look.colour, marker=look.marker, s=28)
+            ax.plot([at - 0.3, at + 0.3], [mean(kept)] * 2, color=look.colour)
+        ax.set_xticks(range(len(STRATEGIES[space])), STRATEGIES[space])
+        ax.set_title(f"{data}, {space} space")
+    axes[0].set_ylabel("quality of the base kept (%)")
+    settle(drawn)
+    return drawn
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(main)
