@@ -65,6 +65,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "full + synthesizer_random": ("synthesizer_random", {"mixed": True}),
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }
+# Dense attention between linear layers of these ranks, of the width's 64.
+LOW_RANK: dict[str, int] = {"lrt 0.25": 16, "lrt 0.5": 32}
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "Synthesizers": (
@@ -77,7 +79,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "Patterns": ("sliding_window", "cascade", "local_blocks", "sparse_strided", "sparse_fixed"),
     "Recurrence, and what is learnt": ("transformer_xl", "compressive", "adaptive_span", "dacs", "sinkhorn"),
-    "Low rank, hashes and clusters": ("linformer", "nystromformer", "reformer", "routing"),
+    "Low rank, hashes and clusters": ("lrt 0.25", "lrt 0.5", "linformer", "nystromformer", "reformer", "routing"),
     "Patterns without a causal form": ("longformer", "bigbird", "etc", "blockwise"),
 }  # fmt: skip
 """Panels of the picture, each with dense attention beside it: six lines at most."""
@@ -147,17 +149,19 @@ class Training(NamedTuple):
 def trainings(steps: int, seeds: int, characters: int) -> list[Training]:
     """All of them, a seed after the other: stopped in between, some seeds are complete."""
     single = {name: (name, OPTIONS.get(name, {})) for name in sorted(names(), key=lambda name: name != BASELINE)}
+    low: dict[str, tuple[str, dict[str, Any]]] = {name: (BASELINE, {"rank": rank}) for name, rank in LOW_RANK.items()}
     return [
         Training(task, variant, mechanism, options, seed, steps, characters)
         for seed in range(seeds)
         for task in TASKS
-        for variant, (mechanism, options) in (single | VARIANTS).items()
+        for variant, (mechanism, options) in (single | VARIANTS | low).items()
         if task != "causal_lm" or has_causal_form(mechanism, options)
     ]
 
 
 def has_causal_form(mechanism: str, options: dict[str, Any]) -> bool:
     length = TASKS["causal_lm"].length
+    options = {name: value for name, value in options.items() if mechanism != BASELINE or name != "rank"}
     build(mechanism, Shape(HEADS, HIDDEN // HEADS, length), **options)  # wrong options are errors
     try:
         build(mechanism, Shape(HEADS, HIDDEN // HEADS, length, causal=True), **options)
@@ -178,10 +182,13 @@ def objective(task: str, data: Path, characters: dict[str, int]) -> LanguageMode
 def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
     """Train, with the validation loss at about ten steps. The seed is that of the weights and of the batches."""
     set_seed(own.seed)
+    options, rank = dict(own.options), None
+    if own.variant in LOW_RANK:
+        rank = options.pop("rank")
     model = task.build(
         task.config(
             hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
-            hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=own.options, **NETWORKS[own.task],
+            hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=options, rank=rank, **NETWORKS[own.task],
         )
     )  # fmt: skip
     schedule = Schedule(

@@ -85,17 +85,17 @@ def drafts() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def traced_once() -> Iterator[None]:
     """What a network's call amounts to is found once for all tests of a file: most of the time of advice is tracing."""
-    from greenformers.advise import recommend
+    from greenformers.advise import work
 
-    plain, works = recommend.amounts, {}
+    plain, known = work.amount, {}
 
     def kept(*given: object) -> object:
-        if str(given) not in works:
-            works[str(given)] = plain(*given)
-        return works[str(given)]
+        if str(given) not in known:
+            known[str(given)] = plain(*given)
+        return known[str(given)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recommend, "amounts", kept)
+        patch.setattr(work, "amount", kept)
         yield
 
 

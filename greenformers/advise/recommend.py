@@ -1,24 +1,35 @@
-"""Advice on variants: candidates ranked by predicted time, with bytes of memory, parameters, reason and evidence.
+"""Advice on variants: candidates by what they are known to lose, then by time, with memory, parameters and reason.
 
+Times are first those of arithmetic, see `greenformers.advise.prices`; `measured` then times the most promising.
 Cahyawijaya 2021, 3.3, advises on one GPU: the Low-Rank Transformer (LRT) up to N = 512, Linformer beyond.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
+from time import monotonic
 
 import torch
 
-from greenformers.advise.calibration import Prices, amounts
-from greenformers.measure.bench import NAMES
+from greenformers.advise.known import Known, known
+from greenformers.advise.prices import Prices
+from greenformers.advise.work import Amounts
+from greenformers.measure.bench import NAMES, call
 from greenformers.measure.device import device_of
 from greenformers.measure.grid import BASELINE, Cell, Network, Stack, cells, possible, variants
-from greenformers.measure.parameters import parameters
+from greenformers.measure.latency import interleaved
 from greenformers.measure.record import Record
 
 PUBLISHED_CHANGE = 512
 """Length up to which LRT is faster than Linformer in Cahyawijaya 2021."""
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 """Lengths at which both are compared on this machine."""
+
+REPEATS, BESIDE = 5, 5
+"""Timed runs of each network, and candidates that are timed at once beside the dense one."""
+
+HOPEFUL = 2.0
+"""Candidates are timed that are expected to take no more than so many times the time of the best."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +70,12 @@ class Row:
     Attributes:
         cell: Variant, rank and length.
         seconds: Seconds of a call; nan for a variant that cannot be.
-        evidence: Source of the time, "measured here" or "interpolated".
+        evidence: Source of the time: "measured here", "estimated", or "estimated by" a candidate that was measured.
         memory: Bytes of weights and peak of other tensors, in training with gradients; computed from shapes.
         parameters: Number of parameters of the layers.
         refused: Reason why the candidate cannot be used, else None.
         reason: Comparison with the dense network.
+        lost: What the variant is known to lose, None where it was not studied.
     """
 
     cell: Cell
@@ -73,6 +85,7 @@ class Row:
     parameters: int
     refused: str | None = None
     reason: str = ""
+    lost: Known | None = None
 
 
 def recommend(
@@ -83,14 +96,14 @@ def recommend(
     records: Sequence[Record] = (),
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> list[Row]:
-    """All candidates, the fastest first; those that cannot be used stand last.
+    """All candidates by estimated times, see `ordered`; those that cannot be used stand last.
 
     Args:
         need: Network, input and limits.
-        prices: Prices by mode, see `greenformers.advise.calibration.calibrate`.
+        prices: Prices by mode, see `greenformers.advise.prices.prices`.
         ranks: Ranks of low-rank linear layers, and of mechanisms with such an option.
         names: Names of variants; by default all.
-        records: Records of `bench` from this machine, whose times replace predicted ones of the same cell and setting.
+        records: Records of `bench` from this machine, whose times replace estimates of the same cell and setting.
         progress: Function that is called with a text and the share that is done.
 
     Raises:
@@ -100,34 +113,116 @@ def recommend(
     reasons = {name: possible(name, need.network.causal) for name in chosen}
     can = [name for name in chosen if reasons[name] is None and name != BASELINE]
     candidates = [cell for cell in cells(can, [need.length], ranks, need.network) if "eager" not in cell.variant]
+    amounts = Amounts(need.network, need.batch, need.mode, need.device)
     rows = []
     for number, cell in enumerate(candidates):
-        rows.append(_row(need, cell, prices[need.mode], records))
-        progress("predicting", (number + 1) / len(candidates))
-    rows.sort(key=lambda row: (row.refused is not None, row.seconds))
-    dense = next(row for row in rows if row.cell.variant == BASELINE)
-    rows = [row if row.refused else replace(row, reason=_reason(row, dense)) for row in rows]
-    return rows + [
+        rows.append(_row(need, cell, amounts, prices[need.mode], records))
+        progress("estimating", (number + 1) / len(candidates))
+    return ordered(rows) + [
         Row(Cell(name, None, need.length), float("nan"), "", float("nan"), 0, refused=reason)
         for name, reason in reasons.items()
         if reason is not None
     ]
 
 
-def _row(need: Need, cell: Cell, prices: Prices, records: Sequence[Record]) -> Row:
-    amount, work = amounts(need.network, cell, need.batch, need.mode, need.device)
-    with torch.device("meta"):
-        stack = Stack(need.network, cell)
-    weights = sum(p.numel() * p.element_size() for p in stack.parameters())
-    memory = weights + work.peak  # the peak includes gradients
-    seconds, evidence = prices.time(amount), "interpolated"
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """Candidates by what they are known to lose, then the fastest first, each compared with the dense network.
+
+    First those that lost nothing that a study could tell; then those that were not studied; those that lost; and those
+    whose attention never looks at the text, whatever they lost. The dense network is among the first.
+    """
+    dense = next(row for row in rows if row.cell.variant == BASELINE)
+    rows = [row if row.refused else replace(row, reason=_reason(row, dense)) for row in rows]
+    return sorted(rows, key=lambda row: (row.refused is not None, group_of(row), row.seconds))
+
+
+def group_of(row: Row) -> int:
+    """The group of a candidate, from 0, see `ordered`."""
+    if row.cell.variant == BASELINE:
+        return 0
+    if row.lost is None:
+        return 1
+    return 3 if row.lost.blind else 2 if row.lost.worse else 0
+
+
+def measured(
+    need: Need, rows: Sequence[Row], seconds: float, progress: Callable[[str, float], None] = lambda *_: None
+) -> list[Row]:
+    """The same candidates with the most promising timed: one layer of each, beside the dense network's, in turns.
+
+    Estimates of the others are corrected by the candidate of the same mechanism that was timed, or by all of them.
+
+    Args:
+        need: Network, input and limits.
+        rows: Candidates as `recommend` gives them.
+        seconds: Seconds after which no more are timed.
+        progress: Function that is called with a text and the share that is done.
+    """
+    usable = [row for row in rows if row.refused is None and row.cell.variant != BASELINE]
+    best = min((row.seconds for row in usable), default=0.0)
+    hopeful = [row for row in usable if row.evidence != "measured here" and row.seconds <= HOPEFUL * best]
+    dense = next(row for row in rows if row.cell.variant == BASELINE)
+    began, times = monotonic(), dict[Cell, float]()
+    for start in range(0, len(hopeful), BESIDE):
+        if times and monotonic() - began > seconds:
+            break
+        group = [row.cell for row in hopeful[start : start + BESIDE]]
+        own = _timed(need, [dense.cell, *group])
+        times[dense.cell] = min(own[dense.cell], times.get(dense.cell, own[dense.cell]))
+        times |= {cell: own[cell] / own[dense.cell] for cell in group}  # as times the dense one's beside it
+        progress("timing", min(1.0, max((start + BESIDE) / len(hopeful), (monotonic() - began) / seconds)))
+    progress("timing", 1.0)
+    if not times:
+        return list(rows)
+    of_dense = times.pop(dense.cell)
+    times = {cell: ratio * of_dense for cell, ratio in times.items()} | {dense.cell: of_dense}
+    rest = [row for row in rows if row.refused is not None and row.parameters == 0]
+    return ordered([_corrected(row, rows, times) for row in rows if row not in rest]) + rest
+
+
+def _timed(need: Need, group: Sequence[Cell]) -> dict[Cell, float]:
+    """Seconds of a call of each cell: the least of its repeats of one layer, as other load only adds to it."""
+    one = replace(need.network, layers=1)
+    # Of several layers all but the first give their input a gradient.
+    through = need.mode == "training" and need.network.layers > 1
+    x = torch.randn(need.batch, need.length, one.hidden, device=need.device, requires_grad=through)
+    calls = {}
+    for number, cell in enumerate(group):
+        stack = Stack(one, cell).to(need.device).train(need.mode == "training")
+        calls[str(number)] = call(stack, x, need.mode)
+    with torch.inference_mode(need.mode == "inference"):
+        timings = interleaved(calls, repeats=REPEATS, warmup=1, device=need.device)
+    return {cell: need.network.layers * min(timings[str(number)].samples) for number, cell in enumerate(group)}
+
+
+def _corrected(row: Row, rows: Sequence[Row], times: Mapping[Cell, float]) -> Row:
+    if row.cell in times:
+        return replace(row, seconds=times[row.cell], evidence="measured here")
+    if row.evidence == "measured here":
+        return row
+    off = {other.cell: times[other.cell] / other.seconds for other in rows if other.cell in times}
+    mechanism = row.cell.variant.rpartition("+")[2]
+    alike = [cell for cell in off if cell.variant.rpartition("+")[2] == mechanism]
+    if not alike:
+        return replace(row, seconds=row.seconds * median(off.values()), evidence="estimated")
+    nearest = min(
+        alike, key=lambda cell: (cell.variant != row.cell.variant, abs((cell.rank or 0) - (row.cell.rank or 0)))
+    )
+    return replace(row, seconds=row.seconds * off[nearest], evidence=f"estimated by {nearest.name}")
+
+
+def _row(need: Need, cell: Cell, amounts: Amounts, prices: Prices, records: Sequence[Record]) -> Row:
+    amount = amounts.of(cell)
+    seconds, evidence = prices.time(amount.features), "estimated"
     for record in records:
         if _same(record, need, cell):
             seconds, evidence = record.value / 1e3, "measured here"
     refused = None
-    if need.memory is not None and memory > need.memory:
-        refused = f"needs {memory / 2**20:.0f} MiB, more than {need.memory / 2**20:.0f} MiB"
-    return Row(cell, seconds, evidence, memory, parameters(stack), refused)
+    if need.memory is not None and amount.memory > need.memory:
+        refused = f"needs {amount.memory / 2**20:.0f} MiB, more than {need.memory / 2**20:.0f} MiB"
+    share = None if cell.rank is None else cell.rank / need.network.hidden
+    lost = known(cell.variant, causal=need.network.causal, share=share)
+    return Row(cell, seconds, evidence, amount.memory, amount.parameters, refused, lost=lost)
 
 
 def _same(record: Record, need: Need, cell: Cell) -> bool:
@@ -150,7 +245,7 @@ def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
 
     Args:
         need: Network, input and limits.
-        prices: Prices by mode, see `greenformers.advise.calibration.calibrate`.
+        prices: Prices by mode, see `greenformers.advise.prices.prices`.
         rank: Rank of LRT, and projected length k of Linformer.
     """
     rank = min(rank, need.network.hidden, need.network.feed_forward)
@@ -160,8 +255,9 @@ def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
     lengths = [length for length in LENGTHS if length >= rank]
     for length in lengths:
         at = replace(need, length=length, batch=max(1, need.length * need.batch // length))
+        amounts = Amounts(at.network, at.batch, at.mode, at.device)
         times = {
-            name: prices[need.mode].time(amounts(at.network, Cell(name, rank, length), at.batch, at.mode, at.device)[0])
+            name: prices[need.mode].time(amounts.of(Cell(name, rank, length)).features)
             for name in ("lrt", "linformer", "lrt+linformer")
         }
         if times["lrt"] <= times["linformer"]:

@@ -57,7 +57,11 @@ def recommend(
         float | None, typer.Option(help="Largest memory for weights and all other tensors, in GiB.")
     ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
-    top: Annotated[int, typer.Option(help="Number of candidates that are shown.")] = 12,
+    top: Annotated[int, typer.Option(help="Number of candidates of each kind that are shown.")] = 8,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Give estimates alone, in seconds; else the most promising are timed too.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="Seconds after which no more candidates are timed.")] = 60.0,
     records: Annotated[
         Path | None,
         typer.Option(help="JSONL file of records of `greenformers bench` on this machine, as further evidence."),
@@ -65,12 +69,13 @@ def recommend(
 ) -> None:
     """Advise which variant to use on this machine, and why: for a new network, or for a trained model.
 
-    For a length and a size of network, all variants are ranked by
-    predicted time. With --model and --texts, changes of that model are
-    made, judged on the texts and timed.
+    For a length and a size of network, all variants are ranked by what
+    they are known to lose and by time: at once as estimated, then, unless
+    --quick, with the most promising timed. With --model and --texts,
+    changes of that model are made, judged on the texts and timed.
     """
-    from greenformers.advise.calibration import calibrate
-    from greenformers.advise.recommend import Need, finding
+    from greenformers.advise.prices import prices, rates
+    from greenformers.advise.recommend import Need, finding, measured
     from greenformers.advise.recommend import recommend as run
     from greenformers.measure.bench_options import MODES, Network
     from greenformers.measure.record import read
@@ -91,16 +96,24 @@ def recommend(
     need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
+    if quick and _typed(given, "seconds"):
+        raise ValueError("--seconds is of no use with --quick, which times nothing")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be above 0, got {seconds:g}")
     benched = [] if records is None else read(records)
     rank_values = terminal.numbers("ranks", ranks)
     if not rank_values:
         raise ValueError("ranks must be at least one number")
     with terminal.Steps(console) as steps:
-        prices = calibrate(device=device, progress=steps)
-        rows = run(need, prices, rank_values, records=benched, progress=steps)
-        words = finding(need, prices, rank_values[0])
-    terminal.show(console, fitted(table(rows, need, prices[task], top), console.width, repeated=2))
-    console.print(words)
+        by_mode = prices(rates(device))
+        rows = run(need, by_mode, rank_values, records=benched, progress=steps)
+    terminal.show(console, fitted(table(rows, need, by_mode[task], top), console.width, repeated=2))
+    console.print(finding(need, by_mode, rank_values[0]))
+    if quick:
+        return
+    with terminal.Steps(console) as steps:
+        rows = measured(need, rows, seconds, steps)
+    terminal.show(console, fitted(table(rows, need, by_mode[task], top), console.width, repeated=2))
 
 
 OF_A_MODEL = ("texts", "loss", "limit", "country", "runtime", "results")
@@ -114,11 +127,14 @@ def _check_options(given: typer.Context, of_a_model: bool) -> None:
         ValueError: An option was typed that belongs to the other use of the command.
     """
     for name in given.params:
-        source = given.get_parameter_source(name)
-        typed = source is not None and source.name == "COMMANDLINE"
-        if typed and name not in OF_BOTH and (name in OF_A_MODEL) != of_a_model:
+        if _typed(given, name) and name not in OF_BOTH and (name in OF_A_MODEL) != of_a_model:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} {'cannot be combined with' if of_a_model else 'needs'} --model")
+
+
+def _typed(given: typer.Context, name: str) -> bool:
+    source = given.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _for_model(

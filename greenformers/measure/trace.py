@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -52,6 +52,9 @@ class Work:
         elementwise: Bytes read and written by all other operations.
         operations: Number of operations that are no views.
         peak: Largest number of bytes of tensors that live at once, above those at the start.
+        kept: Bytes of tensors that live between the forward and the backward pass, in training.
+        gradients: Bytes of the gradients of the weights, in training.
+        before: Work that was done before a part of the module, see `trace`.
     """
 
     wide: float = 0.0
@@ -66,6 +69,9 @@ class Work:
     elementwise: float = 0.0
     operations: float = 0.0
     peak: float = 0.0
+    kept: float = 0.0
+    gradients: float = 0.0
+    before: "Work | None" = None
 
     FEATURES = (
         "wide", "narrow", "batched", "moved", "attention", "scores", "exponential", "gathered", "sorted", "elementwise",
@@ -85,6 +91,10 @@ class _Watch(OperatorWatch):
     def __post_init__(self) -> None:
         super().__init__()
         self.sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def mark(self, *_: Any) -> None:
+        """Note what was done before."""
+        self.work.before = replace(self.work)
 
     def saw(self, operator: Any, arguments: tuple[Any, ...], result: Any) -> None:
         """Add the work of an operator, and the bytes of its outputs."""
@@ -150,7 +160,15 @@ class _Watch(OperatorWatch):
         self.live -= size
 
 
-def trace(build: Callable[[], nn.Module], shape: tuple[int, ...], *, training: bool, device: str = "cpu") -> Work:
+def trace(
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    *,
+    training: bool,
+    device: str = "cpu",
+    through: bool = False,
+    within: str | None = None,
+) -> Work:
     """The work of a forward pass, in training of a forward and a backward pass.
 
     Args:
@@ -158,14 +176,21 @@ def trace(build: Callable[[], nn.Module], shape: tuple[int, ...], *, training: b
         shape: Shape of the module's input.
         training: Whether there is a backward pass.
         device: Device that the module would run on, whose kernels are counted.
+        through: Whether the input gets a gradient, in training.
+        within: Path of a part of the module; what was done before it is `Work.before`. None for no such part.
     """
     with fake_tensors(), torch.device(device):
         module = build().train(training)
-        x = torch.empty(shape)
+        x = torch.empty(shape, requires_grad=through and training)
         # Weights are no part of the peak; gradients are, as they live within a step alone.
         # Not in inference_mode: there eager attention is one operator, and the tensors within it are not seen.
         with _Watch() as watch, torch.set_grad_enabled(training):
+            if within is not None:
+                module.get_submodule(within).register_forward_pre_hook(watch.mark)
             out = module(x).sum()
             if training:
+                watch.work.kept = watch.live
                 out.backward()
+                weights = [x for x in module.parameters() if x.grad is not None]
+                watch.work.gradients = float(sum(x.numel() * x.element_size() for x in weights))
         return watch.work

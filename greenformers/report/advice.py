@@ -5,50 +5,69 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Column, Table
 
-from greenformers.advise.calibration import Prices
 from greenformers.advise.checkpoint import MARGIN, Advice, Measured, command, healed, name_of
-from greenformers.advise.recommend import Need, Row
+from greenformers.advise.prices import Prices
+from greenformers.advise.recommend import Need, Row, group_of
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import METRICS
 
+APART = ("", "not studied", "known to lose", "apart: attention that never looks at the text")
+"""Headings of groups of candidates, see `greenformers.advise.recommend.ordered`."""
+
 
 def table(rows: Sequence[Row], need: Need, prices: Prices, top: int | None = None) -> Table:
-    """A table of the candidates, the fastest first; those that cannot be used are at the end, with the reason.
+    """A table of the candidates in their order, with what they lose; at the end those that cannot be used, and why.
 
     Args:
         rows: Candidates, in the order of the table.
         need: Network, batch and length that they are for.
-        prices: Measured costs that the times are predicted from.
-        top: Number of usable candidates that are listed, beside the dense network; None for all.
+        prices: Costs that the times are estimated from.
+        top: Number of usable candidates of each group that are listed, beside the dense network; None for all.
     """
     network = need.network
     name = Column("variant", no_wrap=True)
-    ranking = Table("", name, "rank", "time, ms", "memory, MiB", "parameters, M", "why", "evidence of the time")
+    ranking = Table(
+        "", name, "rank", "time, ms", "memory, MiB", "parameters, M", "loses", "why", "evidence of the time"
+    )
     ranking.title = (
         f"{need.mode.capitalize()}: {need.batch} x {need.length} tokens, d {network.hidden}, {network.heads} heads, "
         f"f {network.feed_forward}, {network.layers} layers{', causal' if network.causal else ''}"
     )
-    caption = (
-        f"Interpolated: from {prices.count} calls measured on this machine, median error {100 * prices.error:.0f} %. "
-        "Memory and parameters: arithmetic, of the layers."
-    )
-    place = left_out = 0
+    places, left_out, group = [0] * len(APART), 0, 0
     for row in rows:
         cell, usable = row.cell, row.refused is None
-        place += usable
-        if usable and top is not None and place > top and cell.variant != BASELINE:
+        own = group_of(row)
+        places[own] += usable
+        if usable and top is not None and places[own] > top and cell.variant != BASELINE:
             left_out += 1
             continue
+        if usable and own != group:
+            group = own
+            ranking.add_section()
+            ranking.add_row("", f"[italic]{APART[group]}[/]", *[""] * 7)
         predicted = row.memory == row.memory  # not nan, which stands for no prediction
         ranking.add_row(
-            str(place) if usable else "-", cell.variant, "" if cell.rank is None else str(cell.rank),
+            str(sum(places)) if usable else "-", cell.variant, "" if cell.rank is None else str(cell.rank),
             f"{1e3 * row.seconds:.3g}" if predicted else "", f"{row.memory / 2**20:.0f}" if predicted else "",
-            f"{row.parameters / 1e6:.2f}" if predicted else "", row.refused or row.reason, row.evidence,
+            f"{row.parameters / 1e6:.2f}" if predicted else "", "" if row.lost is None else str(row.lost),
+            row.refused or row.reason, row.evidence,
         )  # fmt: skip
-    if left_out:
-        caption += f" {left_out} slower candidates are left out: --top shows more."
-    ranking.caption = caption
+    ranking.caption = _caption(rows, prices, left_out)
     return ranking
+
+
+def _caption(rows: Sequence[Row], prices: Prices, left_out: int) -> str:
+    estimated = any(row.evidence.startswith("estimated") for row in rows)
+    said = [
+        "Estimated times are arithmetic with three rates of this machine: half of them are off by more than "
+        f"{100 * prices.error:.0f} %." if estimated else "",
+        "Measured times are those of one layer, as often as there are layers."
+        if any(row.evidence == "measured here" for row in rows) else "",
+        "Memory and parameters: arithmetic, of the layers. Loses: validation loss a byte against dense attention's, by "
+        "a small language model of two layers, with its options as they are by default.",
+        f"{left_out} slower candidates are left out: --top shows more." if left_out else "",
+    ]  # fmt: skip
+    return " ".join(filter(None, said))
 
 
 def measured_table(advice: Advice, model: str) -> Table:

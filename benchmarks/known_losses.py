@@ -1,0 +1,81 @@
+"""What every mechanism loses as a small language model, for advice: greenformers/advise/known.json.
+
+    python benchmarks/known_losses.py [--quick] [--records results/language_models.jsonl]
+
+From the records of `language_models.py`, the last training of each mechanism, task and seed: its last validation loss
+less that of dense attention with the same seed, the mean, least and greatest of the seeds. Which mechanisms are blind,
+with scores that depend neither on queries nor on keys, is tried out.
+"""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from _harness import Benchmark, Option, Run
+from rich.table import Table
+
+from greenformers import advise
+from greenformers.attention import Shape, build, names
+from greenformers.measure.record import Record, read
+
+FILE = Path(advise.__file__).with_name("known.json")
+TASKS = {"causal_lm": "causal", "masked_lm": "masked"}
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="nothing is written",
+    options=(Option("--records", "of language_models.py", Path, Path("results/language_models.jsonl")),),
+    json="refused: what is written is known.json",
+)
+
+
+def main(run: Run) -> None:
+    if run.given.json:
+        run.refuse(f"--json is of no use: {FILE.name} is written, and no records")
+    found, unseeing = losses(read(run.given.records)), blind()
+    table = Table("task", "variant", "difference", "least", "greatest", "seeds")
+    for task in TASKS.values():
+        for name, (difference, low, high, seeds) in found[task].items():
+            table.add_row(task, name, f"{difference:+.3f}", f"{low:+.3f}", f"{high:+.3f}", str(seeds))
+    run.show(table)
+    print(f"blind: {', '.join(unseeing)}")
+    if not run.quick:
+        FILE.write_text(json.dumps(found | {"blind": unseeing}, indent=1) + "\n")
+
+
+def losses(records: list[Record]) -> dict[str, dict[str, tuple[float, float, float, int]]]:
+    """Differences to dense attention by task and variant: mean, least, greatest, and the number of seeds."""
+    last: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for record in records:
+        at = record.setting
+        if record.metric == "loss" and at["step"] == at["steps"]:
+            last[at["task"], record.variant][at["seed"]] = record.value
+    found: dict[str, dict[str, tuple[float, float, float, int]]] = {task: {} for task in TASKS.values()}
+    for (task, variant), by_seed in sorted(last.items()):
+        dense = last[task, "full"]
+        apart = [by_seed[seed] - dense[seed] for seed in sorted(by_seed.keys() & dense.keys())]
+        own = variant in names() or variant.startswith("lrt ")
+        if variant != "full" and own and apart:
+            mean, low, high = (round(figure, 4) for figure in (sum(apart) / len(apart), min(apart), max(apart)))
+            found[TASKS[task]][variant] = (mean, low, high, len(apart))
+    return found
+
+
+def blind() -> list[str]:
+    """Mechanisms whose output is the same for other queries and keys."""
+    return [name for name in names() if is_blind(name)]
+
+
+@torch.no_grad()
+def is_blind(name: str) -> bool:
+    """Whether a mechanism's output is the same for other queries and keys; of those that take none, it is."""
+    torch.manual_seed(0)
+    mechanism = build(name, Shape(heads=2, head_dim=8, max_len=32)).eval()
+    q, k, v, other_q, other_k = torch.randn(5, 1, 2, 32, 8)
+    return torch.equal(mechanism(q, k, v), mechanism(other_q, other_k, v))
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(main)
