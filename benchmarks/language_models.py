@@ -188,7 +188,8 @@ def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
     model = task.build(
         task.config(
             hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
-            hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=options, rank=rank, **NETWORKS[own.task],
+            hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=options, rank=rank,
+            **NETWORKS[own.task],
         )
     )  # fmt: skip
     schedule = Schedule(
