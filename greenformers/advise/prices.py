@@ -20,7 +20,7 @@ KINDS = (*Work.FEATURES, "layers")
 """Kinds of work, in the order of `Amount.features`."""
 
 RATE_OF = {
-    "wide": "product", "narrow": "product", "batched": "product", "moved": "stream", "attention": "product",
+    "wide": "multiply", "narrow": "multiply", "batched": "multiply", "moved": "stream", "attention": "multiply",
     "scores": "stream", "exponential": "stream", "gathered": "stream", "sorted": "stream", "elementwise": "stream",
     "operations": "operation", "layers": "operation",
 }  # fmt: skip
@@ -47,12 +47,12 @@ class Rates:
     """Rates of a machine.
 
     Attributes:
-        product: Seconds of 1e9 FLOPs of a large matrix product.
+        multiply: Seconds of 1e9 FLOPs of a large matrix product.
         stream: Seconds of 1e9 bytes that are read or written in order.
         operation: Seconds of 1,000 small operations.
     """
 
-    product: float
+    multiply: float
     stream: float
     operation: float
 
@@ -90,12 +90,12 @@ def rates(device: str = "cpu") -> Rates:
                 x = x + small
 
         calls: dict[str, Callable[[], object]] = {
-            "product": lambda: a @ b, "stream": lambda: long + 1.0, "operation": started,
+            "multiply": lambda: a @ b, "stream": lambda: long + 1.0, "operation": started,
         }  # fmt: skip
         times = interleaved(calls, repeats=REPEATS, warmup=2, device=device)
     least = {name: min(timing.samples) for name, timing in times.items()}
     return Rates(
-        least["product"] / (2 * SIDE**3 / 1e9), least["stream"] / (8 * LONG / 1e9),
+        least["multiply"] / (2 * SIDE**3 / 1e9), least["stream"] / (8 * LONG / 1e9),
         least["operation"] / (OPERATIONS / 1e3),
     )  # fmt: skip
 

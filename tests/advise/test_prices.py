@@ -59,7 +59,7 @@ def test_an_amount_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_times_are_amounts_by_multiples_of_rates() -> None:
-    machine = Rates(product=2.0, stream=3.0, operation=5.0)
+    machine = Rates(multiply=2.0, stream=3.0, operation=5.0)
     found = prices(machine)
     assert set(found) == set(MULTIPLES) == set(ERRORS)
     for mode, own in found.items():
@@ -72,7 +72,7 @@ def test_times_are_amounts_by_multiples_of_rates() -> None:
 
 def test_rates_are_of_this_machine() -> None:
     found = rates()
-    assert 1e-5 < found.product < 1
+    assert 1e-5 < found.multiply < 1
     assert 1e-3 < found.stream < 10
     assert 1e-5 < found.operation < 1
 
