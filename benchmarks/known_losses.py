@@ -34,15 +34,15 @@ BENCHMARK = Benchmark(
 def main(run: Run) -> None:
     if run.given.json:
         run.refuse(f"--json is of no use: {FILE.name} is written, and no records")
-    found, unseeing = losses(read(run.given.records)), blind()
+    by_task, unseeing = losses(read(run.given.records)), blind()
     table = Table("task", "variant", "difference", "least", "greatest", "seeds")
     for task in TASKS.values():
-        for name, (difference, low, high, seeds) in found[task].items():
+        for name, (difference, low, high, seeds) in by_task[task].items():
             table.add_row(task, name, f"{difference:+.3f}", f"{low:+.3f}", f"{high:+.3f}", str(seeds))
     run.show(table)
     print(f"blind: {', '.join(unseeing)}")
     if not run.quick:
-        FILE.write_text(json.dumps(found | {"blind": unseeing}, indent=1) + "\n")
+        FILE.write_text(json.dumps(by_task | {"blind": unseeing}, indent=1) + "\n")
 
 
 def losses(records: list[Record]) -> dict[str, dict[str, tuple[float, float, float, int]]]:
@@ -52,15 +52,15 @@ def losses(records: list[Record]) -> dict[str, dict[str, tuple[float, float, flo
         at = record.setting
         if record.metric == "loss" and at["step"] == at["steps"]:
             last[at["task"], record.variant][at["seed"]] = record.value
-    found: dict[str, dict[str, tuple[float, float, float, int]]] = {task: {} for task in TASKS.values()}
+    by_task: dict[str, dict[str, tuple[float, float, float, int]]] = {task: {} for task in TASKS.values()}
     for (task, variant), by_seed in sorted(last.items()):
         dense = last[task, "full"]
         apart = [by_seed[seed] - dense[seed] for seed in sorted(by_seed.keys() & dense.keys())]
         own = variant in names() or variant.startswith("lrt ")
         if variant != "full" and own and apart:
             mean, low, high = (round(figure, 4) for figure in (sum(apart) / len(apart), min(apart), max(apart)))
-            found[TASKS[task]][variant] = (mean, low, high, len(apart))
-    return found
+            by_task[TASKS[task]][variant] = (mean, low, high, len(apart))
+    return by_task
 
 
 def blind() -> list[str]:

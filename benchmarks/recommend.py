@@ -155,8 +155,8 @@ def multiples(settings: int) -> None:
                 rows[mode].append((amount(network, cell, batch, mode).features, seconds))
         print(f"{number + 1} of {settings}", flush=True)
     for mode, measurements in rows.items():
-        found, error = fit(measurements, machine)
-        print(f'    "{mode}": ({", ".join(f"{value:.3g}" for value in found)}),  # error {error:.1%}')
+        fitted, error = fit(measurements, machine)
+        print(f'    "{mode}": ({", ".join(f"{value:.3g}" for value in fitted)}),  # error {error:.1%}')
 
 
 def fit(rows: Sequence[tuple[list[float], float]], machine: Rates) -> tuple[list[float], float]:
@@ -167,10 +167,10 @@ def fit(rows: Sequence[tuple[list[float], float]], machine: Rates) -> tuple[list
     A = np.array([np.array(amounts) * by / seconds for amounts, seconds in rows])
     size, weight = np.abs(A).mean(0) + 1e-300, np.ones(len(A))
     for _ in range(ROUNDS):
-        found = nnls(A / size * weight[:, None], weight)[0] / size
-        errors = np.abs(A @ found - 1)
+        multiple = nnls(A / size * weight[:, None], weight)[0] / size
+        errors = np.abs(A @ multiple - 1)
         weight = 1 / np.sqrt(np.maximum(errors, LEAST))
-    return found.tolist(), float(np.median(errors))
+    return multiple.tolist(), float(np.median(errors))
 
 
 if __name__ == "__main__":

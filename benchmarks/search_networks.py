@@ -94,22 +94,22 @@ def searched(run: Run) -> list[Record]:
         for seed in range(1 if run.quick else SEEDS):
             for strategy in strategies:
                 folder = run.given.runs / f"{'quick-' * run.quick}{name}-{space_name}-{strategy}-{seed}"
-                found = one(run, space, strategy, seed, folder)
+                outcome = search(run, space, strategy, seed, folder)
                 setting = {"data": name, "space": space_name, "seed": seed}
-                print(f"{name}, {space_name}, seed {seed}, {strategy}: {found}", flush=True)
+                print(f"{name}, {space_name}, seed {seed}, {strategy}: {outcome}", flush=True)
                 records += [
-                    run.record("quality_share", 100 * found["kept"], strategy, setting),
-                    run.record("speed", found["speed"], strategy, setting),
+                    run.record("quality_share", 100 * outcome["kept"], strategy, setting),
+                    run.record("speed", outcome["speed"], strategy, setting),
                 ]
     return records
 
 
-def one(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path) -> dict[str, Any]:
+def search(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path) -> dict[str, Any]:
     """What one search found, which is kept."""
-    kept = folder / "found.json"
-    if kept.is_file():
-        found: dict[str, Any] = json.loads(kept.read_text())
-        return found
+    file = folder / "outcome.json"
+    if file.is_file():
+        read_again: dict[str, Any] = json.loads(file.read_text())
+        return read_again
     base, seconds = replace(space.base, seed=seed), 20.0 if run.quick else SECONDS[run.given.data]
     objective = base.task().objective
     held = with_validation(objective)
@@ -128,12 +128,12 @@ def one(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path) -
     for judged in JUDGED:
         lab = NetworkLab(own, objective, judged)
         shares.append(lab.trained(best.genes, rungs[-1], "test")[1] / lab.trained(own.start, rungs[-1], "test")[1])
-    found = {
+    outcome = {
         "network": own.words(best.genes), "kept": mean(shares), "speed": best.speed,
         "tried": len({trial.genes for trial in tries.trials.seen}), "seconds": tries.trials.seconds,
     }  # fmt: skip
-    kept.write_text(json.dumps(found))
-    return found
+    file.write_text(json.dumps(outcome))
+    return outcome
 
 
 def shown(records: list[Record]) -> Table:
@@ -142,11 +142,11 @@ def shown(records: list[Record]) -> Table:
     for data, space in dict.fromkeys((r.setting["data"], r.setting["space"]) for r in records):
         chance = of(records, data, space, "random")
         for strategy in STRATEGIES[space]:
-            kept, speeds = of(records, data, space, strategy), of(records, data, space, strategy, "speed")
-            low, high = interval([own - other for own, other in zip(kept, chance, strict=True)])
+            shares, speeds = of(records, data, space, strategy), of(records, data, space, strategy, "speed")
+            low, high = interval([own - other for own, other in zip(shares, chance, strict=True)])
             told = "" if strategy == "random" else f"{low:+.2f} to {high:+.2f}"
             table.add_row(
-                data, space, strategy, f"{mean(kept):.2f}", f"{mean(speeds):.2f}", told,
+                data, space, strategy, f"{mean(shares):.2f}", f"{mean(speeds):.2f}", told,
                 "" if strategy == "random" else yes(low > 0),
             )  # fmt: skip
     return table
@@ -176,10 +176,10 @@ def picture(records: list[Record]) -> Figure:
     dress = looks(["", "evolution", "random", "one-shot"])
     for ax, (data, space) in zip(axes, places, strict=True):
         for at, strategy in enumerate(STRATEGIES[space]):
-            kept = of(records, data, space, strategy)
+            shares = of(records, data, space, strategy)
             look = dress[strategy]
-            ax.scatter([at] * len(kept), kept, color=look.colour, marker=look.marker, s=28)
-            ax.plot([at - 0.3, at + 0.3], [mean(kept)] * 2, color=look.colour)
+            ax.scatter([at] * len(shares), shares, color=look.colour, marker=look.marker, s=28)
+            ax.plot([at - 0.3, at + 0.3], [mean(shares)] * 2, color=look.colour)
         ax.set_xticks(range(len(STRATEGIES[space])), STRATEGIES[space])
         ax.set_title(f"{data}, {space} space")
     axes[0].set_ylabel("quality of the base kept (%)")

@@ -182,13 +182,13 @@ def measured(
 
 def _timed(need: Need, group: Sequence[Cell]) -> dict[Cell, float]:
     """Seconds of a call of each cell: the least of its repeats of one layer, as other load only adds to it."""
-    one = replace(need.network, layers=1)
+    single = replace(need.network, layers=1)
     # Of several layers all but the first give their input a gradient.
     through = need.mode == "training" and need.network.layers > 1
-    x = torch.randn(need.batch, need.length, one.hidden, device=need.device, requires_grad=through)
+    x = torch.randn(need.batch, need.length, single.hidden, device=need.device, requires_grad=through)
     calls = {}
     for number, cell in enumerate(group):
-        stack = Stack(one, cell).to(need.device).train(need.mode == "training")
+        stack = Stack(single, cell).to(need.device).train(need.mode == "training")
         calls[str(number)] = call(stack, x, need.mode)
     with torch.inference_mode(need.mode == "inference"):
         timings = interleaved(calls, repeats=REPEATS, warmup=1, device=need.device)

@@ -111,7 +111,7 @@ def amount(network: Network, cell: Cell, batch: int, mode: str, device: str = "c
         once = getattr(before, name)
         setattr(whole, name, once + (getattr(layer, name) - once) * network.layers * batch / rows)
     if training:  # of each further layer what the backward pass needs is alive, later its gradients
-        whole.peak = layer.peak + further * max(layer.kept, layer.gradients)
+        whole.peak = layer.peak + further * max(layer.saved, layer.gradients)
     else:
         whole.peak = _peak(layer.peak, math.ceil(batch / rows), BYTES * batch * cell.length * network.hidden, further)
         if rows < batch:  # the slices of the output are brought together

@@ -163,7 +163,7 @@ class BitsLinear(CodedLinear):
 
     def __init__(self, held: Packed, bias: nn.Parameter | None, *, turned: bool = False) -> None:
         super().__init__(held, bias, turned=turned)
-        self._kept: MadeOf[Any] | None = None
+        self._ready: MadeOf[Any] | None = None
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
         """The outputs x W^T + b."""
@@ -203,23 +203,23 @@ class BitsLinear(CodedLinear):
 
     def _kernel(self, held: Packed) -> Kernel | None:
         """The product of a few rows, with the weight as it needs it; made again only when the weight changes."""
-        kept = self._kept
-        if kept is None or not kept.fresh(own_parameters(held)):
+        ready = self._ready
+        if ready is None or not ready.fresh(own_parameters(held)):
             group = None if held.left is not None else group_for(held.form, held.n)
-            made = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
-            kept = self._kept = MadeOf(own_parameters(held), made)
-        return kept.made
+            product = None if group is None else kernel(held.q(), held.grid, held.inputs, group)
+            ready = self._ready = MadeOf(own_parameters(held), product)
+        return ready.value
 
     def _integers(self) -> Int8Linear:
         """The layer with int8 numbers in place of the packed ones; made again only when the weight changes."""
-        kept = self._kept
-        if kept is None or not kept.fresh(own_parameters(self.held)):
+        ready = self._ready
+        if ready is None or not ready.fresh(own_parameters(self.held)):
             layer = Int8Linear.holding(*self.held.int8(), self.bias)
-            kept = self._kept = MadeOf(own_parameters(self.held), layer)
-        return kept.made
+            ready = self._ready = MadeOf(own_parameters(self.held), layer)
+        return ready.value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}  # made again where it is copied to
+        return {**super().__getstate__(), "_ready": None}  # made again where it is copied to
 
 
 class BitsExperts(CodedExperts):
@@ -244,7 +244,7 @@ class BitsExperts(CodedExperts):
             parts = [self.held.part(slice(start, start + m)) for start in range(0, self.held.m, m)]
             biases = [None] * self.experts if self.bias is None else map(fixed, self.bias.detach().unbind())
             self._layers = MadeOf(held, [BitsLinear(*pair) for pair in zip(parts, biases, strict=True)])
-        return self._layers.made
+        return self._layers.value
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_layers": None}  # made again where it is copied to

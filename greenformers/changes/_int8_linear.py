@@ -119,7 +119,7 @@ class Int8Linear(nn.Linear):
         packed = self._packed
         if packed is None or not packed.fresh(own_parameters(self)):
             packed = self._packed = MadeOf(own_parameters(self), kernel(self.quantised, self.scale, self.bias))
-        return packed.made
+        return packed.value
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_packed": None}  # made again where it is copied to

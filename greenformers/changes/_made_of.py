@@ -15,11 +15,11 @@ class MadeOf(Generic[T]):
 
     Args:
         parameters: What it was made of; None where there is none.
-        made: What was made of them.
+        value: What was made of them.
     """
 
-    def __init__(self, parameters: Iterable[Tensor | None], made: T) -> None:
-        self.made = made
+    def __init__(self, parameters: Iterable[Tensor | None], value: T) -> None:
+        self.value = value
         self._of = [None if part is None else (part, part.data_ptr(), version(part)) for part in parameters]
 
     def fresh(self, parameters: Iterable[Tensor | None]) -> bool:

@@ -75,14 +75,14 @@ def searched(
             console.print(line(hurdles, trial), markup=False, soft_wrap=True)
             steps("searching", min(1.0, hurdles.tries.trials.seconds / hurdles.plan.seconds))
 
-        found = find_network(
+        outcome = find_network(
             base, out, job, about=context(terminal.command(), base.seed), resume=resume, console=console, told=told
         )
-    terminal.show(console, [front_table(found)])
-    terminal.show(console, tables(found.records, console.width))
-    console.print(sentence(found, bound), markup=False, soft_wrap=True)
-    append(out / "results.jsonl", found.records)
-    page = write(found, bound, out / "report", f"{base.data}, searched")
+    terminal.show(console, [front_table(outcome)])
+    terminal.show(console, tables(outcome.records, console.width))
+    console.print(sentence(outcome, bound), markup=False, soft_wrap=True)
+    append(out / "results.jsonl", outcome.records)
+    page = write(outcome, bound, out / "report", f"{base.data}, searched")
     console.print(f"best:   {out / 'best'}\nreport: {page}", soft_wrap=True)
 
 

@@ -52,7 +52,7 @@ class Work:
         elementwise: Bytes read and written by all other operations.
         operations: Number of operations that are no views.
         peak: Largest number of bytes of tensors that live at once, above those at the start.
-        kept: Bytes of tensors that live between the forward and the backward pass, in training.
+        saved: Bytes of tensors that live between the forward and the backward pass, in training.
         gradients: Bytes of the gradients of the weights, in training.
         before: Work that was done before a part of the module, see `trace`.
     """
@@ -69,7 +69,7 @@ class Work:
     elementwise: float = 0.0
     operations: float = 0.0
     peak: float = 0.0
-    kept: float = 0.0
+    saved: float = 0.0
     gradients: float = 0.0
     before: "Work | None" = None
 
@@ -189,7 +189,7 @@ def trace(
                 module.get_submodule(within).register_forward_pre_hook(watch.mark)
             out = module(x).sum()
             if training:
-                watch.work.kept = watch.live
+                watch.work.saved = watch.live
                 out.backward()
                 weights = [x for x in module.parameters() if x.grad is not None]
                 watch.work.gradients = float(sum(x.numel() * x.element_size() for x in weights))

@@ -110,7 +110,8 @@ def find_network(
         Stopped: A signal ended the search early; it can be resumed.
     """
     same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": None, "minutes": None}]))
-    if not resume or not (out / ABOUT).is_file():
+    goes_on = resume and (out / ABOUT).is_file()
+    if not goes_on:
         check_new(out)
     elif json.loads((out / ABOUT).read_text()) != same:
         raise ValueError(f"{out.name} holds a search with other settings than these")
@@ -122,7 +123,8 @@ def find_network(
     first = hurdles.train(hurdles.space.start, hurdles.plan.rungs[0])
     least = least_minutes(first.seconds)
     if least > job.minutes:
-        shutil.rmtree(out)
+        if not goes_on:  # what an earlier run has tried stays
+            shutil.rmtree(out)
         raise ValueError(
             f"minutes must be at least {least:.1f} for a network that takes {RUNGS[0] * first.seconds:.0f} s to train, "
             f"got {job.minutes:g}"

@@ -174,10 +174,10 @@ def with_part(settings: Training, part: str, value: Any) -> Training:
     low = [LOW_RANK] if own["rank"] is not None else []
     attention = [] if own["attention"] == FULL else [own["attention"]]
     variant = "+".join([*low, *attention]) or "transformer"
-    kept = own["k"] if rank_option(variant) is not None and own["k"] != KEPT else None
+    k = own["k"] if rank_option(variant) is not None and own["k"] != KEPT else None
     option = settings.option if own["attention"] == part_of(settings, "attention") else None
     rank = settings.rank if own["rank"] is None else own["rank"]
-    return replace(settings, variant=variant, rank=rank, k=kept, option=option)
+    return replace(settings, variant=variant, rank=rank, k=k, option=option)
 
 
 def _genes(base: Training, values: dict[str, tuple[Any, ...]]) -> Genes:
@@ -197,12 +197,12 @@ def _around(base: Training, attentions: list[str]) -> dict[str, list[Any]]:
     hidden, heads = base.hidden, base.heads
     own = part_of(base, "attention")
     ranks = sorted({rank for rank in (hidden // 8, hidden // 4, hidden // 2, part_of(base, "rank")) if rank})
-    kept = part_of(base, "k")
+    k = part_of(base, "k")
     keeps = any(name in names() and attention_class(name).rank_option for name in [own, *attentions])
     return {
         "attention": list(dict.fromkeys([own, *attentions])),
         "rank": [*ranks, None],
-        "k": sorted({max(1, kept // 2), kept, 2 * kept, 4 * kept}) if keeps else [kept],
+        "k": sorted({max(1, k // 2), k, 2 * k, 4 * k}) if keeps else [k],
         "hidden": _sizes(hidden, 2 * heads, (0.5, 0.75, 1, 1.25, 1.5)),
         "layers": list(range(max(1, base.layers // 2), 2 * base.layers + 1)),
         "heads": sorted({heads, *(count for count in HEADS if hidden % count == 0 and hidden // count >= NARROWEST)}),

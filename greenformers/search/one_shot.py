@@ -129,12 +129,12 @@ def parts_of(space: NetworkSpace) -> list[str]:
 
 def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
     """Train one network of all choices until the time is over or its steps are done, then the likeliest in full."""
-    kept = folder / "one-shot.json"
-    if not kept.is_file():
-        ranked = likeliest(hurdles.space, _learned(hurdles))
+    ranking = folder / "one-shot.json"
+    if not ranking.is_file():
+        shares = _learned(hurdles)
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(ranked))
-    rows: list[Genes] = [tuple(row) for row in json.loads(kept.read_text())]
+        ranking.write_text(json.dumps(likeliest(hurdles.space, shares)))
+    rows: list[Genes] = [tuple(row) for row in json.loads(ranking.read_text())]
     hurdles.train(next(row for row in rows if hurdles.space.legal(row)), hurdles.plan.rungs[-1])
 
 

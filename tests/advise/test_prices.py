@@ -60,9 +60,9 @@ def test_an_amount_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_times_are_amounts_by_multiples_of_rates() -> None:
     machine = Rates(multiply=2.0, stream=3.0, operation=5.0)
-    found = prices(machine)
-    assert set(found) == set(MULTIPLES) == set(ERRORS)
-    for mode, own in found.items():
+    by_mode = prices(machine)
+    assert set(by_mode) == set(MULTIPLES) == set(ERRORS)
+    for mode, own in by_mode.items():
         assert own.error == ERRORS[mode]
         for place, kind in enumerate(KINDS):
             single = [float(other == kind) for other in KINDS]
@@ -71,10 +71,10 @@ def test_times_are_amounts_by_multiples_of_rates() -> None:
 
 
 def test_rates_are_of_this_machine() -> None:
-    found = rates()
-    assert 1e-5 < found.multiply < 1
-    assert 1e-3 < found.stream < 10
-    assert 1e-5 < found.operation < 1
+    machine = rates()
+    assert 1e-5 < machine.multiply < 1
+    assert 1e-3 < machine.stream < 10
+    assert 1e-5 < machine.operation < 1
 
 
 def test_multiples_are_one_for_each_kind_and_none_negative() -> None:

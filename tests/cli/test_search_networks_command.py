@@ -41,6 +41,11 @@ def test_stopped_it_goes_on_and_both_networks_are_runs(tmp_path: Path, monkeypat
     assert run(monkeypatch, *WORDS, "--out", str(out)) == 2
     assert run(monkeypatch, *WORDS, "--heads", "2", "--resume", "--out", str(out)) == 2
     capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr("greenformers.search.network_run.least_minutes", lambda *_: 7.0)
+        assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
+    assert len((out / "search/trials.jsonl").read_text().splitlines()) >= 2, "what was tried stays"
+    capsys.readouterr()
     assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 0
     shown = capsys.readouterr().out
     assert len([line for line in shown.splitlines() if re.match(r" *\d+ +\d+ steps: ", line)]) >= 2
