@@ -23,7 +23,6 @@ from _harness import RUNS, SEED, Benchmark, Option, Run, data, yes
 from compress_minilm import LENGTH, minilm, model_folder, pairs
 from rich.table import Table
 
-from greenformers.advise.checkpoint import name_of
 from greenformers.advise.in_runtime import RUNTIMES, TORCH
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.compress.job import Job
@@ -33,6 +32,7 @@ from greenformers.measure.record import Record
 from greenformers.report.front import front_table, recipe_words, sentence, write
 from greenformers.search.bound import Bound
 from greenformers.search.propose import Predictions
+from greenformers.search.recipes import name_of
 from greenformers.search.run import Outcome, find
 from greenformers.search.search import Search
 from greenformers.search.trials import Trial

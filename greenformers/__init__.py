@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         GreenformerModel,
     )
     from greenformers.model.warm_start import to_transformers, warm_start
+    from greenformers.search.run import find_recipe
     from greenformers.solve.budget import Budget
 
 _HOME = {
@@ -47,6 +48,7 @@ _HOME = {
     "build": "greenformers.attention",
     "names": "greenformers.attention",
     "LED": "greenformers.lowrank.linear",
+    "find_recipe": "greenformers.search.run",
     "GreenformerConfig": "greenformers.model",
     "GreenformerModel": "greenformers.model",
     "GreenformerForCausalLM": "greenformers.model",
@@ -77,7 +79,7 @@ __all__ = [
     "GreenformerForMultipleChoice", "GreenformerForPreTraining", "GreenformerForQuestionAnswering",
     "GreenformerForSentenceEmbedding", "GreenformerForSeq2SeqLM", "GreenformerForSequenceClassification",
     "GreenformerForTokenClassification", "GreenformerModel", "Record", "Shape", "__version__", "auto_fact", "build",
-    "compress", "export", "load", "merge", "names", "save", "static", "to_transformers",
+    "compress", "export", "find_recipe", "load", "merge", "names", "save", "static", "to_transformers",
     "warm_start",
 ]  # fmt: skip
 

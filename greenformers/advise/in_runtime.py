@@ -51,7 +51,7 @@ def compared_in(
     country: str,
     about: dict[str, Any],
     progress: Callable[[str, float], None],
-) -> tuple[list[Record], dict[str, str]]:
+) -> list[Record]:
     """Records of size, latency, energy and quality of models in a runtime, with ratios to the first.
 
     Args:
@@ -67,26 +67,16 @@ def compared_in(
         about: Context of the records.
         progress: Function that is called with the name of a step and the share of it that is done.
 
-    Returns:
-        The records, and the reason by name for each model that cannot be exported.
-
     Raises:
-        ValueError: The model as it is cannot be exported.
+        ValueError: A model cannot be exported.
     """
     files: dict[str, Any] = {}
     sizes: dict[str, int] = {}
-    refused: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         for number, (variant, model) in enumerate(models.items()):
             progress("exporting", number / len(models))
             folder = Path(name) / str(number)
-            try:
-                write(model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=length)
-            except ValueError as error:
-                if not files:
-                    raise
-                refused[variant] = str(error)
-                continue
+            write(model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=length)
             files[variant] = RuntimeModel(runtime, folder, model, reader.tokenizer)
             sizes[variant] = size_of(runtime, folder)
         progress("exporting", 1.0)
@@ -106,4 +96,4 @@ def compared_in(
             of("latency", milliseconds[variant], setting=setting, spread=1e3 * (timing.q3 - timing.q1)),
             of("energy_inference", spent.mwh, setting=setting, source=spent.source, by=spent.by),
         ]
-    return with_ratios(records, to=next(iter(models))), refused
+    return with_ratios(records, to=next(iter(models)))

@@ -221,11 +221,6 @@ class Coding(Change):
 
         return shared(model, cls.weights())
 
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Coding]":
-        """No settings: the network is no faster."""
-        return []
-
 
 def _by_inputs(
     model: "nn.Module", traced: "Trace", plan: "Mapping[str, Coding]", held: "dict[str, CodedWeight]", given: Given

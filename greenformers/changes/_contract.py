@@ -199,9 +199,6 @@ class Change:
     builds_anew: ClassVar[bool] = False
     """Whether it has the class build the network anew, and so cannot follow a change that makes it another one."""
 
-    apart: ClassVar[bool] = False
-    """Whether the recommender tries it without the other changes, but for those that freeze weights."""
-
     from_disk: ClassVar[bool] = False
     """Whether `stream` can apply it weight by weight, from disk to disk."""
 
@@ -334,11 +331,6 @@ class Change:
     def jittered(cls, model: "nn.Module", seed: int) -> AbstractContextManager[None] | None:
         """A `with` block in which values on the edge are rounded the other way; None where nothing is rounded."""
         return None
-
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
-        """Settings that the recommender tries on texts of `length` tokens, the most promising last."""
-        return [cls()]
 
     @classmethod
     def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Self]":

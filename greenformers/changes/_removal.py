@@ -212,11 +212,6 @@ class Removal(Change):
         for path, there in (cls.describe(model) or {}).items():
             yield from (path, *there["first"])
 
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Removal]":
-        """No settings: alone they lose more than low rank does at the same speed."""
-        return []
-
 
 def choice_of(by: str, model: "nn.Module", layers: "Sequence[Coupled]", given: Given) -> "Choice":
     """Which units of layers stay, of any number: by "fit" or "fisher"."""

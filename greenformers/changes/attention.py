@@ -149,18 +149,13 @@ class Attention(Change):
             use(model)
 
     @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> Sequence[Self]:
         """For long texts, mechanisms in which a query sees a quarter of the text at most."""
         if length < LONG:
             return []
         if causal:
             return [cls(mechanism="linear_transformer"), cls(options={"window": length // 4})]
         return [cls(mechanism="linformer", options={"k": length // 4}), cls(options={"window": length // 8})]
-
-    @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> Sequence[Self]:
-        """Those that are suggested."""
-        return cls.suggested(length=length, causal=causal)
 
     def fitted(self, model: "nn.Module", length: int) -> Self:
         """The same change with `length` set, where the model has fewer positions."""

@@ -238,11 +238,6 @@ class Heal(Change):
         return blocks
 
     @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Heal]":
-        """No settings: the recommender gives advice before any training."""
-        return []
-
-    @classmethod
     def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
         """The default, with no more examples in a step than there are, and aware of later changes that round."""
         return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))

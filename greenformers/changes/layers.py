@@ -33,7 +33,6 @@ class Layers(Change):
 
     order: ClassVar[int] = 3
     built_by_the_class: ClassVar[bool] = True
-    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
@@ -49,7 +48,7 @@ class Layers(Change):
     @property
     def label(self) -> str:
         """The number of layers, as in "3 layers" or "3 layers by loss"."""
-        count = "half the layers" if self.keep is None else f"{self.keep} layers"
+        count = "half the layers" if self.keep is None else f"{self.keep} layer{'s' * (self.keep > 1)}"
         return count if self.by == "even" else f"{count} by {self.by}"
 
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
@@ -158,11 +157,6 @@ class Layers(Change):
         except ValueError:  # there is no stack of which some could be left out
             return []
         return [cls(keep, by="influence") for keep in range(most - 1, max(1, most // 3) - 1, -1)]
-
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Layers]":
-        """Half of the layers, without those that change hidden states least: the most that goes without healing."""
-        return [cls(by="influence")]
 
 
 def _is_places(given: object) -> bool:

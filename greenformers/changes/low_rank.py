@@ -209,11 +209,6 @@ class LowRank(Change):
         """Nine tenths of the weights, and so on down to three tenths."""
         return [cls(keep=tenths / 10) for tenths in range(9, 2, -1)]
 
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> Sequence[Self]:
-        """Settings that keep three quarters of the weights, and half of them."""
-        return [cls(keep=0.75), cls(keep=0.5)]
-
 
 def _paths(layers: "Sequence[LayerReport]") -> list[str]:
     return [path for layer in layers for path in (layer.path, *layer.tied)]

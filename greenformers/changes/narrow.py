@@ -49,7 +49,6 @@ class Narrow(Change):
     reads_weights: ClassVar[bool] = True
     built_by_the_class: ClassVar[bool] = True
     builds_anew: ClassVar[bool] = True
-    apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "neurons"):
@@ -267,11 +266,6 @@ class Narrow(Change):
         from greenformers.changes._student_sizes import checked
 
         setattr(model, SIZES, checked(description))
-        return []
-
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Narrow]":
-        """No settings: a student must be healed."""
         return []
 
 

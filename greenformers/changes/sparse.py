@@ -165,11 +165,6 @@ class Sparse(Change):
 
         return revert(model)
 
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Sparse]":
-        """No settings: the network is no faster."""
-        return []
-
 
 def _unit(site: "Site", layer: "SparseWeight | None", lost: float) -> UnitReport:
     weight: Any = site.module.weight

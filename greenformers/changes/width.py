@@ -216,11 +216,6 @@ class Width(Change):
 
         return place(model, description)
 
-    @classmethod
-    def suggested(cls, *, length: int, causal: bool) -> "Sequence[Width]":
-        """No settings: by deletion a network must be healed, and by rotation not every network can be cut."""
-        return []
-
 
 def _bytes(module: Any) -> int:
     return sum(x.numel() * x.element_size() for x in module.parameters(recurse=False))

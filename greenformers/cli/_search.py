@@ -7,6 +7,7 @@ from greenformers.cli import _terminal as terminal
 from greenformers.compress.job import Job
 
 if TYPE_CHECKING:
+    from greenformers.search.bound import Bound
     from greenformers.search.search import Search
     from greenformers.search.trials import Trial
 
@@ -27,14 +28,9 @@ def searched(
     from greenformers.measure.record import append, context
     from greenformers.report.front import front_table, sentence, write
     from greenformers.report.table import tables
-    from greenformers.search.bound import Bound
     from greenformers.search.run import find
 
-    if lose is not None and faster is not None:
-        raise ValueError("--lose and --faster exclude each other: use only one of them")
-    bound = Bound(
-        lose=None if lose is None else share("lose", lose), faster=None if faster is None else times("faster", faster)
-    )
+    bound = bound_of(lose, faster)
     terminal.quiet()
     console = terminal.console()
     if results is not None:
@@ -59,6 +55,21 @@ def searched(
         outcome, bound, runtime or TORCH, model, job, report or out / "report", f"{model_name(model)}, searched"
     )
     console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
+
+
+def bound_of(lose: str | None, faster: str | None) -> "Bound":
+    """The bound that was typed.
+
+    Raises:
+        ValueError: Both were typed, or one is no share or factor, or out of range.
+    """
+    from greenformers.search.bound import Bound
+
+    if lose is not None and faster is not None:
+        raise ValueError("--lose and --faster exclude each other: use only one of them")
+    return Bound(
+        lose=None if lose is None else share("lose", lose), faster=None if faster is None else times("faster", faster)
+    )
 
 
 def line(search: "Search", trial: "Trial") -> str:

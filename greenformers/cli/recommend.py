@@ -19,7 +19,7 @@ EXAMPLES = (
 def recommend(
     given: typer.Context,
     model: Annotated[
-        str | None, typer.Option(help="Trained model, of which changes are made and measured; needs --texts.")
+        str | None, typer.Option(help="Trained model, of which recipes are made and measured; needs --texts.")
     ] = None,
     texts: Annotated[
         Path | None,
@@ -28,7 +28,15 @@ def recommend(
             "sentence, label, or sentence1, sentence2, score, or a folder of images or recordings."
         ),
     ] = None,
-    loss: Annotated[float, typer.Option(help="With --model: per cent of the quality that may be lost.")] = 3.0,
+    lose: Annotated[
+        str | None, typer.Option(help="With --model: share of the quality that may be lost; by default 3%.")
+    ] = None,
+    faster: Annotated[
+        str | None, typer.Option(help="With --model, in place of --lose: speed-up that is asked for, such as 3x.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="With --model: minutes in which recipes are tried; the best are then measured.")
+    ] = 3.0,
     limit: Annotated[int, typer.Option(help="With --model: largest number of texts that quality is judged on.")] = 200,
     country: Annotated[
         str, typer.Option(help="With --model: country of the electricity, as a 3-letter ISO code.")
@@ -72,7 +80,8 @@ def recommend(
     For a length and a size of network, all variants are ranked by what
     they are known to lose and by time: at once as estimated, then, unless
     --quick, with the most promising timed. With --model and --texts,
-    changes of that model are made, judged on the texts and timed.
+    recipes of changes of that model are searched, without training: made,
+    judged on the texts and timed.
     """
     from greenformers.advise.prices import prices, rates
     from greenformers.advise.recommend import Need, finding, measured
@@ -86,7 +95,7 @@ def recommend(
     console = terminal.console()
     _check_options(given, model is not None)
     if model is not None:
-        _for_model(model, texts, loss, length, batch, limit, country, runtime, results)
+        _for_model(model, texts, lose, faster, minutes, length, batch, limit, country, runtime, results)
         return
     if length is None:
         raise ValueError("name a length with --length, or a trained model with --model and --texts")
@@ -116,7 +125,7 @@ def recommend(
     terminal.show(console, fitted(table(rows, need, by_mode[task], top), console.width, repeated=2))
 
 
-OF_A_MODEL = ("texts", "loss", "limit", "country", "runtime", "results")
+OF_A_MODEL = ("texts", "lose", "faster", "minutes", "limit", "country", "runtime", "results")
 OF_BOTH = ("model", "length", "batch")
 
 
@@ -138,24 +147,24 @@ def _typed(given: typer.Context, name: str) -> bool:
 
 
 def _for_model(
-    model: str, texts: Path | None, loss: float, length: int | None, batch: int, limit: int, country: str,
-    runtime: str, results: Path | None,
+    model: str, texts: Path | None, lose: str | None, faster: str | None, minutes: float, length: int | None,
+    batch: int, limit: int, country: str, runtime: str, results: Path | None,
 ) -> None:  # fmt: skip
-    from greenformers.advise.checkpoint import advise
     from greenformers.advise.in_runtime import check_runtime
     from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
+    from greenformers.cli._search import bound_of
     from greenformers.data._examples import read_examples
     from greenformers.data._tasks import kind_of_input
     from greenformers.measure.record import append, context
     from greenformers.report.advice import measured_table, words
     from greenformers.report.fit import fitted
+    from greenformers.search.advice import advise
 
     console = terminal.console()
     if texts is None:
         raise ValueError("--model needs --texts, a file of texts like those the model is for")
     check_runtime(runtime)
-    if not 0 <= loss < 100:
-        raise ValueError(f"loss must be in 0..100, got {loss:g}")
+    bound = bound_of("3%" if lose is None and faster is None else lose, faster)
     if results is not None:
         terminal.check_writable(results)
     network, tokenizer = pretrained(model)
@@ -165,10 +174,11 @@ def _for_model(
     learnt, judged = read_examples(texts, kind)
     with terminal.Steps(console) as steps:
         advice = advise(
-            network, tokenizer, judged or learnt, features=features_of(model, network), length=length, batch=batch,
-            limit=limit, country=country, runtime=runtime, about=context(terminal.command(), 0), progress=steps,
+            network, tokenizer, judged or learnt, bound=bound, seconds=60 * minutes,
+            features=features_of(model, network), length=length, batch=batch, limit=limit, country=country,
+            runtime=runtime, about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
     terminal.show(console, fitted(measured_table(advice, model_name(model)), console.width, repeated=2))
-    console.print(words(advice, loss / 100, model, str(texts)), markup=False, soft_wrap=True)
+    console.print(words(advice, bound, model, str(texts)), markup=False, soft_wrap=True)
     if results is not None:
         append(results, advice.records)

@@ -155,6 +155,24 @@ def read_examples(path: Path, kind: Kind) -> tuple[Examples, Examples | None]:
     return _folder(path, kind), None
 
 
+def halves(examples: Examples, limit: int) -> tuple[Examples, Examples]:
+    """Examples to calibrate with and others to judge by, both from all over the file.
+
+    Args:
+        examples: Examples in the order of their file.
+        limit: Largest number of examples in each half.
+
+    Raises:
+        ValueError: Raised where there are fewer than 8 examples.
+    """
+    count = len(examples)
+    if count < 8:
+        raise ValueError(f"{examples.name} has {count} examples; at least 8 are needed, half of them to judge by")
+    take = min(limit, count // 2)
+    chosen = [place * count // (2 * take) for place in range(2 * take)]
+    return examples.at(chosen[::2]), examples.at(chosen[1::2])
+
+
 def _labelled(folder: Path, suffixes: Sequence[str]) -> Iterator[tuple[Path, str]]:
     """Files and the names of their classes, the folders they are in; "" for files of the folder itself."""
     classes = sorted(part for part in folder.iterdir() if part.is_dir() and not part.name.startswith("."))

@@ -1,15 +1,18 @@
 """The advice of `recommend` as tables and as text: for a network to be, and for a trained model."""
 
+import shlex
 from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Column, Table
 
-from greenformers.advise.checkpoint import MARGIN, Advice, Measured, command, healed, name_of
 from greenformers.advise.prices import Prices
 from greenformers.advise.recommend import Need, Row, group_of
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import METRICS
+from greenformers.search.advice import MARGIN, Advice, Measured
+from greenformers.search.bound import Bound
+from greenformers.search.recipes import command, healed, name_of
 
 APART = ("", "not studied", "known to lose", "apart: attention that never looks at the text")
 """Headings of groups of candidates, see `greenformers.advise.recommend.ordered`."""
@@ -71,10 +74,10 @@ def _caption(rows: Sequence[Row], prices: Prices, left_out: int) -> str:
 
 
 def measured_table(advice: Advice, model: str) -> Table:
-    """A table of the changes of a trained model, the fastest first; those that are refused are at the end.
+    """A table of recipes for a trained model, the fastest first; changes that are refused are at the end.
 
     Args:
-        advice: Measurements of each change.
+        advice: Measurements of each recipe.
         model: Name of the model in the title.
     """
     metric, at = METRICS[advice.metric], advice.setting
@@ -105,23 +108,32 @@ def measured_table(advice: Advice, model: str) -> Table:
     return ranking
 
 
-def words(advice: Advice, loss: float, model: str, texts: str) -> str:
-    """The advice as text: the change to make and its command, and a faster one that loses more before healing.
+def words(advice: Advice, bound: Bound, model: str, texts: str) -> str:
+    """The advice as text: the recipe and its command, a faster one that loses more, and a search with healing.
 
     Args:
-        advice: Measurements of each change.
-        loss: Share of the quality that may be lost, between 0 and 1.
+        advice: Measurements of each recipe.
+        bound: What the best recipe must keep to.
         model: Folder or name of the model, for the commands.
         texts: File of texts, for the commands.
     """
-    chosen, label, first = advice.chosen(loss), METRICS[advice.metric].label, advice.rows[0]
-    if not chosen.recipe:
-        said = [f"No change that keeps {100 * (1 - loss):g} % of the quality is faster than the model as it is."]
+    chosen, label, first = advice.chosen(bound), METRICS[advice.metric].label, advice.rows[0]
+    if bound.lose is None and chosen.speed < (bound.faster or 1):
+        said = [f"Nothing that was tried is {bound.faster:g}x as fast."]
+    elif not chosen.recipe:
+        kept = f" that keeps {100 * (1 - bound.lose):g} % of the quality" if bound.lose is not None else ""
+        said = [f"No recipe{kept} is faster than the model as it is."]
     else:
-        said = [f"Advice: {_told(chosen, label)}.", command(chosen.recipe, model, texts, advice.setting)]
-    if first.speed >= MARGIN * chosen.speed and first.quality_share < 1 - loss:
+        said = []
+    if chosen.recipe:
+        said += [f"{'The fastest' if said else 'Advice'}: {_told(chosen, label)}."]
+        said += [command(chosen.recipe, model, texts, advice.setting)]
+    if bound.lose is not None and first.speed >= MARGIN * chosen.speed and first.quality_share < 1 - bound.lose:
         further = command(healed(first.recipe, advice.setting.rows), model, texts, advice.setting)
         said += [f"Faster still, but it needs healing (further training): {_told(first, label)}.", further]
+    asked = ["--lose", f"{100 * bound.lose:g}%"] if bound.lose is not None else ["--faster", f"{bound.faster:g}x"]
+    more = shlex.join(["greenformers", "compress", model, "--texts", texts, *asked, "--out", "small"])
+    said += ["A search with healing finds better ones, in half an hour:", more]
     return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
 
 

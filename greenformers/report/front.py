@@ -10,7 +10,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Column, Table
 
-from greenformers.advise.checkpoint import name_of
 from greenformers.changes._options import as_flags
 from greenformers.compress.job import Job
 from greenformers.measure.record import METRICS
@@ -19,6 +18,7 @@ from greenformers.report.page import Listing
 from greenformers.report.page import write as write_page
 from greenformers.report.plot import GREY, Picture, house, looks, new_figure, settle
 from greenformers.search.bound import Bound
+from greenformers.search.recipes import name_of
 from greenformers.search.run import Outcome
 from greenformers.search.search import Search
 from greenformers.search.trials import Trial, front

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from greenformers.advise.checkpoint import healed
 from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given
 from greenformers.changes._contract import Measured
@@ -26,6 +25,7 @@ from greenformers.export.write import write
 from greenformers.measure.latency import interleaved
 from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import METRICS
+from greenformers.search.recipes import healed
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from greenformers.advise.checkpoint import halves
 from greenformers.advise.in_runtime import TORCH, check_runtime
 from greenformers.changes import Change, kinds
 from greenformers.changes._report import CompressionReport
@@ -18,12 +17,12 @@ from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import check_parts, read_parts
 from greenformers.compress.run import Unfinished, files_of, given_by, run
 from greenformers.compress.side_by_side import check_length
-from greenformers.data._examples import Examples
+from greenformers.data._examples import Examples, halves
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS, task_of
 from greenformers.export.deploy import deploy
-from greenformers.measure.record import Record
+from greenformers.measure.record import Record, context
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
@@ -113,12 +112,54 @@ def find(
             lengths=[lab.length or lab.reader.length], batch=lab.batch, about=about, progress=progress,
         )  # fmt: skip
         records = [*records, *deployed]
+    notes = [*notes, *(f"Not tried: {change.label}: {why}" for change, why in search.space.refused)]
     check_place(out)
     if out.exists():
         shutil.rmtree(out)
     made.replace(out)
     shutil.rmtree(folder)
     return Outcome(best, recipe, search, report, records, notes)
+
+
+def find_recipe(
+    model: str | Path, out: str | Path, *, lose: float | None = None, faster: float | None = None,
+    runtime: str = TORCH, minutes: float = 30.0, told: Callable[[Search, Trial], None] = lambda *_: None,
+    progress: Callable[[str, float], None] = lambda *_: None, **options: Any,
+) -> Outcome:  # fmt: skip
+    """Search for the best recipe of a trained model within a bound, and make it, as `greenformers compress` does.
+
+    >>> find_recipe("MODEL", "small", texts="texts.tsv", lose=0.01)
+    >>> find_recipe("MODEL", "small", texts="texts.tsv", faster=3, runtime="openvino", minutes=60)
+
+    A call that was stopped goes on where it was.
+
+    Args:
+        model: Folder of a model, or its name on the hub.
+        out: Folder for the result, which `greenformers.load` reads.
+        lose: Greatest share of the quality that may be lost: the fastest recipe is looked for.
+        faster: Least speed-up, in place of `lose`: the recipe that loses least is looked for.
+        runtime: Runtime that recipes are timed and judged in: "torch", "openvino" or "onnx".
+        minutes: Minutes that it may take, with making the result.
+        told: Function that is called with the search and each trial that ended.
+        progress: Function that is called as the result is made.
+        **options: Further options, the fields of `Job`: texts, evaluate, length, seed and others.
+
+    Returns:
+        The recipe, its report and records, and the search with all that was tried.
+
+    Raises:
+        TypeError: An option is none of `Job`.
+        ValueError: An option is out of range, the examples cannot judge the model, or no recipe can be made.
+        OSError: A file cannot be read or written.
+    """
+    names = ("texts", "calibrate", "heal_texts", "evaluate", "teacher_cache")
+    paths = {name: Path(options[name]) for name in names if options.get(name) is not None}
+    job = Job(**options | paths)
+    about = context(f"greenformers.find_recipe({str(model)!r}, {str(out)!r}, lose={lose}, faster={faster})", job.seed)
+    return find(
+        str(model), Path(out), job, Bound(lose=lose, faster=faster), runtime=runtime, minutes=minutes, about=about,
+        told=told, progress=progress,
+    )  # fmt: skip
 
 
 def _prepared(

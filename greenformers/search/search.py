@@ -55,7 +55,7 @@ class Plan:
     Attributes:
         bound: What the best recipe must keep to.
         seconds: Seconds that it may take.
-        heals: Whether recipes are healed.
+        heals: Whether recipes are healed; else all the time is for trying them as they are.
         seed: Seed of all draws.
     """
 
@@ -63,6 +63,11 @@ class Plan:
     seconds: float
     heals: bool
     seed: int = 0
+
+    @property
+    def trying(self) -> float:
+        """Share of the time after which no more recipes are tried without healing."""
+        return TRYING if self.heals else 1.0
 
 
 class Search:
@@ -98,11 +103,11 @@ class Search:
         draw = random.Random(self.plan.seed)
         first = [*self.space.singles(), *(self.space.drawn(draw) for _ in range(CHANCE))]
         for genes in dict.fromkeys(first):
-            if not self._over(TRYING) or not self.trials.done():
+            if not self._over(self.plan.trying) or not self.trials.done():
                 self._try(genes, 0)
         if not self.trials.done():
             raise ValueError(f"no recipe of the search could be made: {self.trials.seen[0].refused}")
-        self._rounds(0, TRYING)
+        self._rounds(0, self.plan.trying)
         if self.plan.heals:
             self._rounds(HURDLES[0], HEALING)
 

@@ -28,10 +28,12 @@ class Space:
     Attributes:
         slots: The settings of each change, in the order in which changes are applied.
         legal: Function that says whether a recipe can be applied to the network.
+        refused: Changes that can be applied in no setting, each with the reason.
     """
 
     slots: tuple[tuple[Change, ...], ...]
     legal: Callable[[Genes], bool]
+    refused: tuple[tuple[Change, str], ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, given: Given, *, length: int, causal: bool) -> "Space":
@@ -42,17 +44,24 @@ class Space:
             given: Data and settings that changes may use.
             length: Tokens of a text.
             causal: Whether the network is a decoder.
+
+        Raises:
+            ValueError: No change can be applied.
         """
-        slots = []
+        slots, refused = [], []
         for kind in sorted(kinds(), key=lambda kind: kind.order):
             settings = [change.fitted(model, length) for change in kind.searched(model, length=length, causal=causal)]
-            settings = [change for change in settings if _fits(model, [change], given)]
-            if settings:
-                slots.append(tuple(settings))
+            reasons = [_unfit(model, [change], given) for change in settings]
+            if fit := [change for change, why in zip(settings, reasons, strict=True) if why is None]:
+                slots.append(tuple(fit))
+            elif settings:
+                refused.append((settings[0], str(reasons[0])))
+        if not slots:
+            raise ValueError("; ".join(["no change of the search can be applied", *(why for _, why in refused)]))
         whole = tuple(slots)
         # A check runs the network. What excludes what depends on the changes, hardly on their strength.
-        known = cache(lambda there: _fits(model, _recipe(whole, there), given))
-        return cls(whole, lambda genes: known(tuple(map(bool, genes))))
+        known = cache(lambda there: _unfit(model, _recipe(whole, there), given) is None)
+        return cls(whole, lambda genes: known(tuple(map(bool, genes))), tuple(refused))
 
     @property
     def nothing(self) -> Genes:
@@ -68,13 +77,14 @@ class Space:
         return [gene / len(slot) for gene, slot in zip(genes, self.slots, strict=True)]
 
     def singles(self) -> list[Genes]:
-        """Each change alone, at its mildest, its middle and its strongest setting."""
+        """Each change alone: all at their middle setting, then at their mildest, then at their strongest."""
+        levels = [((len(slot) + 1) // 2, 1, len(slot)) for slot in self.slots]
         rows = [
             tuple(gene if at == place else 0 for at in range(len(self.slots)))
-            for place, slot in enumerate(self.slots)
-            for gene in sorted({1, (len(slot) + 1) // 2, len(slot)})
+            for genes in zip(*levels, strict=True)
+            for place, gene in enumerate(genes)
         ]
-        return [row for row in rows if self.legal(row)]
+        return [row for row in dict.fromkeys(rows) if self.legal(row)]
 
     def drawn(self, draw: random.Random) -> Genes:
         """A legal recipe by chance: each change is in it half of the time."""
@@ -110,9 +120,10 @@ def _recipe(slots: Sequence[Sequence[Change]], genes: Genes) -> tuple[Change, ..
     return tuple(slot[gene - 1] for gene, slot in zip(genes, slots, strict=True) if gene)
 
 
-def _fits(model: nn.Module, changes: Sequence[Change], given: Given) -> bool:
+def _unfit(model: nn.Module, changes: Sequence[Change], given: Given) -> str | None:
+    """Why changes cannot be applied; None where they can."""
     try:
         check(model, changes, given)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return str(error)
+    return None

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from models import folder, pairs
 from typer.testing import CliRunner
+from zoo import network
 
 import greenformers
-from greenformers.changes import names
+from greenformers.changes import Given, names
+from greenformers.search.recipes import name_of
+from greenformers.search.space import Space
 
 PACKAGE = Path(greenformers.__file__).parent
 ROOT = PACKAGE.parent
@@ -57,6 +60,10 @@ class Toy(Change):
         return {path: part.digits for path, part in model.named_modules() if type(part) is Cut} or None
 
     @classmethod
+    def searched(cls, model, *, length, causal):
+        return [cls()]
+
+    @classmethod
     def place(cls, model, description):
         for path, digits in description.items():
             model.get_submodule(path).__class__, model.get_submodule(path).digits = Cut, digits
@@ -85,7 +92,6 @@ def run_commands(toy: str, commands: list[list[str]]) -> list[Any]:
     for name in [name for name in sys.modules if name.startswith("greenformers.cli")]:
         del sys.modules[name]  # flags are made as a command is imported
     greenformers.changes.__path__.append(toy)
-    from greenformers.advise.checkpoint import name_of, recipes
     from greenformers.cli import application
 
     shown: list[Any] = []
@@ -93,7 +99,8 @@ def run_commands(toy: str, commands: list[list[str]]) -> list[Any]:
         done = CliRunner().invoke(application(), words, env={"COLUMNS": "200"})
         assert done.exit_code == 0, (words, done.output, done.exception)
         shown.append(done.output)
-    return [*shown, [name_of(recipe) for recipe in recipes(9, causal=False)]]
+    space = Space.of(network("bert", "BertModel"), Given(), length=9, causal=False)
+    return [*shown, [name_of(space.recipe(genes)) for genes in (*space.singles(), tuple(map(len, space.slots)))]]
 
 
 def forked(function: Callable[..., Any], *given: Any) -> Any:
@@ -149,7 +156,7 @@ def test_a_change_is_one_file(tmp_path: Path) -> None:
     assert cut == 13
     assert plain == loaded
     assert "toy" in tried
-    assert "low rank 0.5 + toy + int8" in tried
+    assert "low rank 0.3 + toy + int8" in tried
     # Where the change is not known, the result is refused and not read without it.
     with pytest.raises(ValueError, match="'toy' is not a change; the known ones are"):
         greenformers.load(alone)

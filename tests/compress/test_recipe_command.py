@@ -129,7 +129,7 @@ def test_fewer_layers_healed(home: Path, tmp_path: Path, monkeypatch: Patch, cap
     out = tmp_path / "out"
     more = [*HEAL, "--heal-texts", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv")]
     assert run(monkeypatch, *compress(home, out, "--keep-layers", "1", *more)) == 0
-    assert columns(out) == ["original", "1 layers", "1 layers + healed 3"]
+    assert columns(out) == ["original", "1 layer", "1 layer + healed 3"]
     model = greenformers.load(out)
     assert structure(model).changes == {"layers": {"encoder.layer": [0]}}
     assert model.config.num_hidden_layers == 1

@@ -48,7 +48,7 @@ def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patc
 
 
 @pytest.mark.usefixtures("by_size")
-def test_stopped_in_the_middle_it_goes_on(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
+def test_stopped_in_the_middle_a_call_goes_on(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     out = tmp_path / "small"
     monkeypatch.chdir(home)
     words = ["compress", "BertModel", *EVALUATED, "--faster", "1.5x", "--minutes", "0.1", "--out", str(out)]
@@ -66,9 +66,18 @@ def test_stopped_in_the_middle_it_goes_on(home: Path, tmp_path: Path, monkeypatc
     first = json.loads(kept.read_text())
     assert not out.exists()
     monkeypatch.setattr(Lab, "trial", trial)
-    assert run(monkeypatch, *words) == 0
-    assert f"keeps {1 - first['lost']:7.2%}" in capsys.readouterr().out.splitlines()[0]
-    assert out.is_dir()
+    told = []
+    done = greenformers.find_recipe(
+        "BertModel", out, faster=1.5, minutes=0.1, told=lambda _, trial: told.append(trial),
+        texts="texts.txt", evaluate="pairs.tsv", length=16, lengths=(),
+    )  # fmt: skip
+    assert (told[0].lost, told[0].seconds) == (first["lost"], first["seconds"])
+    assert done.best in told
+    assert greenformers.load(out).config.model_type == "bert"
+    with pytest.raises(ValueError, match="a bound is a loss or a speed-up, not both"):
+        greenformers.find_recipe("BertModel", out, texts="texts.txt")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'text'"):
+        greenformers.find_recipe("BertModel", out, lose=0.1, text="texts.txt")
 
 
 @pytest.mark.parametrize(

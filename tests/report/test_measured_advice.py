@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from greenformers.advise.checkpoint import Advice, Measured, Recipe, Setting, command, healed
 from greenformers.changes import Attention, Int8, LowRank
 from greenformers.measure.record import Record
 from greenformers.report.advice import measured_table, words
+from greenformers.search.advice import Advice, Measured
+from greenformers.search.bound import Bound
+from greenformers.search.recipes import Recipe, Setting, command, healed
 
 DENSE: Recipe = ()
 INT8: Recipe = (Int8(),)
@@ -29,14 +31,21 @@ KEPT = row(DENSE, 1.0, 1.0)
 LOST = Measured(WINDOW, refused="it has none")
 
 
+def lose(share: float) -> Bound:
+    return Bound(lose=share)
+
+
 def test_the_fastest_that_keeps_enough_is_chosen() -> None:
     advice = advice_of(row(ALL, 4, 0.9), row(HALF, 3, 0.96), row(INT8, 2, 1.0), KEPT, LOST)
     for loss, recipe in ((0.0, INT8), (0.03, INT8), (0.04, HALF), (0.09, HALF), (0.2, ALL)):
-        assert advice.chosen(loss).recipe == recipe
-    assert advice_of(row(HALF, 1.2, 0.5), KEPT, row(INT8, 0.9, 1.1), LOST).chosen(0.03).recipe == DENSE
+        assert advice.chosen(lose(loss)).recipe == recipe
+    assert advice_of(row(HALF, 1.2, 0.5), KEPT, row(INT8, 0.9, 1.1), LOST).chosen(lose(0.03)).recipe == DENSE
     for speed, recipe in ((1.049, DENSE), (1.05, INT8)):
-        assert advice_of(row(INT8, speed, 1.0), KEPT).chosen(0.0).recipe == recipe
-    assert advice_of(row(INT8, 3, float("nan")), KEPT).chosen(0.5).recipe == DENSE
+        assert advice_of(row(INT8, speed, 1.0), KEPT).chosen(lose(0.0)).recipe == recipe
+    assert advice_of(row(INT8, 3, float("nan")), KEPT).chosen(lose(0.5)).recipe == DENSE
+    for speed, recipe in ((1.5, INT8), (2.5, HALF), (3.5, ALL), (9, ALL)):
+        assert advice.chosen(Bound(faster=speed)).recipe == recipe
+    assert advice_of(row(INT8, 1.04, 1.0), KEPT, LOST).chosen(Bound(faster=1.01)).recipe == DENSE
 
 
 def test_advice_in_words() -> None:
@@ -46,17 +55,39 @@ def test_advice_in_words() -> None:
     told = "low rank 0.5, 3x as fast, 2x smaller, keeps 91.2% (Spearman's correlation)"
     line = command(healed(HALF, SETTING.rows), "a model", "t.txt", SETTING)
     further = [f"Faster still, but it needs healing (further training): {told}.", f"  {line}"]
-    assert words(advice, 0.03, "a model", "t.txt").splitlines() == [*said, *further]
-    assert words(advice_of(*advice.rows[1:]), 0.03, "a model", "t.txt").splitlines() == said
-    none = "No change that keeps 97 % of the quality is faster than the model as it is."
-    assert words(advice_of(KEPT, row(INT8, 0.5, 1), LOST), 0.03, "a model", "t.txt") == none
-    assert words(advice_of(advice.rows[0], KEPT), 0.03, "a model", "t.txt").splitlines() == [none, *further]
+    search = ["A search with healing finds better ones, in half an hour:"]
+    search += ["  greenformers compress 'a model' --texts t.txt --lose 3% --out small"]
+    assert words(advice, lose(0.03), "a model", "t.txt").splitlines() == [*said, *further, *search]
+    assert words(advice_of(*advice.rows[1:]), lose(0.03), "a model", "t.txt").splitlines() == [*said, *search]
+    none = "No recipe that keeps 97 % of the quality is faster than the model as it is."
+    assert words(advice_of(KEPT, row(INT8, 0.5, 1), LOST), lose(0.03), "a model", "t.txt").splitlines()[:-2] == [none]
+    nothing = words(advice_of(advice.rows[0], KEPT), lose(0.03), "a model", "t.txt").splitlines()
+    assert nothing == [none, *further, *search]
     near = row(HALF, 1.04, 0.998)
-    assert words(advice_of(near, KEPT), 0.03, "a model", "t.txt") == none  # hardly faster
-    assert "99.5 %" in words(advice_of(KEPT), 0.005, "a model", "t.txt")
-    both = words(advice_of(row(ALL, 2, 1), KEPT, metric="cosine"), 0.03, "m", "t.txt").splitlines()
+    assert words(advice_of(near, KEPT), lose(0.03), "a model", "t.txt").startswith(none)  # hardly faster
+    assert "99.5 %" in words(advice_of(KEPT), lose(0.005), "a model", "t.txt")
+    both = words(advice_of(row(ALL, 2, 1), KEPT, metric="cosine"), lose(0.03), "m", "t.txt").splitlines()
     assert both[0].endswith("keeps 100.0% (Cosine to dense).")
-    assert both[1:] == [f"  {command(ALL, 'm', 't.txt', SETTING)}"]
+    assert both[1:-2] == [f"  {command(ALL, 'm', 't.txt', SETTING)}"]
+
+
+def test_advice_for_a_speed_in_words() -> None:
+    advice = advice_of(row(HALF, 3, 0.912), row(INT8, 2, 1.0), KEPT, LOST)
+    search = "  greenformers compress m --texts t.txt --faster {}x --out small"
+    assert words(advice, Bound(faster=1.5), "m", "t.txt").splitlines() == [
+        "Advice: int8, 2x as fast, 2x smaller, keeps 100.0% (Spearman's correlation).",
+        f"  {command(INT8, 'm', 't.txt', SETTING)}",
+        "A search with healing finds better ones, in half an hour:", search.format("1.5"),
+    ]  # fmt: skip
+    far = words(advice, Bound(faster=4), "m", "t.txt").splitlines()
+    assert far[:2] == [
+        "Nothing that was tried is 4x as fast.",
+        "The fastest: low rank 0.5, 3x as fast, 2x smaller, keeps 91.2% (Spearman's correlation).",
+    ]
+    assert far[-1] == search.format("4")
+    nothing = words(advice_of(KEPT, LOST), Bound(faster=4), "m", "t.txt").splitlines()
+    assert nothing[0] == "Nothing that was tried is 4x as fast."
+    assert len(nothing) == 3
 
 
 def test_the_table_of_changes() -> None:
