@@ -7,6 +7,7 @@ them, once with SDPA, which the others are compared with, and once with eager at
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +107,7 @@ def variants(causal: bool = False) -> list[str]:
     return choices
 
 
+@cache
 def possible(variant: str, causal: bool) -> str | None:
     """The reason why a variant cannot be, or None where it can.
 
