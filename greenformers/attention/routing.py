@@ -1,11 +1,14 @@
 """Routing Transformer. Roy 2020, arXiv:2003.05997, algorithm 1: attention within clusters of queries and keys.
 
 q and k go through layer norm without scale and bias; each cluster takes the w queries and the w keys with the largest
-product with its centroid, for softmax attention; where clusters overlap, the mean; positions in no cluster get 0.
+product with its centroid, for softmax attention; where clusters overlap, the mean. A query that no cluster takes
+attends the keys of the cluster whose centroid is nearest to it, where the paper gives it 0.
 Time O(N c D + c w^2 D), memory O(N c + c w (w + D)), with c clusters; O(N^1.5 D) with c = w = sqrt(N).
 The fast form gathers the rows of all clusters, attends once, and adds the outputs at the positions of the rows.
 
-No causal form: whether a position is among the w of its cluster depends on all positions, later ones too.
+Causal: queries are the keys (algorithm 1: K <- Q), and each attends those before it of its nearest centroid, of the
+last w to 2 w of them (`_hashed.py`). Whether a position is among the w nearest of a cluster, as in the paper, would
+depend on later positions.
 """
 
 import math
@@ -17,7 +20,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, length_of, text_of
+from greenformers.attention._by_cluster import of_one_cluster
 from greenformers.attention._contract import Attention, Shape, check_fit, drawn_by, exact, set_
+from greenformers.attention._hashed import attend
+from greenformers.attention._meetings import in_the_past
 from greenformers.attention._reference import dot_products, text_by_text
 
 
@@ -31,12 +37,14 @@ def reference(
     query_mask: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
     """Cluster by cluster, softmax attention of the w nearest queries to the w nearest keys; the mean over clusters."""
+    if mechanism.shape.causal:
+        return _of_the_past(mechanism, torch.cat([k[:, :, : k.shape[2] - q.shape[2]], q], 2), v, key_mask, query_mask)
     N, window = q.shape[2], mechanism.window or math.ceil(q.shape[2] / mechanism.clusters)
     q, k = (F.layer_norm(x, x.shape[-1:]) for x in (q, k))
     query_mask = key_mask if query_mask is None else query_mask
     rows = []
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
-        total, times = torch.zeros_like(q[b, h]), torch.zeros(N, 1)
+        total, times, read = torch.zeros_like(q[b, h]), torch.zeros(N, 1), []
         for centroid in mechanism.centroids[h]:
             queries, keys = (
                 sorted(
@@ -50,8 +58,34 @@ def reference(
                 mixed = dot_products(q[b, h, queries], k[b, h, keys]).softmax(-1) @ v[b, h, keys]
                 total = total.index_add(0, torch.tensor(queries, dtype=torch.long), mixed)
             times[queries] += 1
+            read.append(keys)
+        for i in range(N):
+            keys = read[int((mechanism.centroids[h] @ q[b, h, i]).argmax())]
+            if mechanism.every_query and not times[i] and keys and (query_mask is None or query_mask[b, i]):
+                alone = dot_products(q[b, h, i : i + 1], k[b, h, keys]).softmax(-1) @ v[b, h, keys]
+                total = total.index_add(0, torch.tensor([i]), alone)
         rows.append(total / times.clamp(min=1))
     return torch.stack(rows).view(q.shape)
+
+
+def _of_the_past(
+    mechanism: "Routing", x: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+) -> Tensor:
+    """Softmax attention to earlier positions of the same cluster, in the chunk of w of it or the chunk before."""
+    B, H, M, _ = x.shape
+    N = M if query_mask is None else query_mask.shape[1]
+    keep = torch.ones(B, M, dtype=torch.bool) if key_mask is None else key_mask.clone()
+    if query_mask is not None:
+        keep[:, M - N :] &= query_mask
+    x, out = F.layer_norm(x, x.shape[-1:]), torch.zeros_like(v)
+    for b, h in product(range(B), range(H)):
+        cluster, members = (x[b, h] @ mechanism.centroids[h].T).argmax(1).tolist(), dict[int, list[int]]()
+        for i in keep[b].nonzero().flatten().tolist():
+            own = members.setdefault(cluster[i], [])
+            own.append(i)
+            seen = own[max(0, (len(own) - 1) // mechanism.chunk - 1) * mechanism.chunk :]
+            out[b, h, i] = (dot_products(x[b, h, i : i + 1], x[b, h, seen]).softmax(-1) @ v[b, h, seen])[0]
+    return out
 
 
 class Routing(Attention):
@@ -61,17 +95,19 @@ class Routing(Attention):
         shape: Heads, width and length.
         clusters: Number c of clusters; by default the square root of `max_len`.
         window: Number w of queries and of keys of a cluster; by default N / c, rounded up, where N is the length of a
-            text from its first kept position to its last.
+            text from its first kept position to its last, or causal the longest length.
         decay: Decay of the moving average of the centroids, in [0, 1], which `update_` computes.
         commitment: Weight of the loss, the mean squared distance of queries and keys to their centroids.
         seed: Seed of the initial centroids, with the layer.
         dropout: Probability of dropping an attention weight in training.
+        every_query: Whether a query that no cluster takes attends its nearest one; else it gets 0, as in the paper.
 
     Attributes:
         centroids: The centroids (H, c, D), saved in checkpoints.
+        chunk: Causal, the number w of positions of a chunk of a cluster.
 
     Raises:
-        ValueError: The attention is causal or cross-attention, or an option is out of range.
+        ValueError: It is cross-attention, or an option is out of range or of no effect.
     """
 
     has_loss = True
@@ -87,10 +123,11 @@ class Routing(Attention):
         commitment: float = 1e-4,
         seed: int = 0,
         dropout: float = 0.0,
+        every_query: bool = True,
     ) -> None:
         super().__init__(shape)
-        if shape.causal:
-            raise ValueError("routing has no causal form: whom a cluster takes depends on later positions")
+        if shape.causal and not every_query:
+            raise ValueError("routing has no causal form without every_query: each query has a cluster")
         if shape.cross:
             raise ValueError("routing has no cross-attention: queries and keys of a cluster are of one sequence")
         clusters = max(1, round(math.sqrt(shape.max_len))) if clusters is None else clusters
@@ -104,7 +141,10 @@ class Routing(Attention):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.clusters, self.window, self.decay = clusters, window, decay
-        self.commitment, self.seed, self.dropout = commitment, seed, dropout
+        self.commitment, self.seed, self.dropout, self.every_query = commitment, seed, dropout, every_query
+        self.chunk = -(-shape.max_len // clusters) if window is None else window
+        if shape.causal:
+            self.projections, self.shares_qk = ("q", "v"), True
         self.register_buffer("centroids", torch.empty(shape.heads, clusters, shape.head_dim))
         # Of the current step: sums and numbers of the vectors assigned to each centroid.
         self.register_buffer("sums", torch.zeros(shape.heads, clusters, shape.head_dim), persistent=False)
@@ -139,11 +179,9 @@ class Routing(Attention):
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
-        choice: Int[Tensor, "2 B H c w"] | None = None,
+        choice: Int[Tensor, "B H n"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        q, k, v = self._normal(q, k, v, key_mask, query_mask)
-        query_mask = key_mask if query_mask is None else query_mask
-        return self._mixed(q, k, v, query_mask, key_mask, choice)
+        return self._out(q, k, v, key_mask, query_mask, choice)[0]
 
     def forward_with_loss(  # noqa: D102
         self,
@@ -153,13 +191,11 @@ class Routing(Attention):
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
-        choice: Int[Tensor, "2 B H c w"] | None = None,
+        choice: Int[Tensor, "B H n"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
-        q, k, v = self._normal(q, k, v, key_mask, query_mask)
-        query_mask = key_mask if query_mask is None else query_mask
-        out = self._mixed(q, k, v, query_mask, key_mask, choice)
-        losses = [self._commitment(x, mask) for x, mask in ((q, query_mask), (k, key_mask))]
-        return out, self.commitment * (losses[0] + losses[1]) / 2
+        out, vectors = self._out(q, k, v, key_mask, query_mask, choice)
+        losses = [self._commitment(x, mask) for x, mask in vectors]
+        return out, self.commitment * sum(losses, torch.zeros_like(losses[0])) / len(losses)
 
     @torch.no_grad()
     def choose(  # noqa: D102
@@ -170,44 +206,93 @@ class Routing(Attention):
         key_mask: Bool[Tensor, "B M"] | None = None,
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
-    ) -> Int[Tensor, "2 B H c w"]:
+    ) -> Int[Tensor, "B H n"]:
         q, k, v = self._normal(q, k, v, key_mask, query_mask)
+        if self.shape.causal:
+            return self._nearest(_together(q, k))
         return self._chosen(q, k, key_mask if query_mask is None else query_mask, key_mask)
+
+    def _out(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, choice: Tensor | None
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
+        """The output; and the vectors that the centroids follow, with their masks."""
+        q, k, v = self._normal(q, k, v, key_mask, query_mask)
+        if self.shape.causal:
+            N, M = q.shape[2], k.shape[2]
+            x, keep = _together(q, k), key_mask
+            if query_mask is not None:
+                asks = query_mask if M == N else F.pad(query_mask, (M - N, 0), value=True)
+                keep = asks if keep is None else keep & asks
+            out, vectors = self._past(x, v, keep, N, choice), [(x, keep)]
+        else:
+            query_mask = key_mask if query_mask is None else query_mask
+            out, vectors = self._mixed(q, k, v, query_mask, key_mask, choice), [(q, query_mask), (k, key_mask)]
+        if self.training:
+            for x, mask in vectors:
+                self._gather(x, mask)
+        return out, vectors
 
     def _normal(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Check the inputs, and return normalised queries and keys, and the values."""
         check_fit(q, k, v, key_mask, self.shape)
-        if q.shape[2] != k.shape[2]:
+        if q.shape[2] != k.shape[2] and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
         q, k, v = finite(q, k, v, key_mask, query_mask)
         return _normal(q), _normal(k), v
+
+    def _past(
+        self, x: Float[Tensor, "B H M D"], v: Tensor, keep: Tensor | None, N: int, choice: Tensor | None
+    ) -> Float[Tensor, "B H N D"]:
+        """Attention of the last N positions to those before them of the same cluster."""
+        M, kind = x.shape[2], v.dtype
+        hashes = (self._nearest(x) if choice is None else choice)[:, :, None]
+        x, v = exact(x), exact(v)
+        if keep is not None:
+            x, v = (y.masked_fill(~keep[:, None, :, None], 0.0) for y in (x, v))
+        meetings = in_the_past(hashes, keep, self.chunk, x.dtype, self.clusters)
+        # Few queries behind many keys see them all in less time than all positions their own.
+        few = N < M and self.chunk >= N
+        dropout = self.dropout if self.training else 0.0
+        out = attend(x[:, :, M - N :] if few else x, x, v, meetings, scale=x.shape[3] ** -0.5, dropout=dropout)
+        out = out[:, :, -N:]
+        return (out if keep is None else out.masked_fill(~keep[:, None, M - N :, None], 0.0)).to(kind)
+
+    @torch.no_grad()
+    def _nearest(self, x: Float[Tensor, "B H N D"]) -> Int[Tensor, "B H N"]:
+        """The centroid with the largest product."""
+        return self._near(x).argmax(2)
 
     def _near(self, x: Tensor) -> Float[Tensor, "B H c N"]:
         """Products with the centroids."""
         return self.centroids.to(x.dtype) @ x.mT
 
     @torch.no_grad()
-    def _chosen(self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
-        """Positions of the w queries and of the w keys of each cluster; N beyond the window of a shorter text."""
+    def _chosen(self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Int[Tensor, "B H n"]:
+        """The choice: positions of the w queries and of the w keys of each cluster, and the nearest of each query.
+
+        In place of positions beyond the window of a shorter text stands N.
+        """
         N, text = q.shape[2], text_of(key_mask, query_mask)
         window = min(N, -(-N // self.clusters) if self.window is None else self.window)
         beyond = None
         if text is not None and self.window is None:
             own = -(-length_of(text) // self.clusters)
             beyond = torch.arange(window, device=q.device) >= own[:, None, None, None]  # (B, 1, 1, w)
-        choices = []
+        choices: list[Tensor] = []
         for x, mask in ((q, query_mask), (k, key_mask)):
             near = self._near(x)
+            if not choices:
+                nearest = near.argmax(2)
             if mask is not None:
                 near = near.masked_fill(~mask[:, None, None], -torch.inf)
             places = near.topk(window, dim=-1, sorted=beyond is not None).indices
             if beyond is not None:
                 places = places.masked_fill(beyond, N)
             # In ascending order: gathered rows lie closer together.
-            choices.append(places.sort(-1).values)
-        return torch.stack(choices)
+            choices.append(places.sort(-1).values.flatten(2))
+        return torch.cat([*choices, nearest], 2)
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, choice: Tensor | None
@@ -215,17 +300,18 @@ class Routing(Attention):
         if choice is None:
             choice = self._chosen(q, k, query_mask, key_mask)
         B, H, N, D = q.shape
+        chosen, nearest = choice[..., :-N].unflatten(2, (2, self.clusters, -1)).movedim(2, 0), choice[..., -N:]
         first = N * torch.arange(B * H, device=q.device).view(B, H, 1, 1)
-        real = choice < N
-        asked, read = (choice.clamp(max=N - 1) + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
+        real = chosen < N
+        asked, read = (chosen.clamp(max=N - 1) + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
         # Four dimensions, for torch's fast kernel.
         queries, keys, values = (
             _rows(x, at).view(B, -1, *at.shape[3:], D) for x, at in ((q, asked), (k, read), (v, read))
         )
-        mask = None
+        mask = there = None
         if key_mask is not None:
-            mask = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read] & real[1]
-            mask = mask.view(B, -1, 1, read.shape[3])
+            there = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read] & real[1]  # (B, H, c, w)
+            mask = there.view(B, -1, 1, read.shape[3])
             none = ~mask.any(-1, keepdim=True)
             mask = mask | none
         dropout = self.dropout if self.training else 0.0
@@ -235,10 +321,13 @@ class Routing(Attention):
         rows = asked.flatten()
         total = mixed.new_zeros(B * H * N, D).index_add_(0, rows, mixed.reshape(-1, D))
         times = mixed.new_zeros(B * H * N).index_add_(0, rows, real[0].flatten().to(mixed.dtype))
-        if self.training:
-            self._gather(q, query_mask)
-            self._gather(k, key_mask)
-        return total.div_(times.clamp_(min=1)[:, None]).view(q.shape)
+        if self.every_query:
+            left = times == 0
+            if query_mask is not None:
+                left = left & query_mask[:, None].expand(-1, H, -1).flatten()
+            cluster = (nearest + self.clusters * torch.arange(B * H, device=q.device).view(B, H, 1)).flatten()
+            total = total + of_one_cluster(q, k, v, left, cluster, read.flatten(0, 2), there, dropout)
+        return total.div(times.clamp_(min=1)[:, None]).view(q.shape)
 
     @torch.no_grad()
     def _gather(self, x: Tensor, mask: Tensor | None) -> None:
@@ -269,5 +358,10 @@ def _normal(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
-def _rows(x: Float[Tensor, "B H N D"], at: Int[Tensor, "B H c w"]) -> Float[Tensor, "R D"]:
+def _together(q: Tensor, k: Tensor) -> Float[Tensor, "B H M D"]:
+    """Queries of all positions, of which earlier ones were passed as keys."""
+    return q if q.shape[2] == k.shape[2] else torch.cat([k[:, :, : k.shape[2] - q.shape[2]], q], 2)
+
+
+def _rows(x: Float[Tensor, "B H N D"], at: Int[Tensor, "..."]) -> Float[Tensor, "R D"]:
     return x.reshape(-1, x.shape[3]).index_select(0, at.flatten())

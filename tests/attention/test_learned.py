@@ -130,6 +130,22 @@ def test_one_cluster_of_all_is_full_attention_of_normal_vectors():
     torch.testing.assert_close(made("routing", clusters=1)(q, k, v), expected)
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_every_query_attends_keys_of_one_cluster_at_least(masked):
+    """In the paper those that are among the w nearest of no centroid get 0."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, HEADS, 148, DIM).double()
+    mask = holes(148) if masked else None
+    kept = torch.ones(2, 148, dtype=torch.bool) if mask is None else mask
+    shape = Shape(HEADS, DIM, 148)
+    for every in (True, False):
+        out = build("routing", shape, every_query=every).double()(q, k, v.abs() + 1, mask)
+        nothing = (out == 0).all(-1).transpose(1, 2)[kept]
+        assert nothing.any() == (not every)
+    weights = build("routing", shape).double().weights(q, k, mask)[0]["v"].transpose(1, 2)[kept]
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
 @pytest.mark.parametrize("name", ["routing", "reformer"])
 def test_what_was_chosen_can_be_given(name):
     """With the choice of other inputs the output is another one; with its own the same."""
@@ -275,15 +291,15 @@ def test_options_out_of_range(name, options, message):
 def test_what_has_no_causal_form():
     with pytest.raises(ValueError, match="sinkhorn has no causal form with cut"):
         made("sinkhorn", causal=True, cut=2)
-    with pytest.raises(ValueError, match="routing has no causal form"):
-        made("routing", causal=True)
+    with pytest.raises(ValueError, match="routing has no causal form without every_query"):
+        made("routing", causal=True, every_query=False)
 
 
 @pytest.mark.parametrize(
     ("name", "options"), [("reformer", {"chunk": 4, "n_buckets": 6, "rounds": 1}), ("routing", {"clusters": 5})]
 )
 def test_who_sees_whom_depends_on_the_future(name, options):
-    """Which is why there is no causal form: a later token changes which of the earlier ones are seen."""
+    """Which is why causal forms cut each bucket or cluster: a later token changes which earlier ones are seen."""
     torch.manual_seed(0)
     module = build(name, Shape(1, 24, 24), **options, seed=0).eval()
     q, k = torch.randn(2, 1, 1, 24, 24)

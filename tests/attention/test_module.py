@@ -179,7 +179,7 @@ def test_with_dropout_the_mean_over_draws_is_the_output_without(row, with_dropou
     with torch.no_grad():
         out = with_dropout(row, 0.3).train()(*many)
         assert not torch.equal(out[:1], out[1:2])
-        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*one), rtol=0, atol=0.1)
+        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*one), rtol=0, atol=0.15)
 
 
 @each_kind

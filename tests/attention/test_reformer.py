@@ -1,5 +1,6 @@
 """What is Reformer's own: its hashes, its rounds, its padding; and the peer."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,16 +9,16 @@ import torch.nn.functional as F
 from cases import draw, holes, kept
 from torch import nn
 
-from greenformers.attention import Shape, build, reformer
+from greenformers.attention import Shape, _hashed, build
 
 SHAPE = Shape(heads=3, head_dim=5, max_len=64)
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 SMALL = {"chunk": 4, "n_buckets": 6}
 
 
-def make(**options):
+def make(*, causal=False, **options):
     torch.manual_seed(0)
-    return build("reformer", SHAPE, **SMALL | options)
+    return build("reformer", replace(SHAPE, causal=causal), **SMALL | options)
 
 
 # A pair counts once; the own token only where nothing else is seen.
@@ -33,7 +34,8 @@ def test_in_one_chunk_it_is_softmax_over_the_others(masked, scale, n_buckets):
     scores = scores.masked_fill(torch.eye(11, dtype=torch.bool), -torch.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
-    out = make(n_buckets=n_buckets, chunk=11, scale=scale).double()(q, k, v, mask)
+    module = make(n_buckets=n_buckets, chunk=11, scale=scale, across_buckets=n_buckets > 1)
+    out = module.double()(q, k, v, mask)
     torch.testing.assert_close(kept(out, mask), kept(scores.softmax(-1) @ v, mask), **EXACT)
 
 
@@ -73,12 +75,35 @@ def test_the_own_token_is_seen_only_where_nothing_else_is(rounds):
     module = make(rounds=rounds).double()
     for i in (0, 17, 36):
         (grad,) = torch.autograd.grad(module(q, k, v)[:, :, i].sum(), v)
-        assert not grad[:, :, i].any()
-        assert grad.any()
+        itself = grad[:, :, i].any(-1)
+        grad[:, :, i] = 0
+        assert torch.equal(itself, ~grad.any(-1).any(-1))
+        assert itself.any() < itself.numel() / 2
     alone = torch.arange(37).expand(2, -1) == 17
     out = module(q, k, v, alone)
     torch.testing.assert_close(out[:, :, 17], v[:, :, 17], **EXACT)
     torch.testing.assert_close(module(q[:, :, :1], k[:, :, :1], v[:, :, :1]), v[:, :, :1], **EXACT)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_only_positions_of_the_same_hash_are_seen(rounds, causal):
+    """Equation 5; in 474 of 960 pairs that the public implementations see hashes differ."""
+    module, (q, k, _) = make(rounds=rounds, causal=causal).double(), draw(37, 37)
+    weights = module.weights(q, k)[0]["v"].masked_fill(torch.eye(37, dtype=torch.bool), 0.0)
+    buckets = module.buckets(q)
+    alike = (buckets[..., None] == buckets[..., None, :]).any(2)
+    assert weights.any()
+    assert not weights[~alike].any()
+    across = make(rounds=rounds, across_buckets=True).double()
+    assert across.weights(q, k)[0]["v"][~alike].any()
+
+
+def test_all_of_the_same_hash_are_seen_where_a_chunk_holds_them():
+    module, (q, k, _) = make(rounds=3, chunk=37).double(), draw(37, 37)
+    buckets = module.buckets(q)
+    alike = (buckets[..., None] == buckets[..., None, :]).any(2) & ~torch.eye(37, dtype=torch.bool)
+    assert torch.equal(module.weights(q, k)[0]["v"].masked_fill(torch.eye(37, dtype=torch.bool), 0.0) > 0, alike)
 
 
 def test_keys_are_not_read():
@@ -120,6 +145,38 @@ def test_a_position_takes_part_if_both_masks_keep_it():
     torch.testing.assert_close(out, module(*tensors, keys & queries), **EXACT)
     torch.testing.assert_close(module(*tensors, query_mask=queries), module(*tensors, queries), **EXACT)
     assert not out.transpose(1, 2)[~(keys & queries)].any()
+
+
+# Causal: the past alone decides who sees whom.
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_later_positions_do_not_change_what_is_seen_as_they_do_in_the_one_of_transformers(rounds):
+    peer, ours, _ = peer_and_ours(rounds, causal=True)
+    x = torch.randn(2, 24, 15)
+    later = torch.cat([x[:, :-1], torch.randn(2, 1, 15)], 1)
+    assert torch.equal(ours(x)[0][:, :-1], ours(later)[0][:, :-1])
+    changed = []
+    for each in (x, later):
+        torch.manual_seed(0)
+        changed.append(peer(each).hidden_states[:, :-1])
+    assert (changed[0] - changed[1]).abs().amax(-1).count_nonzero() > 2
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("queries", [1, 5, 30])
+def test_queries_behind_a_cache_get_what_they_get_in_the_whole(queries, masked, rounds):
+    module, (q, _, v) = make(rounds=rounds, causal=True).double(), draw(37, 37)
+    mask = holes(37) if masked else None
+    whole = module(q, q, v, mask)
+    last = module(q[:, :, -queries:], q, v, mask)
+    torch.testing.assert_close(last, whole[:, :, -queries:], **EXACT)
+
+
+def test_a_causal_form_across_buckets_is_refused():
+    with pytest.raises(ValueError, match="reformer has no causal form across buckets: later positions would move"):
+        make(causal=True, across_buckets=True)
 
 
 # Hashes.
@@ -223,7 +280,7 @@ def test_nothing_depends_on_how_many_tiles_are_taken_at_a_time(masked, monkeypat
     mask = holes(37) if masked else None
     results = []
     for scores in (2**20, 100, 1):
-        monkeypatch.setattr(reformer, "SLICE", scores)
+        monkeypatch.setattr(_hashed, "SLICE", scores)
         out = module(*tensors, mask)
         results.append((out, *torch.autograd.grad(out.square().sum(), (tensors[0], tensors[2]))))
     for each in results[1:]:
@@ -231,7 +288,7 @@ def test_nothing_depends_on_how_many_tiles_are_taken_at_a_time(masked, monkeypat
 
 
 def test_with_dropout_the_backward_pass_drops_the_same_weights(monkeypatch):
-    monkeypatch.setattr(reformer, "SLICE", 100)
+    monkeypatch.setattr(_hashed, "SLICE", 100)
     module, (q, k, v) = make(dropout=0.3).double(), draw(17, 17)
 
     def outputs(q, v):
@@ -252,7 +309,7 @@ def test_many_chunks_do_not_overflow():
 # The peer.
 
 
-def peer_and_ours(rounds, n_buckets=6, chunk=4):
+def peer_and_ours(rounds, n_buckets=6, chunk=4, causal=False):
     """The attention of transformers, and ours with its scale between its projections."""
     from transformers import ReformerConfig
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
@@ -268,12 +325,12 @@ def peer_and_ours(rounds, n_buckets=6, chunk=4):
         lsh_num_chunks_before=1,
         lsh_num_chunks_after=0,
         lsh_attention_probs_dropout_prob=0.0,
-        is_decoder=False,
+        is_decoder=causal,
     )
     peer = LSHSelfAttention(config).eval()
     for projection in (peer.query_key, peer.value):
         nn.init.normal_(projection.weight, std=0.5)
-    module = make(rounds=rounds, n_buckets=n_buckets, chunk=chunk, scale=1.0)
+    module = make(rounds=rounds, n_buckets=n_buckets, chunk=chunk, scale=1.0, across_buckets=not causal, causal=causal)
 
     def ours(x, mask=None, buckets=None):
         q, v = (each(x).unflatten(2, (3, 5)).transpose(1, 2) for each in (peer.query_key, peer.value))

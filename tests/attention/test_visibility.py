@@ -44,8 +44,9 @@ def test_the_future_never_changes_an_output(row, masked, fill):
         changed = module(filled(q, later_q, fill), filled(k, later, fill), filled(v, later, fill), given)
         for i, one, other in zip(at, out.split(BATCH), changed.split(BATCH), strict=True):
             assert torch.equal(other[:, :, : i + 1], one[:, :, : i + 1]), (queries, keys, i)
-            # A mechanism that reads no queries has nothing to change where all later keys are padding.
-            reads = "q" in module.projections or key_mask is None or key_mask[:, past + i + 1 :].any()
+            # Without queries, or with those that are the keys, nothing changes where all later keys are padding.
+            asks = "q" in module.projections and not module.shares_qk
+            reads = asks or key_mask is None or key_mask[:, past + i + 1 :].any()
             if i + 1 < queries and reads:
                 assert not torch.equal(other[:, :, i + 1 :], one[:, :, i + 1 :])
 
