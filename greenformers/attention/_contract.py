@@ -99,7 +99,7 @@ class Attention(nn.Module):
     """Which relative positions `forward` takes as `relative`: none, those with a bias by head and distance
     (`distances`), or also those whose bias depends on the query or that add to values (`all`)."""
 
-    bounded: ClassVar[bool] = False
+    bounded: bool = False
     """Whether it has parameters of `max_len` positions, and takes no more keys; else `max_len` only sets defaults."""
 
     compresses: ClassVar[bool] = False

@@ -1,11 +1,12 @@
 """Sinkhorn attention. Tay 2020, arXiv:2002.11296: blocks of keys are sorted softly, and a block attends its match.
 
-R_ij = (sum of block i's queries) (sum of block j's keys), scaled to unit variance; P = Sinkhorn((R + Gumbel noise) /
-T), rows and columns of exp normalised in turn (section 3.1); block i's queries attend their own keys and P's mixture of
-all blocks, sum_j P_ij K_j, position by position (3.2). SortCut (3.3): all queries attend the first n sorted blocks.
+R_i = W_2 relu(W_1 X_i), one number for each block, X_i the sum over block i (the sorting network, section 3.1; of keys,
+for each head, where the paper sums the inputs of the layer, of which they are a linear map); P = Sinkhorn((R + Gumbel
+noise) / T), rows and columns of exp normalised in turn; block i's queries attend their own keys and P's mixture of all
+blocks, sum_j P_ij K_j, position by position (3.2). SortCut (3.3): all queries attend the first n sorted blocks.
 Time O(N b D + N^2 D / b), memory O(N (b + D)), with blocks of b.
 
-Causal: block i is matched by the sum of the keys before it, with blocks before it alone; rows are normalised and
+Causal: X_i is the sum of the keys before block i, which is matched with blocks before it alone; rows are normalised and
 columns are not, as a column is read by later blocks.
 
 Blocks are counted from the first kept position of a text.
@@ -18,12 +19,15 @@ import math
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite_queries, left_padding, moved, taken, text_of
-from greenformers.attention._contract import Attention, Shape, check_fit, exact
+from greenformers.attention._aligned import finite_queries, first_of, left_padding, moved, taken, text_of
+from greenformers.attention._contract import Attention, Shape, check_fit, check_lengths, exact
 from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 from greenformers.attention._sorted_blocks import attend_sorted
+
+NETWORK, PRODUCTS = "network", "products"
+"""What sorts blocks: the sorting network, or products of sums of queries and of keys."""
 
 LEAST = 1e-9
 """Share of kept keys below which a position of a mixture counts as padding: its square is not 0 in float32."""
@@ -77,7 +81,10 @@ def reference(
 def _doubly(mechanism: "Sinkhorn", q: Tensor, asking: Tensor, k: Tensor, there: Tensor) -> Float[Tensor, "B H n n"]:
     """P: exp(R / T) of the blocks with kept positions, rows and columns divided by their sums in turn."""
     gone = asking.sum((3, 4))[..., None] * there.sum((3, 4))[..., None, :] == 0  # (B, 1, n, n)
-    P = _exponentials(mechanism, q.sum(3), asking.sum(3), k.sum(3), there.sum(3)).masked_fill(gone, 0.0)
+    if mechanism.sort == NETWORK:
+        P = _of_network(mechanism, k.sum(3)).masked_fill(gone, 0.0)
+    else:
+        P = _exponentials(mechanism, q.sum(3), asking.sum(3), k.sum(3), there.sum(3)).masked_fill(gone, 0.0)
     for _ in range(mechanism.iterations):
         for dim in (3, 2):
             total = P.sum(dim, keepdim=True)
@@ -90,9 +97,19 @@ def _earlier(mechanism: "Sinkhorn", k: Tensor, there: Tensor) -> Float[Tensor, "
     blocks = k.shape[2]
     earlier = torch.ones(blocks, blocks, dtype=k.dtype).tril(-1)
     sums, counts = k.sum(3), there.sum(3)  # (B, H, n, D), (B, 1, n, 1)
-    P = _exponentials(mechanism, earlier @ sums, earlier @ counts, sums, counts) * earlier * (counts.mT > 0)
+    if mechanism.sort == NETWORK:
+        P = _of_network(mechanism, earlier @ sums)
+    else:
+        P = _exponentials(mechanism, earlier @ sums, earlier @ counts, sums, counts)
+    P = P * earlier * (counts.mT > 0)
     total = P.sum(3, keepdim=True)
     return P / torch.where(total > 0, total, 1.0)
+
+
+def _of_network(mechanism: "Sinkhorn", X: Float[Tensor, "B H n D"]) -> Float[Tensor, "B H n n"]:
+    """exp(R / T), R = W_2 relu(W_1 X)."""
+    R = torch.relu(X @ mechanism.W_1) @ mechanism.W_2
+    return torch.exp(R[..., : X.shape[2]] / mechanism.temperature)
 
 
 def _exponentials(mechanism: "Sinkhorn", q: Tensor, asked: Tensor, k: Tensor, held: Tensor) -> Tensor:
@@ -108,6 +125,8 @@ class Sinkhorn(Attention):
         shape: Heads, width and length.
         block: Number b of positions of a block.
         cut: Number n of blocks of SortCut; None: no SortCut.
+        sort: What sorts the blocks: "network", for texts of at most `max_len`; or "products" of the sum of a block's
+            queries and of each block's keys, divided by the root of the number of products in it.
         iterations: Number of normalisations of rows and columns.
         temperature: Temperature T.
         noise: Whether Gumbel noise is added in training.
@@ -117,12 +136,15 @@ class Sinkhorn(Attention):
         ValueError: The attention is cross-attention or causal SortCut, or an option is out of range.
     """
 
+    bounded = True
+
     def __init__(
         self,
         shape: Shape,
         *,
         block: int = 64,
         cut: int | None = None,
+        sort: str = NETWORK,
         iterations: int = 7,
         temperature: float = 0.75,
         noise: bool = True,
@@ -136,12 +158,27 @@ class Sinkhorn(Attention):
         for name, value in (("block", block), ("iterations", iterations), ("cut", 1 if cut is None else cut)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if sort not in (NETWORK, PRODUCTS):
+            raise ValueError(f"sort must be {NETWORK} or {PRODUCTS}, got {sort!r}")
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.block, self.cut, self.iterations, self.temperature = block, cut, iterations, temperature
-        self.noise, self.dropout = noise, dropout
+        self.sort, self.noise, self.dropout = sort, noise, dropout
+        self.bounded = sort == NETWORK
+        if self.bounded:
+            H, D = shape.heads, shape.head_dim
+            self.W_1 = nn.Parameter(torch.empty(H, D, D))
+            self.W_2 = nn.Parameter(torch.empty(H, D, -(-shape.max_len // block)))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the sorting network, for sums over blocks of keys of unit variance."""
+        if self.sort == NETWORK:
+            D = self.shape.head_dim
+            nn.init.normal_(self.W_1, std=(D * self.block) ** -0.5)
+            nn.init.normal_(self.W_2, std=(2 / D) ** 0.5)
 
     def forward(  # noqa: D102
         self,
@@ -152,7 +189,7 @@ class Sinkhorn(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_lengths(q, k, v, key_mask, self.shape) if self.bounded else check_fit(q, k, v, key_mask, self.shape)
         N, M = q.shape[2], k.shape[2]
         if N != M and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
@@ -179,20 +216,22 @@ class Sinkhorn(Attention):
         keep = q.new_ones(1, M, dtype=torch.bool) if key_mask is None else key_mask
         asks = keep if query_mask is None else query_mask
         short = -M % self.block
+        text = text_of(key_mask, query_mask)
+        first = None if text is None else first_of(text) // self.block
         keep = _blocks(keep[..., None], self.block)[..., 0]  # (B or 1, n, b)
         k, v = (_blocks(x, self.block) for x in (k, v))  # (B, H, n, b, D)
         if key_mask is not None:
             there = keep[:, None, :, :, None]
             k, v = k.masked_fill(~there, 0.0), v.masked_fill(~there, 0.0)
         if self.shape.causal:
-            P = self._past(k, keep)
+            P = self._past(k, keep, first)
         else:
             asks = _blocks(asks[..., None], self.block)[..., 0]
             queries = _blocks(q, self.block)
             whole = query_mask is None and key_mask is None
             if not whole:
                 queries = queries.masked_fill(~asks[:, None, :, :, None], 0.0)
-            P = self._permutation(queries, k, asks, keep, whole)
+            P = self._permutation(queries, k, asks, keep, whole, first)
         padded = key_mask is not None or short > 0
         if self.cut is not None:
             return self._cut(q, k, v, P[:, :, : self.cut], keep if padded else None)
@@ -218,22 +257,31 @@ class Sinkhorn(Attention):
             return _kept(P, keep)
         return (P > 0).any(-1, keepdim=True).to(P.dtype).expand(-1, -1, -1, self.block) if self.shape.causal else None
 
-    def _scaled(self, row_sums: Tensor, column_sums: Tensor, row_counts: Tensor, column_counts: Tensor) -> Tensor:
-        """R / T of sums (B, H, n, D) over blocks, and the numbers of vectors (B or 1, n) in them."""
-        R = exact(row_sums) @ exact(column_sums).mT
-        size = exact(row_counts.to(row_sums.dtype)).clamp(min=1)[:, None, :, None]
-        width = exact(column_counts.to(row_sums.dtype)).clamp(min=1)[:, None, None, :]
-        R = R / (size * width * row_sums.shape[3]).sqrt()
+    def _scores(
+        self, row_sums: Tensor, column_sums: Tensor, row_counts: Tensor, column_counts: Tensor, first: Tensor | None
+    ) -> Float[Tensor, "B H n n"]:
+        """R / T of sums (B, H, n, D) over blocks of (B or 1, n) vectors; `first` is the first block of each text."""
+        row_sums, column_sums = exact(row_sums), exact(column_sums)
+        if self.sort == NETWORK:
+            R = torch.relu(row_sums @ self.W_1.to(row_sums)) @ self.W_2[..., : row_sums.shape[2]].to(row_sums)
+            if first is not None:  # the columns are of the blocks of the text
+                of = (torch.arange(R.shape[3], device=R.device) - first[:, None]).clamp(min=0)
+                R = R.gather(3, of[:, None, None].expand_as(R))
+        else:
+            size = row_counts.to(row_sums.dtype).clamp(min=1)[:, None, :, None]
+            width = column_counts.to(row_sums.dtype).clamp(min=1)[:, None, None, :]
+            R = row_sums @ column_sums.mT / (size * width * row_sums.shape[3]).sqrt()
         if self.noise and self.training:
             # Gumbel noise is -log of an exponential variable, here never of 0.
             R = R - torch.empty_like(R).exponential_().clamp(min=1e-20).log()
         return R / self.temperature
 
     def _permutation(
-        self, q: Tensor, k: Tensor, asks: Tensor, keep: Tensor, whole: bool = False
+        self, q: Tensor, k: Tensor, asks: Tensor, keep: Tensor, whole: bool, first: Tensor | None
     ) -> Float[Tensor, "B H n n"]:
         """Gumbel-Sinkhorn in logarithms, without blocks that hold only padding."""
-        L = self._scaled(q.sum(3), k.sum(3), asks.sum(2), keep.sum(2))
+        keys = k.sum(3)
+        L = self._scores(keys if self.sort == NETWORK else q.sum(3), keys, asks.sum(2), keep.sum(2), first)
         gone = None if whole else ~(asks.any(2)[:, None, :, None] & keep.any(2)[:, None, None, :])
         # Finite, as the log-sum-exp of an empty row or column is not.
         least = torch.finfo(L.dtype).min / 4
@@ -243,14 +291,14 @@ class Sinkhorn(Attention):
         # No query reads the row of a block whose queries are all masked.
         return L.exp() if gone is None else L.exp().masked_fill(gone, 0.0)
 
-    def _past(self, k: Tensor, keep: Tensor) -> Float[Tensor, "B H n n"]:
+    def _past(self, k: Tensor, keep: Tensor, first: Tensor | None) -> Float[Tensor, "B H n n"]:
         """Row i: softmax over the blocks before i, by the keys before block i."""
         sums, counts = k.sum(3), keep.sum(2)
         before = sums.cumsum(2).roll(1, 2)
         before[:, :, 0] = 0
         earlier = counts.cumsum(1).roll(1, 1)
         earlier[:, 0] = 0
-        L = self._scaled(before, sums, earlier, counts)
+        L = self._scores(before, sums, earlier, counts, first)
         blocks = L.shape[-1]
         seen = torch.ones(blocks, blocks, dtype=torch.bool, device=k.device).tril(-1) & keep.any(2)[:, None, None, :]
         none = ~seen.any(-1, keepdim=True)

@@ -157,7 +157,7 @@ ROWS = (
     Row("routing", {"clusters": 3}, causal=True, cross=False, large={}, time=1.5, memory=1.5),
     Row("routing", {"clusters": 4, "window": 3}, causal=True, cross=False, alike=True),
     Row("routing", {"clusters": 3, "every_query": False}, cross=False),
-    *sinkhorn({"block": 4}, {"block": 5, "iterations": 2}, causal=True),
+    *sinkhorn({"block": 4}, {"block": 5, "iterations": 2, "sort": "products"}, causal=True),
     *sinkhorn({"block": 4, "cut": 2}),
     Row(
         "adaptive_span",

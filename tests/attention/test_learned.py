@@ -35,13 +35,14 @@ def test_sinkhorn_mixes_values_and_not_keys(options):
 def permutation(module: Attention, q: Tensor, k: Tensor) -> Tensor:
     blocks = [x.unflatten(2, (-1, module.block)) for x in (q, k)]
     keep = torch.ones(1, blocks[0].shape[2], module.block, dtype=torch.bool)
-    return module._permutation(*blocks, keep, keep)
+    return module._permutation(*blocks, keep, keep, True, None)
 
 
 def test_sinkhorn_finds_the_blocks_that_belong_together():
     """Block i's queries are the keys of block order[i]: rows and columns sum to 1, and its match takes nearly all."""
     torch.manual_seed(0)
-    module = build("sinkhorn", Shape(2, 16, 20), block=4, noise=False, temperature=0.05, iterations=30).double().eval()
+    sure = {"block": 4, "noise": False, "temperature": 0.05, "iterations": 30, "sort": "products"}
+    module = build("sinkhorn", Shape(2, 16, 20), **sure).double().eval()
     order = torch.tensor([3, 0, 4, 1, 2])
     k = torch.randn(1, 2, 5, 1, 16, dtype=torch.float64).expand(-1, -1, -1, 4, -1)
     P = permutation(module, k[:, :, order].flatten(2, 3), k.flatten(2, 3))
@@ -49,6 +50,28 @@ def test_sinkhorn_finds_the_blocks_that_belong_together():
     torch.testing.assert_close(P.sum(3), torch.ones(1, 2, 5, dtype=torch.float64), atol=1e-2, rtol=0)
     assert P.argmax(3).tolist() == [[order.tolist()] * 2]
     assert P.amax(3).min() > 0.9
+
+
+def test_the_sorting_network_can_say_any_order():
+    """Block i holds the unit vector i, and W_1 leaves it as it is: row i of W_2 says whom it is matched with."""
+    sure = {"block": 4, "noise": False, "temperature": 0.05, "iterations": 30}
+    module = build("sinkhorn", Shape(1, 16, 20), **sure).double().eval()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        module.W_1.copy_(torch.eye(16))
+        module.W_2.zero_()[0, torch.arange(5), order] = 1.0
+    k = torch.eye(16, dtype=torch.float64)[:5].repeat_interleave(4, 0)[None, None]
+    P = permutation(module, torch.randn(1, 1, 20, 16).double(), k)
+    torch.testing.assert_close(P.sum(3), torch.ones(1, 1, 5, dtype=torch.float64), atol=1e-2, rtol=0)
+    assert P.argmax(3).tolist() == [[order.tolist()]]
+    assert P.amax(3).min() > 0.9
+    # Behind padding the same, as blocks are counted from the first of the text.
+    torch.manual_seed(0)
+    values, longer = torch.randn(1, 1, 16, 16).double(), F.pad(k[:, :, :16], (0, 0, 4, 0))
+    mask = torch.arange(20)[None] >= 4
+    alone = module(k[:, :, :16], k[:, :, :16], values)
+    padded = module(longer, longer, F.pad(values, (0, 0, 4, 0)), mask)
+    torch.testing.assert_close(padded[:, :, 4:], alone)
 
 
 def test_sinkhorn_draws_noise_in_training_alone():
@@ -272,6 +295,7 @@ def test_dacs_needs_nothing_of_what_comes_later():
     [
         ("sinkhorn", {"block": 0}, "block must be at least 1, got 0"),
         ("sinkhorn", {"cut": 0}, "cut must be at least 1, got 0"),
+        ("sinkhorn", {"sort": "sums"}, "sort must be network or products, got 'sums'"),
         ("sinkhorn", {"temperature": 0}, "temperature must be above 0, got 0"),
         ("routing", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("routing", {"decay": 1.5}, r"decay must be in 0\.\.1, got 1\.5"),
