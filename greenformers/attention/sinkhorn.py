@@ -236,16 +236,16 @@ class Sinkhorn(Attention):
         if self.cut is not None:
             return self._cut(q, k, v, P[:, :, : self.cut], keep if padded else None)
         # The queries are the last positions: behind a cache, only their blocks are computed.
-        first = (M - N) // self.block
-        lead = M - N - first * self.block
-        P = P[:, :, first:]
+        skipped = (M - N) // self.block
+        lead = M - N - skipped * self.block
+        P = P[:, :, skipped:]
         out = attend_sorted(
             F.pad(q, (0, 0, lead, short)).unflatten(2, (-1, self.block)) if lead or short else _blocks(q, self.block),
             k,
             v,
             P,
             self._share(P, keep if padded else None),
-            keep[:, first:].expand(B, -1, -1) if padded else None,
+            keep[:, skipped:].expand(B, -1, -1) if padded else None,
             causal=self.shape.causal,
             dropout=self.dropout if self.training else 0.0,
         )

@@ -177,6 +177,7 @@ ROWS = (
     ),
     Row("dacs", causal=True),
     Row("dacs", {"look_ahead": 3}, causal=True),
+    Row("dacs", {"threshold": 2.5, "synchronous": True}, causal=True, alike=True),
     # Distances.
     Row("transformer_xl", causal=True, cross=False),
     Row("compressive", {"ratio": 3, "compressed": 5}, causal=True, cross=False),

@@ -1,5 +1,7 @@
 """What is particular to Routing, Sinkhorn, adaptive span and DACS, and faults of their peers that they do not have."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from cases import draw, holes, kept
 from rows import DIM, HEADS, MAX_LEN
 from torch import Tensor
 
-from greenformers.attention import Attention, Shape, adaptive_span, build
+from greenformers.attention import Attention, Shape, _halting, adaptive_span, build, dacs
 from greenformers.measure.flops import flops
 from greenformers.model import GreenformerConfig
 from greenformers.model.heads import GreenformerForCausalLM
@@ -279,6 +281,53 @@ def test_dacs_reads_until_it_has_enough():
         torch.testing.assert_close(weights[b, h, i], expected)
 
 
+def test_dacs_computes_no_more_than_is_read():
+    """2,048 keys of which each query needs an eighth: the products are those of the blocks up to there."""
+    torch.manual_seed(0)
+    shape = Shape(2, 16, 2048, cross=True)
+    module, (q, v) = build("dacs", shape), torch.randn(2, 1, 2, 2048, 16)
+    costs, read = [], []
+    for weight in (1e-6, 8 / 2048):  # of every key
+        logit = math.log(weight / (1 - weight))
+        ones, keys = torch.ones_like(q), torch.full_like(q, logit / 4)  # q k / sqrt(16) = logit
+        read.append(module.stops(ones, keys).double().mean().item() / 2048)
+        costs.append(flops(lambda keys=keys, ones=ones: module(ones, keys, v).sum()))
+    assert read[0] == 1.0
+    assert read[1] == pytest.approx(1 / 8, rel=0.02)
+    assert costs[1] < 0.3 * costs[0]
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_dacs_in_tiles_and_blocks_is_that_at_once(synchronous, monkeypatch):
+    """Of more queries and keys than a tile and a block hold, some of which halt in each, with gradients."""
+    monkeypatch.setattr(_halting, "QUERIES", 8)
+    monkeypatch.setattr(_halting, "KEYS", 16)
+    monkeypatch.setattr(_halting, "PART", 4)
+    monkeypatch.setattr(_halting, "SLICE", 256)
+    torch.manual_seed(0)
+    module = build("dacs", Shape(3, 5, 67, causal=True), threshold=9.3, synchronous=synchronous).double()
+    q, k, v = (torch.randn(2, 3, 67, 5).double().requires_grad_() for _ in range(3))
+    out = module(q, k, v)
+    expected = dacs.reference(module, q, k, v)
+    torch.testing.assert_close(out, expected)
+    weight = torch.randn_like(out)
+    own, others = (torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (out, expected))
+    torch.testing.assert_close(own, others)
+    stop = module.stops(q, k)
+    assert (stop[:, :, -1] < 67).all()
+    assert len(stop.unique()) > 10
+    if synchronous:
+        assert torch.equal(stop, stop[:, :1].expand_as(stop))
+
+
+def test_dacs_may_look_ahead_without_limit_in_training():
+    module = build("dacs", Shape(HEADS, DIM, 40, cross=True), look_ahead=2, limit="inference").double()
+    q, k, _ = draw(5, 40)
+    k = k - 100 * q.mean(2, keepdim=True)
+    assert module.train().stops(q, k).max() > 10
+    assert module.eval().stops(q, k).amax((0, 1)).tolist() == [2, 4, 6, 8, 10]
+
+
 def test_dacs_needs_nothing_of_what_comes_later():
     """With a limit of 2 the first query knows no more than 2 keys, the second 4."""
     module = build("dacs", Shape(HEADS, DIM, 40, cross=True), look_ahead=2).double()
@@ -304,6 +353,9 @@ def test_dacs_needs_nothing_of_what_comes_later():
         ("adaptive_span", {"ramp": 0}, "ramp must be at least 1, got 0"),
         ("adaptive_span", {"penalty": -1}, "penalty must be at least 0, got -1"),
         ("dacs", {"look_ahead": 0}, "look_ahead must be at least 1, got 0"),
+        ("dacs", {"threshold": 0}, "threshold must be above 0, got 0"),
+        ("dacs", {"look_ahead": 2, "limit": "never"}, "limit must be always or inference, got 'never'"),
+        ("dacs", {"limit": "inference"}, "limit says when look_ahead holds: give one"),
         *((name, {"dropout": 1}, r"dropout must be in \[0, 1\), got 1") for name in ("sinkhorn", "routing", "dacs")),
     ],
 )
