@@ -1,8 +1,8 @@
 """Engine of attention with relative positions. Dai 2019, arXiv:1901.02860, section 3.3.
 
-score_ij = D^-1/2 ((q_i + u) k_j + (q_i + v) W_R R_{i-j}), R_t the sinusoids of distance t. In the fast form
-the terms of positions are computed for all distances at once, and shifted row by row.
-Time O(N M (D + d)), memory O(N M).
+score_ij = D^-1/2 ((q_i + u) k_j + (q_i + v) W_R R_{i-j}), R_t the sinusoids of distance t. The fast form computes F =
+R W_R^T once, and the scores in tiles (`_relative_tiles.py`); of few queries, all at once, shifted row by row.
+Time O(N M D + M d^2), memory O(M d).
 """
 
 import math
@@ -12,12 +12,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite
-from greenformers.attention._contract import Attention, Shape, accurate, check_fit
+from greenformers.attention._aligned import finite, is_traced
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision
+from greenformers.attention._dropout import new_seed
 from greenformers.attention._reference import seen_keys, weighted_mean
+from greenformers.attention._relative_tiles import LN2, How, RelativeTiled
 
 HIDDEN = -1e30
 """Score of a key that is not seen; finite, so that the softmax of a row without keys is defined."""
+
+FEW = 16
+"""Number of queries up to which all scores are computed at once."""
 
 
 def reference(
@@ -64,6 +69,7 @@ class Relative(Attention):
         H, D = shape.heads, shape.head_dim
         self.u, self.v = nn.Parameter(torch.empty(H, D)), nn.Parameter(torch.empty(H, D))
         self.W_R = nn.Parameter(torch.empty(H, D, H * D))
+        self._kept: tuple[tuple[object, ...], Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,7 +92,25 @@ class Relative(Attention):
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
         q, k, v = finite(q, k, v, key_mask, query_mask)
-        scale = q.shape[3] ** -0.5
+        if N <= FEW or is_traced(q):
+            return self._at_once(q, k, v, key_mask)
+        bias = none = None
+        if key_mask is not None:
+            bias = torch.zeros_like(key_mask, dtype=accurate(q)).masked_fill_(~key_mask, HIDDEN)
+            seen = key_mask.cumsum(1)[:, M - N :] if self.shape.causal else key_mask.sum(1, keepdim=True)
+            none = (seen == 0)[:, None, :, None]
+        dropout = self.dropout if self.training else 0.0
+        how = How(self.shape.causal, dropout, new_seed(dropout))
+        scale = q.shape[3] ** -0.5 / LN2
+        with full_precision(q):
+            x = exact(q)
+            qu, qv = ((x + exact(y)[:, None]) * scale for y in (self.u, self.v))
+            out: Tensor = RelativeTiled.apply(qu, qv, exact(k), exact(v), self._of_distances(x, N, M), bias, how)
+        return (out if none is None else out.masked_fill(none, 0.0)).to(v.dtype)
+
+    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
+        """With all scores."""
+        N, M, scale = q.shape[2], k.shape[2], q.shape[3] ** -0.5
         far = self._distances((q + self.v.to(q.dtype)[:, None]) * scale, M)
         scores = torch.matmul((q + self.u.to(q.dtype)[:, None]) * scale, k.mT).add_(_Shifted.apply(far, M))
         bias, none = _hidden(key_mask, N, M, self.shape.causal, scores)
@@ -99,13 +123,25 @@ class Relative(Attention):
             weights = nn.functional.dropout(weights, self.dropout)
         return weights @ v
 
-    def _distances(self, q: Float[Tensor, "B H N D"], M: int) -> Float[Tensor, "B H N t"]:
-        """Q W_R R_t, from the farthest key before the last query to the farthest one behind the first."""
-        N, (H, D) = q.shape[2], self.u.shape
+    def _waves(self, N: int, M: int, like: Tensor) -> Float[Tensor, "t d"]:
+        """R_t from the farthest key before the last query to the farthest one behind the first."""
         last = 0 if self.shape.causal else 1 - N
-        distances = torch.arange(M - 1, last - 1, -1, device=q.device, dtype=accurate(q))
-        R = waves(distances, H * D).to(q.dtype)  # (t, d)
-        W_R = self.W_R.to(q.dtype)
+        distances = torch.arange(M - 1, last - 1, -1, device=like.device, dtype=accurate(like))
+        return waves(distances, self.W_R.shape[2])
+
+    def _of_distances(self, like: Tensor, N: int, M: int) -> Float[Tensor, "H t D"]:
+        """F = R W_R^T; kept for the next call where it has no gradient."""
+        if torch.is_grad_enabled() or self.W_R.is_inference():
+            return self._waves(N, M, like) @ exact(self.W_R).mT
+        known = M, None if self.shape.causal else N, like.dtype, like.device, self.W_R.data_ptr(), self.W_R._version
+        if self._kept is None or self._kept[0] != known:
+            self._kept = known, self._waves(N, M, like) @ exact(self.W_R).mT
+        return self._kept[1]
+
+    def _distances(self, q: Float[Tensor, "B H N D"], M: int) -> Float[Tensor, "B H N t"]:
+        """Q W_R R_t for all distances."""
+        N, (H, D) = q.shape[2], self.u.shape
+        R, W_R = self._waves(N, M, q).to(q.dtype), self.W_R.to(q.dtype)
         # The cheaper of two orders: with few queries their products with W_R are fewer than those of the distances.
         if N * D * H * D + N * len(R) * H * D < len(R) * H * D * D + N * len(R) * D:
             return (q @ W_R) @ R.T

@@ -3,7 +3,7 @@
 The c oldest positions become one position of a compressed memory in front of the segment memory: their mean, their
 maximum, a convolution of width and stride c, or the 1 in c attended most (section 3.2). The convolution learns to keep
 attention as it was (algorithm 2): |a(h, old) - a(h, compressed)|^2, a without positions, as the only loss it gets.
-Time O(N M (D + d)), memory O(N M), with M = N + segment memory + compressed memory.
+Time O(N M D + M d^2), memory O(M d), with M = N + segment memory + compressed memory.
 """
 
 from typing import Literal, get_args

@@ -2,7 +2,7 @@
 
 The formula, `reference`, is in `_relative.py` beside its fast form. The segment memory is passed as
 keys and values in front of those of the segment: the model keeps the detached inputs of its layers (section 3.2).
-Time O(N M (D + d)), memory O(N M).
+Time O(N M D + M d^2), memory O(M d).
 """
 
 from greenformers.attention._relative import Relative

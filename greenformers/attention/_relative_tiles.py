@@ -1,0 +1,232 @@
+"""Softmax attention whose scores have a part by distance, (q_i + u) k_j + (q_i + v) F_{i-j}, in tiles.
+
+No scores of all pairs exist: a tile of b queries reads w keys at a time, with a running maximum and sum. Its products
+with the b + w - 1 rows of F that it needs are read as a view whose rows are one number shorter than they are, which
+moves each row by its query. Weights are computed again for the backward pass (Dao 2022, arXiv:2205.14135, algorithm 4),
+where the same view takes the gradient back to the products with F.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from greenformers._gradients import by_hand
+from greenformers.attention._dropout import drop_
+
+LN2 = math.log(2)
+
+QUERIES, KEYS = 128, 512
+"""Queries of a tile, and keys that it reads at once."""
+
+HEADS = 8
+"""Heads that are computed at once."""
+
+
+class How(NamedTuple):
+    """What a call is told besides tensors.
+
+    Attributes:
+        causal: Whether a query, of the last positions, sees no later key.
+        dropout: Probability of dropping a weight.
+        seed: Seed of what is dropped.
+    """
+
+    causal: bool
+    dropout: float
+    seed: int
+
+
+class _Tile(NamedTuple):
+    """Some heads of a text, queries `rows` of it, and keys `block`, whose first row of F is `first`."""
+
+    heads: slice
+    factors: slice
+    text: int
+    rows: slice
+    block: slice
+    first: int
+
+
+def _tiles(B: int, H: int, N: int, M: int, causal: bool) -> Iterator[tuple[slice, slice, int, slice, list[_Tile]]]:
+    """Tiles of queries of all texts and heads; of each the blocks of keys that it reads."""
+    for text in range(B):
+        for first in range(0, H, HEADS):
+            factors = slice(first, min(first + HEADS, H))
+            heads = slice(text * H + factors.start, text * H + factors.stop)
+            for row in range(0, N, QUERIES):
+                rows = slice(row, min(row + QUERIES, N))
+                end = M - N + rows.stop if causal else M
+                blocks = [slice(at, min(at + KEYS, end)) for at in range(0, end, KEYS)]
+                # The distance of query i and key j is row N - 1 - i + j of F: of the last query it is the first.
+                tiles = [_Tile(heads, factors, text, rows, block, N - rows.stop + block.start) for block in blocks]
+                yield heads, factors, text, rows, tiles
+
+
+class _Scores:
+    """Scores to the base 2 of a tile and a block of keys, in storage that is used again.
+
+    Args:
+        k: Keys (B H, M, D).
+        F: Products of W_R with distances (H, t, D), in falling order, with enough rows behind for hidden keys.
+        bias: Bias of the keys of each text (B, M), which hides masked ones; None: all are kept.
+        how: What the call is told besides.
+        past: Number of positions before the first query.
+    """
+
+    def __init__(self, k: Tensor, F: Tensor, bias: Tensor | None, how: How, past: int) -> None:
+        self.k, self.F, self.bias, self.how, self.past = k, F, bias, how, past
+        heads = min(HEADS, len(F))
+        self.room = [k.new_empty(heads * QUERIES * KEYS) for _ in range(2)]
+        self.strip_room = k.new_empty(heads * QUERIES * (KEYS + QUERIES + 16))
+        later = torch.ones(QUERIES, QUERIES, dtype=torch.bool, device=k.device).triu(1)
+        self.later = torch.zeros(QUERIES, QUERIES, dtype=k.dtype, device=k.device).masked_fill_(later, -1e30)
+
+    def __call__(self, qu: Tensor, qv: Tensor, tile: _Tile) -> Tensor:
+        """Scores (h, b, w) of queries (h, b, D) with both biases, scaled."""
+        scores = self.product(qu, self.k[tile.heads, tile.block].mT, 0)
+        strip = self.strip(qv, tile)
+        torch.bmm(qv, self.distances(tile, strip.shape[2]).mT, out=strip)
+        scores.add_(moved(strip, scores.shape[2]))
+        if self.bias is not None:
+            scores.add_(self.bias[tile.text, tile.block])
+        if self.how.causal and tile.block.stop > self.past + tile.rows.start + 1:
+            self._hide_later(scores, tile)
+        return scores
+
+    def product(self, a: Tensor, b: Tensor, place: int) -> Tensor:
+        """The product of two batches of matrices, in one of two places of the storage."""
+        shape = (*a.shape[:2], b.shape[2])
+        out: Tensor = torch.bmm(a, b, out=self.room[place][: math.prod(shape)].view(shape))
+        return out
+
+    def strip(self, q: Tensor, tile: _Tile) -> Tensor:
+        """Storage of the products with F (h, b, t), t >= b + w - 1 a multiple of 16: other sizes are slow."""
+        shape = (*q.shape[:2], -(-(q.shape[1] + tile.block.stop - tile.block.start - 1) // 16) * 16)
+        return self.strip_room[: math.prod(shape)].view(shape)
+
+    def distances(self, tile: _Tile, count: int) -> Float[Tensor, "h t D"]:
+        """The rows of F of a tile."""
+        return self.F[tile.factors, tile.first : tile.first + count]
+
+    def _hide_later(self, scores: Tensor, tile: _Tile) -> None:
+        """Hide what is later than its query: of the last keys, which are the queries themselves."""
+        first = self.past + tile.rows.start - tile.block.start  # the place of the first query among these keys
+        columns = slice(max(0, first), scores.shape[2])
+        of = slice(columns.start - first, columns.stop - first)
+        scores[..., columns] += self.later[: scores.shape[1], of]
+
+
+def moved(strip: Float[Tensor, "h b t"], width: int) -> Float[Tensor, "h b w"]:
+    """A view: row r of b begins at place b - 1 - r."""
+    h, b, t = strip.shape
+    return strip.as_strided((h, b, width), (b * t, t - 1, 1), strip.storage_offset() + b - 1)
+
+
+class RelativeTiled(torch.autograd.Function):
+    """softmax2(qu k + qv F_{i-j} + bias) v; qu, qv (B, H, N, D) are scaled for the base 2, F (H, t, D)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, how: How
+    ) -> Tensor:
+        B, H, N, _ = qu.shape
+        M, shape, given = k.shape[2], qu.shape, (qu, qv, k, v, F)
+        qu, qv, k, v = (x.flatten(0, 1) for x in (qu, qv, k, v))
+        out, lse = torch.empty_like(qu), qu.new_empty(B * H, N)
+        scores, seed = _Scores(k, padded(F), bias, how, M - N), how.seed
+        for heads, _, _, rows, tiles in _tiles(B, H, N, M, how.causal):
+            own_u, own_v = qu[heads, rows].contiguous(), qv[heads, rows].contiguous()
+            top = total = mixed = None
+            for tile in tiles:
+                weights = scores(own_u, own_v, tile)
+                highest = weights.amax(-1, keepdim=True)
+                if top is not None:
+                    highest = torch.maximum(top, highest)
+                weights = _exp2_(weights.sub_(highest))
+                sums = weights.sum(-1, keepdim=True)
+                seed = drop_(weights, how.dropout, seed)
+                values = v[heads, tile.block]
+                if top is None or total is None or mixed is None:
+                    total, mixed = sums, torch.bmm(weights, values)
+                else:
+                    fall = (top - highest).exp2_()
+                    total = total.mul_(fall).add_(sums)
+                    mixed = mixed.mul_(fall).baddbmm_(weights, values)
+                top = highest
+            assert top is not None and total is not None and mixed is not None  # noqa: PT018 - a tile has keys
+            out[heads, rows] = mixed.div_(total)
+            lse[heads, rows] = (top + total.log2())[..., 0]
+        ctx.how, ctx.bias = how, bias
+        ctx.save_for_backward(*given, out, lse)
+        return out.view(shape)
+
+    @staticmethod
+    @by_hand(5, lambda ctx, *given: _again(ctx, *given))
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of qu, qv, k, v and F."""
+        *given, out, lse = ctx.saved_tensors
+        (B, H, N, D), M, F = given[0].shape, given[2].shape[2], given[4]
+        qu, qv, k, v = (x.flatten(0, 1) for x in given[:4])
+        dout = dout.reshape(out.shape)
+        delta = (dout * out).sum(-1, keepdim=True)
+        wide = padded(F)
+        dqu, dqv = torch.empty_like(qu), torch.empty_like(qv)
+        dk, dv, dF = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(wide)
+        scores, seed = _Scores(k, wide, ctx.bias, ctx.how, M - N), ctx.how.seed
+        for heads, factors, _, rows, tiles in _tiles(B, H, N, M, ctx.how.causal):
+            own_u, own_v, grad = (x[heads, rows].contiguous() for x in (qu, qv, dout))
+            of_u, of_v = torch.zeros_like(own_u), torch.zeros_like(own_v)
+            for tile in tiles:
+                weights = _exp2_(scores(own_u, own_v, tile).sub_(lse[heads, rows, None]))
+                of_scores = scores.product(grad, v[heads, tile.block].mT, 1)
+                seed_after = drop_(of_scores, ctx.how.dropout, seed)
+                of_scores.sub_(delta[heads, rows]).mul_(weights)
+                drop_(weights, ctx.how.dropout, seed)
+                seed = seed_after
+                dv[heads, tile.block] += torch.bmm(weights.mT, grad)
+                of_u.baddbmm_(of_scores, k[heads, tile.block])
+                dk[heads, tile.block] += torch.bmm(of_scores.mT, own_u)
+                strip = scores.strip(own_v, tile).zero_()
+                moved(strip, of_scores.shape[2]).copy_(of_scores)
+                of_v.baddbmm_(strip, scores.distances(tile, strip.shape[2]))
+                dF[factors, tile.first : tile.first + strip.shape[2]] += torch.bmm(strip.mT, own_v)
+            dqu[heads, rows], dqv[heads, rows] = of_u, of_v
+        grads = [x.mul_(LN2).view(B, H, -1, D) for x in (dqu, dqv, dk)]
+        return *grads, dv.view(B, H, M, D), dF[:, : F.shape[1]].mul_(LN2), None, None
+
+
+def padded(F: Float[Tensor, "H t D"]) -> Float[Tensor, "H T D"]:
+    """With rows behind the last for keys that are hidden as later than their query, and for whole multiples of 16."""
+    return torch.nn.functional.pad(F, (0, 0, 0, QUERIES + 16))
+
+
+def plain(
+    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, how: How
+) -> Float[Tensor, "B H N D"]:
+    """The same in operations that torch differentiates, over all pairs."""
+    N, M = qu.shape[2], k.shape[2]
+    i, j = torch.arange(N, device=k.device)[:, None], torch.arange(M, device=k.device)
+    at = (N - 1 - i + j).clamp(max=F.shape[1] - 1)
+    far = (qv @ F.mT).gather(3, at.expand(*qv.shape[:3], M))
+    scores = (qu @ k.mT + far) * LN2
+    if bias is not None:
+        scores = scores + bias[:, None, None] * LN2
+    if how.causal:
+        scores = scores.masked_fill(j > i + M - N, -1e30)
+    return torch.nn.functional.dropout(scores.softmax(-1), how.dropout) @ v
+
+
+def _again(ctx: Any, *given: Tensor) -> Tensor:
+    if ctx.how.dropout:
+        raise RuntimeError(f"relative attention has no second derivative with dropout: got {ctx.how.dropout}")
+    qu, qv, k, v, F = given
+    return plain(qu, qv, k, v, F, ctx.bias, ctx.how)
+
+
+def _exp2_(x: Tensor) -> Tensor:
+    """2^x in place, for x of at most about 0; results too small to count in a sum are 0, as subnormals are slow."""
+    return torch.threshold_(x.exp2_(), 1e-30, 0.0)
