@@ -7,12 +7,14 @@ Install the peers into a folder, and give it:
     pip install --no-deps --target PEERS mixture-of-experts hyper-connections torch-einops-utils colt5-attention
     python benchmarks/learned_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/learned_speed.jsonl]
 
-8 heads of 64, one sequence, bidirectional, projections left out on all sides; chunks and blocks of 64, two rounds of
-hashing, N / 64 clusters with 64 queries and keys. Every side of a setting runs interleaved; dense attention, SDPA
-and eager, beside them. Bar: never slower than the fastest peer, and never more memory; goal: 1.5x.
+8 heads of 64, one sequence, projections left out on all sides; chunks and blocks of 64, two rounds of hashing, N / 64
+clusters with 64 queries and keys, of which a query that no cluster takes gets nothing, as in the peer. Our causal forms
+cut each bucket, the peers' the sorted sequence. Every side of a setting runs interleaved; dense attention, SDPA and
+eager, beside them. Bar: never slower than the fastest peer, and never more memory; goal: 1.5x.
 """
 
 import importlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,16 +48,16 @@ def folded(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def reformer_pytorch(_: int) -> Call:
+def reformer_pytorch(_: int, causal: bool = False) -> Call:
     package: Any = importlib.import_module("reformer_pytorch.reformer_pytorch")
-    module = package.LSHAttention(bucket_size=SIZE, n_hashes=ROUNDS, causal=False, allow_duplicate_attention=False)
+    module = package.LSHAttention(bucket_size=SIZE, n_hashes=ROUNDS, causal=causal, allow_duplicate_attention=False)
     return lambda q, _, v: module(folded(q), folded(v))[0].view(v.shape)
 
 
-def transformers_reformer(length: int) -> Call:
+def transformers_reformer(length: int, causal: bool = False) -> Call:
     config = ReformerConfig(
         hidden_size=HEADS * DIM, num_attention_heads=HEADS, attention_head_size=DIM, lsh_attn_chunk_length=SIZE,
-        num_hashes=ROUNDS, num_buckets=2 * length // SIZE, is_decoder=False, lsh_attention_probs_dropout_prob=0.0,
+        num_hashes=ROUNDS, num_buckets=2 * length // SIZE, is_decoder=causal, lsh_attention_probs_dropout_prob=0.0,
         lsh_num_chunks_before=1, lsh_num_chunks_after=0,
     )  # fmt: skip
     module: Any = LSHSelfAttention(config)
@@ -81,9 +83,9 @@ class _Given(nn.Module):
         return self.given[self.name]
 
 
-def routing_transformer(length: int) -> Call:
+def routing_transformer(length: int, causal: bool = False) -> Call:
     package: Any = importlib.import_module("routing_transformer.routing_transformer")
-    module = package.KmeansAttention(length // SIZE, SIZE, HEADS, DIM, causal=False)
+    module = package.KmeansAttention(length // SIZE, SIZE, HEADS, DIM, causal=causal, shared_qk=causal)
     module(*(torch.randn(1, HEADS, length, DIM) for _ in range(3)))  # its centroids begin with the first batch
     return lambda q, k, v: module(q, k, v)[0]
 
@@ -100,8 +102,13 @@ def contests(length: int) -> tuple[Contest, ...]:
     return (
         Contest("reformer", False, {"chunk": SIZE, "rounds": ROUNDS, "n_buckets": 2 * length // SIZE},
                 {"reformer-pytorch": reformer_pytorch, "transformers": transformers_reformer}),
-        Contest("routing", False, {"clusters": length // SIZE, "window": SIZE},
+        Contest("reformer", True, {"chunk": SIZE, "rounds": ROUNDS, "n_buckets": 2 * length // SIZE},
+                {"reformer-pytorch": partial(reformer_pytorch, causal=True),
+                 "transformers": partial(transformers_reformer, causal=True)}),
+        Contest("routing", False, {"clusters": length // SIZE, "window": SIZE, "every_query": False},
                 {"routing-transformer": routing_transformer}),
+        Contest("routing", True, {"clusters": length // SIZE, "window": SIZE},
+                {"routing-transformer": partial(routing_transformer, causal=True)}),
         Contest("sinkhorn", False, {"block": SIZE}, {"sinkhorn-transformer": sinkhorn_transformer}),
     )  # fmt: skip
 

@@ -13,27 +13,25 @@ TILE = 32
 
 def of_one_cluster(
     q: Float[Tensor, "B H N D"],
-    k: Float[Tensor, "B H N D"],
-    v: Float[Tensor, "B H N D"],
+    keys: Float[Tensor, "C w D"],
+    values: Float[Tensor, "C w D"],
     chosen: Bool[Tensor, " R"],
     cluster: Int[Tensor, " R"],
-    read: Int[Tensor, "C w"],
-    there: Bool[Tensor, "B H c w"] | None,
+    there: Bool[Tensor, "C w"] | None,
     dropout: float,
 ) -> Float[Tensor, "R D"]:
     """Outputs of the chosen queries by row, R = B H N, each of the keys of its cluster; of the others 0.
 
     Args:
         q: Queries.
-        k: Keys.
-        v: Values.
+        keys: Keys of each cluster, of the C = B H c of all sequences.
+        values: Values of each cluster.
         chosen: Which queries attend.
-        cluster: Cluster of each query, of the C = B H c of all sequences.
-        read: Rows of the keys of each cluster.
+        cluster: Cluster of each query.
         there: Which of these keys are seen; None: all.
         dropout: Probability of dropping a weight.
     """
-    R, D, clusters, device = len(chosen), q.shape[3], len(read), q.device
+    R, D, clusters, device = len(chosen), q.shape[3], len(keys), q.device
     if is_traced(q):  # the number of tiles must not depend on values
         rows, cluster, tiles = torch.arange(R, device=device), cluster.masked_fill(~chosen, clusters), None
     else:
@@ -50,17 +48,15 @@ def of_one_cluster(
     slots = torch.full((tiles * TILE,), R, dtype=torch.long, device=device)
     slots = slots.scatter(0, tile * TILE + rank % TILE, rows)
     of = torch.zeros(tiles, dtype=torch.long, device=device).scatter(0, tile, cluster.clamp(max=clusters - 1))
-    keys, mask, none = read[of], None, None
+    mask = none = None
     # Four dimensions, for torch's fast kernel.
-    queries, keys_, values = (
-        x.reshape(R, D).index_select(0, at.flatten()).view(1, tiles, -1, D)
-        for x, at in ((q, slots.clamp(max=R - 1)), (k, keys), (v, keys))
-    )
+    queries = q.reshape(R, D).index_select(0, slots.clamp(max=R - 1)).view(1, tiles, TILE, D)
+    keys, values = (x.index_select(0, of)[None] for x in (keys, values))
     if there is not None:
-        mask = there.flatten(0, 2)[of][None, :, None]
+        mask = there[of][None, :, None]
         none = ~mask.any(-1, keepdim=True)
         mask = mask | none
-    mixed = F.scaled_dot_product_attention(queries, keys_, values, attn_mask=mask, dropout_p=dropout)
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
     if none is not None:
         mixed = mixed.masked_fill(none, 0.0)
     # Slots without a query, and in a traced call those that were not chosen, go to a row that is dropped.

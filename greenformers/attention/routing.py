@@ -262,7 +262,7 @@ class Routing(Attention):
     @torch.no_grad()
     def _nearest(self, x: Float[Tensor, "B H N D"]) -> Int[Tensor, "B H N"]:
         """The centroid with the largest product."""
-        return self._near(x).argmax(2)
+        return self._near(x).max(2).indices
 
     def _near(self, x: Tensor) -> Float[Tensor, "B H c N"]:
         """Products with the centroids."""
@@ -284,7 +284,7 @@ class Routing(Attention):
         for x, mask in ((q, query_mask), (k, key_mask)):
             near = self._near(x)
             if not choices:
-                nearest = near.argmax(2)
+                nearest = near.max(2).indices
             if mask is not None:
                 near = near.masked_fill(~mask[:, None, None], -torch.inf)
             places = near.topk(window, dim=-1, sorted=beyond is not None).indices
@@ -326,7 +326,10 @@ class Routing(Attention):
             if query_mask is not None:
                 left = left & query_mask[:, None].expand(-1, H, -1).flatten()
             cluster = (nearest + self.clusters * torch.arange(B * H, device=q.device).view(B, H, 1)).flatten()
-            total = total + of_one_cluster(q, k, v, left, cluster, read.flatten(0, 2), there, dropout)
+            total = total + of_one_cluster(
+                q, keys.flatten(0, 1), values.flatten(0, 1), left, cluster,
+                None if there is None else there.flatten(0, 2), dropout,
+            )  # fmt: skip
         return total.div(times.clamp_(min=1)[:, None]).view(q.shape)
 
     @torch.no_grad()
@@ -334,7 +337,7 @@ class Routing(Attention):
         """Add the vectors nearest to each centroid to the sums of the step."""
         heads, width = self.shape.heads, x.shape[3]
         # Padding is added to a row of its own, which is dropped.
-        nearest = self._near(x).argmax(2)  # (B, H, N)
+        nearest = self._near(x).max(2).indices  # (B, H, N)
         if mask is not None:
             nearest = nearest.masked_fill(~mask[:, None], self.clusters)
         place = (nearest + torch.arange(heads, device=x.device)[:, None] * (self.clusters + 1)).flatten()
@@ -346,7 +349,7 @@ class Routing(Attention):
 
     def _commitment(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Mean squared distance to the nearest centroid."""
-        nearest = self._near(x.detach()).argmax(2)
+        nearest = self._near(x.detach()).max(2).indices
         own = self.centroids.to(x.dtype)[torch.arange(self.shape.heads, device=x.device)[:, None], nearest]
         far = exact(x - own).square().mean(-1)
         if mask is None:
