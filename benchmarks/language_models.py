@@ -62,6 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"k": 16}, "nystromformer": {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "synthesizer_random (fixed)": ("synthesizer_random", {"trained": False}),
     "performer (redrawn)": ("performer", {"redraw": 1000}),
+    "sinkhorn (products)": ("sinkhorn", {"sort": "products"}),
     "full + synthesizer_random": ("synthesizer_random", {"mixed": True}),
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }
@@ -78,7 +79,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "full + synthesizer_dense",
     ),
     "Patterns": ("sliding_window", "cascade", "local_blocks", "sparse_strided", "sparse_fixed"),
-    "Recurrence, and what is learnt": ("transformer_xl", "compressive", "adaptive_span", "dacs", "sinkhorn"),
+    "Recurrence, and what is learnt": (
+        "transformer_xl", "compressive", "adaptive_span", "dacs", "sinkhorn", "sinkhorn (products)",
+    ),
     "Low rank, hashes and clusters": ("lrt 0.25", "lrt 0.5", "linformer", "nystromformer", "reformer", "routing"),
     "Patterns without a causal form": ("longformer", "bigbird", "etc", "blockwise"),
 }  # fmt: skip

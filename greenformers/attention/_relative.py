@@ -69,7 +69,7 @@ class Relative(Attention):
         H, D = shape.heads, shape.head_dim
         self.u, self.v = nn.Parameter(torch.empty(H, D)), nn.Parameter(torch.empty(H, D))
         self.W_R = nn.Parameter(torch.empty(H, D, H * D))
-        self._kept: tuple[tuple[object, ...], Tensor] | None = None
+        self._kept: tuple[tuple[object, ...], Tensor, Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -131,12 +131,12 @@ class Relative(Attention):
 
     def _of_distances(self, like: Tensor, N: int, M: int) -> Float[Tensor, "H t D"]:
         """F = R W_R^T; kept for the next call where it has no gradient."""
-        if torch.is_grad_enabled() or self.W_R.is_inference():
+        if torch.is_grad_enabled():
             return self._waves(N, M, like) @ exact(self.W_R).mT
-        known = M, None if self.shape.causal else N, like.dtype, like.device, self.W_R.data_ptr(), self.W_R._version
-        if self._kept is None or self._kept[0] != known:
-            self._kept = known, self._waves(N, M, like) @ exact(self.W_R).mT
-        return self._kept[1]
+        known = M, None if self.shape.causal else N, like.dtype, like.device
+        if self._kept is None or self._kept[0] != known or not self._kept[1].equal(self.W_R):
+            self._kept = known, self.W_R.detach().clone(), self._waves(N, M, like) @ exact(self.W_R).mT
+        return self._kept[2]
 
     def _distances(self, q: Float[Tensor, "B H N D"], M: int) -> Float[Tensor, "B H N t"]:
         """Q W_R R_t for all distances."""
