@@ -5,25 +5,38 @@ Who sees whom, and in which tiles, is found by `_meetings.py`. A pair that meets
 The weights of a few tiles at a time are in a cache; they are computed again for the backward pass.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from greenformers._gradients import by_hand
 from greenformers._torch import in_transform
+from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._contract import full_precision
 from greenformers.attention._dropout import drop_, new_seed
 from greenformers.attention._meetings import HIDDEN, Group, Layout, Meetings, whole_vectors
 
-LN2 = math.log(2)
-
 SLICE = 2**17
 """Number of scores computed at a time, which fit a cache."""
+
+
+def together(q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"]) -> Float[Tensor, "B H M D"]:
+    """Queries of all positions, where queries are the keys: earlier ones were passed as keys."""
+    return q if q.shape[2] == k.shape[2] else torch.cat([k[:, :, : k.shape[2] - q.shape[2]], q], 2)
+
+
+def kept_as_both(
+    key_mask: Bool[Tensor, "B M"] | None, query_mask: Bool[Tensor, "B N"] | None, keys: int
+) -> Bool[Tensor, "B M"] | None:
+    """The positions that take part, where queries are the keys: those that both masks keep. None: all."""
+    if query_mask is None:
+        return key_mask
+    asks = F.pad(query_mask, (keys - query_mask.shape[1], 0), value=True)
+    return asks if key_mask is None else key_mask & asks
 
 
 def attend(
@@ -173,7 +186,7 @@ class _Tiled(torch.autograd.Function):
                 for some, tiles in slices:
                     weights = tiles.scores
                     top = weights.amax(-1, keepdim=True)
-                    total = _exp2_(weights.sub_(top)).sum(-1, keepdim=True)
+                    total = exp2_(weights.sub_(top)).sum(-1, keepdim=True)
                     seed = drop_(weights, dropout, seed)
                     torch.bmm(weights, _rows(v, tiles.keys), out=mixed[some]).mul_(1 / total)
                     of_group[some] = (top + total.log2())[..., 0]
@@ -216,7 +229,7 @@ class _Tiled(torch.autograd.Function):
                         sums = lse[tiles.queries]
                         if group.empty is not None:
                             sums = sums.masked_fill_(group.empty[some], torch.inf)
-                        weights = _exp2_(tiles.scores.sub_(sums[..., None]))
+                        weights = exp2_(tiles.scores.sub_(sums[..., None]))
                         grad = _rows(dout, tiles.queries)
                         of_scores = grad @ _rows(v, tiles.keys).mT
                         seed_after = drop_(of_scores, dropout, seed)
@@ -244,8 +257,3 @@ class _Tiled(torch.autograd.Function):
 
 def _rows(x: Float[Tensor, "R D"], at: Int[Tensor, "t c"]) -> Float[Tensor, "t c D"]:
     return x.index_select(0, at.flatten()).view(*at.shape, x.shape[1])
-
-
-def _exp2_(x: Tensor) -> Tensor:
-    """2^x in place, for x of at most about 0; results too small to count in a sum are 0, as subnormals are slow."""
-    return torch.threshold_(x.exp2_(), 1e-30, 0.0)

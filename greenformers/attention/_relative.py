@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, is_traced
+from greenformers.attention._base2 import LN2
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision
 from greenformers.attention._dropout import new_seed
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import LN2, How, RelativeTiled
+from greenformers.attention._relative_tiles import How, RelativeTiled
 
 HIDDEN = -1e30
 """Score of a key that is not seen; finite, so that the softmax of a row without keys is defined."""

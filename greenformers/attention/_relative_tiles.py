@@ -15,9 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from greenformers._gradients import by_hand
+from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._dropout import drop_
-
-LN2 = math.log(2)
 
 QUERIES, KEYS = 128, 512
 """Queries of a tile, and keys that it reads at once."""
@@ -146,7 +145,7 @@ class RelativeTiled(torch.autograd.Function):
                 highest = weights.amax(-1, keepdim=True)
                 if top is not None:
                     highest = torch.maximum(top, highest)
-                weights = _exp2_(weights.sub_(highest))
+                weights = exp2_(weights.sub_(highest))
                 sums = weights.sum(-1, keepdim=True)
                 seed = drop_(weights, how.dropout, seed)
                 values = v[heads, tile.block]
@@ -181,7 +180,7 @@ class RelativeTiled(torch.autograd.Function):
             own_u, own_v, grad = (x[heads, rows].contiguous() for x in (qu, qv, dout))
             of_u, of_v = torch.zeros_like(own_u), torch.zeros_like(own_v)
             for tile in tiles:
-                weights = _exp2_(scores(own_u, own_v, tile).sub_(lse[heads, rows, None]))
+                weights = exp2_(scores(own_u, own_v, tile).sub_(lse[heads, rows, None]))
                 of_scores = scores.product(grad, v[heads, tile.block].mT, 1)
                 seed_after = drop_(of_scores, ctx.how.dropout, seed)
                 of_scores.sub_(delta[heads, rows]).mul_(weights)
@@ -225,8 +224,3 @@ def _again(ctx: Any, *given: Tensor) -> Tensor:
         raise RuntimeError(f"relative attention has no second derivative with dropout: got {ctx.how.dropout}")
     qu, qv, k, v, F = given
     return plain(qu, qv, k, v, F, ctx.bias, ctx.how)
-
-
-def _exp2_(x: Tensor) -> Tensor:
-    """2^x in place, for x of at most about 0; results too small to count in a sum are 0, as subnormals are slow."""
-    return torch.threshold_(x.exp2_(), 1e-30, 0.0)

@@ -8,16 +8,15 @@ outputs of both are merged by their log-sum-exp.
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import log, prod
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._contract import accurate, exact, full_precision
 from greenformers.attention._tiles import SLICE, Group
-
-LN2 = log(2)
 
 
 class Plan(NamedTuple):
@@ -67,7 +66,7 @@ def forward(x: Inputs, plan: Plan) -> tuple[Tensor, Tensor]:
         for part in _slices(x, plan):
             weights = part.scores()
             top = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min / 4)
-            _exp2_(weights.sub_(top))
+            exp2_(weights.sub_(top))
             # A query without keys: 0 / tiny.
             total = weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
             part.drop_(weights)
@@ -272,7 +271,7 @@ class _Slice:
         dck: Tensor | None, dcv: Tensor | None, dlabels: Tensor | None,
     ) -> None:  # fmt: skip
         """Add the contributions of these queries to the gradients. Dao 2022, algorithm 4."""
-        weights = _exp2_(self.scores().sub_(self._queries(lse)[..., None]))
+        weights = exp2_(self.scores().sub_(self._queries(lse)[..., None]))
         grad = exact(self._queries(dout))
         of_scores = self.products("of scores", grad, self.v)
         dropped = weights
@@ -339,11 +338,3 @@ class _Slice:
         key = torch.arange(group.keys, device=self.q.device) + group.k_start
         label = (key - row[:, None]).clamp(-(count // 2), count // 2) + count // 2
         return (label[:, None] == torch.arange(count, device=self.q.device)[:, None]).to(self.q.dtype)
-
-
-def _exp2_(x: Tensor) -> Tensor:
-    """2^x in place, for x of at most about 0; results too small to count in a sum are 0.
-
-    exp takes several times longer where x is -inf, and a product a hundred times longer where a result is subnormal.
-    """
-    return torch.threshold_(x.exp2_(), 1e-30, 0.0)

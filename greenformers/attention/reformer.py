@@ -9,7 +9,6 @@ Time O(N (c + n_buckets) D rounds), memory O(N (D + n_buckets)).
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from greenformers.attention._contract import (
     full_precision,
     set_,
 )
-from greenformers.attention._hashed import attend
+from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import Meetings, across_buckets, in_the_past, in_windows
 
 OWN = -1e5
@@ -201,7 +200,7 @@ class Reformer(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Int[Tensor, "B H R N"]:
-        return self.buckets(self._all(q, k))
+        return self.buckets(together(q, k))
 
     def forward(  # noqa: D102
         self,
@@ -220,11 +219,8 @@ class Reformer(Attention):
         expected = (*q.shape[:2], self.rounds, M)
         if choice is not None and choice.shape != expected:
             raise ValueError(f"choice must be {expected}, got {tuple(choice.shape)}")
-        keep = key_mask
-        if query_mask is not None:
-            asks = query_mask if M == N else F.pad(query_mask, (M - N, 0), value=True)
-            keep = asks if keep is None else keep & asks
-        x, values = exact(self._all(q, k)), exact(v)
+        keep = kept_as_both(key_mask, query_mask, M)
+        x, values = exact(together(q, k)), exact(v)
         if keep is not None:
             x, values = (y.masked_fill(~keep[:, None, :, None], 0.0) for y in (x, values))
         with full_precision(q):
@@ -240,10 +236,6 @@ class Reformer(Attention):
         if keep is not None:
             out = out.masked_fill(~keep[:, None, M - N :, None], 0.0)
         return out.to(v.dtype)
-
-    def _all(self, q: Tensor, k: Tensor) -> Float[Tensor, "B H M D"]:
-        """Queries of all positions: earlier ones were passed as keys."""
-        return q if q.shape[2] == k.shape[2] else torch.cat([k[:, :, : k.shape[2] - q.shape[2]], q], 2)
 
     @torch.no_grad()
     def _meetings(self, x: Tensor, keep: Tensor | None, buckets: Tensor | None) -> Meetings:

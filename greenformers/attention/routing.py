@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._by_cluster import of_one_cluster
 from greenformers.attention._contract import Attention, Shape, check_fit, drawn_by, exact, set_
-from greenformers.attention._hashed import attend
+from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import in_the_past
 from greenformers.attention._reference import dot_products, text_by_text
 
@@ -209,7 +209,7 @@ class Routing(Attention):
     ) -> Int[Tensor, "B H n"]:
         q, k, v = self._normal(q, k, v, key_mask, query_mask)
         if self.shape.causal:
-            return self._nearest(_together(q, k))
+            return self._nearest(together(q, k))
         return self._chosen(q, k, key_mask if query_mask is None else query_mask, key_mask)
 
     def _out(
@@ -219,10 +219,7 @@ class Routing(Attention):
         q, k, v = self._normal(q, k, v, key_mask, query_mask)
         if self.shape.causal:
             N, M = q.shape[2], k.shape[2]
-            x, keep = _together(q, k), key_mask
-            if query_mask is not None:
-                asks = query_mask if M == N else F.pad(query_mask, (M - N, 0), value=True)
-                keep = asks if keep is None else keep & asks
+            x, keep = together(q, k), kept_as_both(key_mask, query_mask, M)
             out, vectors = self._past(x, v, keep, N, choice), [(x, keep)]
         else:
             query_mask = key_mask if query_mask is None else query_mask
@@ -359,11 +356,6 @@ class Routing(Attention):
 
 def _normal(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
-
-
-def _together(q: Tensor, k: Tensor) -> Float[Tensor, "B H M D"]:
-    """Queries of all positions, of which earlier ones were passed as keys."""
-    return q if q.shape[2] == k.shape[2] else torch.cat([k[:, :, : k.shape[2] - q.shape[2]], q], 2)
 
 
 def _rows(x: Float[Tensor, "B H N D"], at: Int[Tensor, "..."]) -> Float[Tensor, "R D"]:

@@ -121,8 +121,8 @@ def words(advice: Advice, bound: Bound, model: str, texts: str) -> str:
     if bound.lose is None and chosen.speed < (bound.faster or 1):
         said = [f"Nothing that was tried is {bound.faster:g}x as fast."]
     elif not chosen.recipe:
-        kept = f" that keeps {100 * (1 - bound.lose):g} % of the quality" if bound.lose is not None else ""
-        said = [f"No recipe{kept} is faster than the model as it is."]
+        condition = f" that keeps {100 * (1 - bound.lose):g} % of the quality" if bound.lose is not None else ""
+        said = [f"No recipe{condition} is faster than the model as it is."]
     else:
         said = []
     if chosen.recipe:

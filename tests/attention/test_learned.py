@@ -161,13 +161,13 @@ def test_every_query_attends_keys_of_one_cluster_at_least(masked):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, HEADS, 148, DIM).double()
     mask = holes(148) if masked else None
-    kept = torch.ones(2, 148, dtype=torch.bool) if mask is None else mask
+    there = torch.ones(2, 148, dtype=torch.bool) if mask is None else mask
     shape = Shape(HEADS, DIM, 148)
     for every in (True, False):
         out = build("routing", shape, every_query=every).double()(q, k, v.abs() + 1, mask)
-        nothing = (out == 0).all(-1).transpose(1, 2)[kept]
+        nothing = (out == 0).all(-1).transpose(1, 2)[there]
         assert nothing.any() == (not every)
-    weights = build("routing", shape).double().weights(q, k, mask)[0]["v"].transpose(1, 2)[kept]
+    weights = build("routing", shape).double().weights(q, k, mask)[0]["v"].transpose(1, 2)[there]
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 

@@ -77,12 +77,12 @@ def test_distances_are_computed_once_and_again_after_a_step():
     q, k, v = torch.randn(3, 1, 3, 40, 5, dtype=torch.float64)
     with torch.no_grad():
         first = module(q, k, v)
-        kept = module._kept
+        stored = module._kept
         assert torch.equal(module(q, k, v), first)
-        assert module._kept is kept
+        assert module._kept is stored
         module.W_R.mul_(3.0)
         torch.testing.assert_close(module(q, k, v), _relative.reference(module, q, k, v))
-        assert module._kept is not kept
+        assert module._kept is not stored
         torch.testing.assert_close(module(q, k[:, :, :40], v), module(q, k, v))
         module(q[:, :, :20], k, v)
         torch.testing.assert_close(module(q[:, :, 20:], k, v), _relative.reference(module, q[:, :, 20:], k, v))
