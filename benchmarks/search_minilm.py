@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from _corpus import SOURCES, corpus
-from _harness import RUNS, SEED, Benchmark, Option, Run, data, yes
+from _harness import RUNS, Benchmark, Option, Run, data, yes
 from compress_minilm import LENGTH, minilm, model_folder, pairs
 from rich.table import Table
 
@@ -49,7 +49,7 @@ BENCHMARK = Benchmark(
         *SOURCES,
         Option("--runtime", "where recipes are timed and judged", default=TORCH, choices=RUNTIMES),
         Option("--minutes", "of the search", float, 60.0),
-        SEED,
+        Option("--seed", "of the search", int, 0),
         Option("--runs", "folder of the result", Path, RUNS / "search"),
     ),
     threads=2,
