@@ -8,8 +8,11 @@ dev part of STS-B; the teacher is asked once for each, and what it gives is kept
 1,000 training pairs of STS-B and on its 625 dev pairs; timed in torch on 8 texts of 128 tokens, all models in turns.
 STS-B is kind to bags of words, so beside it: how often a sentence is nearer to one that means the same than to the
 words of this one in another order; a bag of words cannot tell, and is right in half of the cases.
-Stopped, the same command goes on. `--starts`: a student of 3 layers of 192 that begins as what is left of its teacher,
-in coordinates or in directions, or with random weights, for 1,000 steps each with three seeds.
+Stopped, the same command goes on; `--part` and `--only` divide it, and records of earlier parts are read from the file
+of `--json`. Time and size are those of students that have learned nothing yet, on which they do not depend.
+`--starts`: a student of 3 layers of 192 that begins as what is left of its teacher, in coordinates or in directions, or
+with random weights, for 1,000 steps each with three seeds. `--device cuda`: students learn there, and are judged and
+timed on the CPU.
 
 Bars: 3 layers of 192 keep 95 % of the correlation on dev, 3 layers of 384 keep 99 %, each within an hour; a vector for
 each token keeps 85 % at 300 times the speed. Published: 3 of 6 layers by sentence-transformers -1.2 % at 2.8 times the
@@ -68,6 +71,9 @@ BENCHMARK = Benchmark(
     options=(
         data("--pairs", "stsb_open", "STS-B"),
         *SOURCES,
+        Option("--only", "the students whose name holds this, which learn and are judged"),
+        Option("--part", "what students are worth, or the time they take, alone", choices=("quality", "time")),
+        Option("--device", "where students learn; they are judged and timed on the CPU", default="cpu"),
         Option("--starts", "compare what students begin with", bool, default=False),
         SEED,
         Option("--picture", "file the picture is drawn into", Path),
@@ -94,7 +100,9 @@ def main(run: Run) -> bool:
     dense, tokenizer = minilm(run)
     sentences = corpus(given.pairs, given.wikitext, given.reviews, given.phrases, given.captions)
     sentences = sentences[:400] if run.quick else sentences
-    learnt = Learnt(dense, tokenizer, sentences, given.runs / ("quick-teacher" if run.quick else "teacher"))
+    learnt = Learnt(
+        dense, tokenizer, sentences, given.runs / ("quick-teacher" if run.quick else "teacher"), given.device
+    )
     return starts(run, learnt) if given.starts else final(run, learnt)
 
 
@@ -103,14 +111,18 @@ class Learnt:
 
     Attributes:
         dense: The teacher.
+        teacher: The teacher, where students learn.
         tokenizer: Its tokenizer.
         sentences: Sentences without labels.
         cache: Folder of what the teacher gives to them.
         calibration: Some of them, in batches.
     """
 
-    def __init__(self, dense: Any, tokenizer: PreTrainedTokenizerBase, sentences: list[str], cache: Path) -> None:
+    def __init__(
+        self, dense: Any, tokenizer: PreTrainedTokenizerBase, sentences: list[str], cache: Path, device: str
+    ) -> None:
         self.dense, self.tokenizer, self.sentences, self.cache = dense, tokenizer, sentences, cache
+        self.teacher = dense if device == "cpu" else copy.deepcopy(dense).to(device)
         self.reader = Reader.of(dense, tokenizer, LENGTH)
         drawn = Texts("corpus", [(text,) for text in sentences[:CALIBRATION]])
         self.calibration = self.reader.batches(drawn)
@@ -120,36 +132,81 @@ class Learnt:
         progress: Callable[[str, float], None] = told,
     ) -> tuple[Any, list[dict[str, float]]]:  # fmt: skip
         """A student, and the log of its training; one that was stopped goes on from the folder."""
-        small = copy.deepcopy(self.dense)
+        small = copy.deepcopy(self.teacher)
         report = compress(
             small, changes, calibration=self.calibration, texts=self.sentences, tokenizer=self.tokenizer, length=LENGTH,
-            folder=folder, teacher=self.dense, teacher_cache=self.cache, seed=seed, progress=progress,
+            folder=folder, teacher=self.teacher, teacher_cache=self.cache, seed=seed, progress=progress,
         )  # fmt: skip
-        return small, [dict(entry) for step in report.steps for entry in step.report.log]
+        return small.to("cpu"), [dict(entry) for step in report.steps for entry in step.report.log]
 
 
 def final(run: Run, learnt: Learnt) -> bool:
-    """All students beside each other."""
+    """All students beside each other: what they are worth, then the time they take."""
+    given = run.given
+    records = [record for record in run.known() if record.metric != "loss"]
+    if given.part != "time":
+        records = newer(records, worth(run, learnt))
+    if given.part != "quality":
+        records = newer(records, timed(run, learnt))
+    names = [record.variant for record in records if record.metric == "size"]
+    told_of = {record.variant for record in records if record.metric == "spearman"}
+    if not names or not told_of >= set(names):
+        print("the table is shown once all students have been judged and timed")
+        return True
+    run.show(shown(records, names))
+    if given.picture:
+        save(picture(records, read(given.beside) if given.beside.is_file() else []), given.picture)
+    return run.quick or bars(records)
+
+
+def newer(records: list[Record], new: list[Record]) -> list[Record]:
+    """All records, of those of one thing the new one."""
+
+    def of_what(record: Record) -> tuple[str, str, Any]:
+        return record.metric, record.variant, record.setting.get("texts")
+
+    replaced = {of_what(record) for record in new}
+    return [*(record for record in records if of_what(record) not in replaced), *new]
+
+
+def chosen(run: Run) -> dict[str, list[Change]]:
+    """The students that `--only` leaves, by name."""
+    return {name: changes for name, changes in students(run.quick).items() if (run.given.only or name) in name}
+
+
+def worth(run: Run, learnt: Learnt) -> list[Record]:
+    """Records of how well students do, which learn here; each is written as it is known."""
     given, dense = run.given, learnt.dense
-    models: dict[str, Any] = {"dense": dense}
     records: list[Record] = []
-    for name, changes in students(run.quick).items():
+    for name, changes in chosen(run).items():
         folder = given.runs / f"{'quick-' if run.quick else ''}{name.replace(' ', '-')}"
-        models[name], seconds = student_in(learnt, changes, folder)
-        records.append(run.record("compression_time", seconds, name))
-        models[f"{name}, int8"] = copy.deepcopy(models[name])
+        small, seconds = student_in(learnt, changes, folder)
+        models = {"dense": dense, name: small, f"{name}, int8": copy.deepcopy(small)}
         compress(models[f"{name}, int8"], Int8())
         print(f"{name}: {seconds / 60:.1f} min", flush=True)
-    encoders: dict[str, StaticEncoder] = {}
-    for dims in DIMS:
-        encoders[f"{STATIC}, {dims}"], _ = learned_by(
+        new = [run.record("compression_time", seconds, name), *told_ofall(run, learnt, models, {})]
+        run.write(new)
+        records = newer(records, new)
+    for dims in DIMS if (given.only or STATIC) in STATIC else ():
+        encoder, _ = learned_by(
             dense, learnt.sentences, tokenizer=learnt.tokenizer, dims=dims, length=LENGTH, cache=learnt.cache,
             progress=told,
         )  # fmt: skip
-    for texts in (pairs(given.pairs, "train").at(range(TRAIN)), pairs(given.pairs, "valid")):
+        new = told_ofall(run, learnt, {"dense": dense}, {f"{STATIC}, {dims}": encoder})
+        run.write(new)
+        records = newer(records, new)
+    return records
+
+
+def told_ofall(
+    run: Run, learnt: Learnt, models: Mapping[str, Any], encoders: Mapping[str, StaticEncoder]
+) -> list[Record]:
+    """Correlations on both sets of pairs with their ratios to those of the teacher, and how often the order is told."""
+    records = []
+    for texts in (pairs(run.given.pairs, "train").at(range(TRAIN)), pairs(run.given.pairs, "valid")):
         scored = run.scores(judge(models, texts, learnt.reader), {"texts": texts.name})
         for name, encoder in encoders.items():
-            _, ours = judged(dense, learnt.tokenizer, encoder, texts, LENGTH, {})
+            _, ours = judged(learnt.dense, learnt.tokenizer, encoder, texts, LENGTH, {})
             scored.append(
                 run.record("spearman", ours.value, name, {"texts": texts.name}, interval=ours.interval, to="dense")
             )
@@ -158,11 +215,25 @@ def final(run: Run, learnt: Learnt) -> bool:
         name: partial(embed, model, tokenizer=learnt.tokenizer, length=LENGTH) for name, model in models.items()
     }
     encode |= {name: encoder.encode for name, encoder in encoders.items()}
-    for name, share in order_told(encode, pairs(given.pairs, "valid")).items():
+    for name, share in order_told(encode, pairs(run.given.pairs, "valid")).items():
         records.append(run.record("accuracy", 100 * share, name, {"texts": "stsb valid, words in another order"}))
+    return records
+
+
+def timed(run: Run, learnt: Learnt) -> list[Record]:
+    """Records of time and size, which do not depend on what a student has learned: it is taken as it begins."""
+    models: dict[str, Any] = {"dense": learnt.dense}
+    for name, changes in students(run.quick).items():
+        models[name] = copy.deepcopy(learnt.dense)
+        compress(models[name], changes[:-1], calibration=learnt.calibration)
+        models[f"{name}, int8"] = copy.deepcopy(models[name])
+        compress(models[f"{name}, int8"], Int8())
+    vocabulary = len(learnt.dense.get_input_embeddings().weight)
+    tables = {f"{STATIC}, {dims}": torch.randn(vocabulary, dims) for dims in DIMS}
+    encoders = {name: StaticEncoder.of(weight, learnt.tokenizer) for name, weight in tables.items()}
     sizes = {name: bytes_of(model) for name, model in models.items()}
     sizes |= {name: encoder.weight.numel() * 4 for name, encoder in encoders.items()}
-    records += [run.record("size", size / 2**20, name, source="counted") for name, size in sizes.items()]
+    records = [run.record("size", size / 2**20, name, source="counted") for name, size in sizes.items()]
     batch = timed_batch()
     ids = batch["input_ids"]
     flat, places = ids.flatten(), torch.arange(0, ids.numel(), LENGTH)
@@ -171,11 +242,8 @@ def final(run: Run, learnt: Learnt) -> bool:
     with torch.inference_mode():
         times = run.times(calls, ROUNDS, 2)
     records += with_ratios([run.record("latency", time, name) for name, time in times.items()], to="dense")
-    run.show(shown(records, list(sizes)))
     run.write(records)
-    if given.picture:
-        save(picture(records, read(given.beside) if given.beside.is_file() else []), given.picture)
-    return run.quick or bars(records)
+    return records
 
 
 def order_told(encode: Mapping[str, Callable[[list[str]], Tensor]], texts: Texts) -> dict[str, float]:

@@ -353,6 +353,11 @@ def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(Random(f"{seed} {shape.layer} {step}").getrandbits(32))
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Whether few large operations are faster than many that fit a cache."""
+    return x.is_cuda
+
+
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A `with` block in which autocast does not change the dtypes of products."""
     # There is no autocast for the meta device, on which operations are counted; and a program of torch.export with a

@@ -1,6 +1,7 @@
-"""FlexAttention of torch, for patterns on an accelerator: one kernel that skips blocks no query sees."""
+"""FlexAttention of torch, on a GPU: one kernel that skips blocks no query sees, and adds biases that depend on pairs."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,35 @@ def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMa
         assert key_mask is not None
         return torch.where(key_mask[example, j], score, -torch.inf)
 
-    attention: Any = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
-    out: Tensor = attention(q, k, v, score_mod=None if key_mask is None else masked, block_mask=mask)
+    out: Tensor = kernel(q)(q, k, v, score_mod=None if key_mask is None else masked, block_mask=mask)
     return out
+
+
+def by_distance(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool
+) -> Tensor:
+    """softmax(q k^T + table) v over the keys that the key mask (B, M) keeps, 0 without any.
+
+    Query i and key j read `table` (B, H, N, t) at row i, column N - 1 - i + j. Where causal, queries are the last of
+    the positions, and see no later one, of which the table may end short.
+    """
+    last, past, furthest = q.shape[2] - 1, k.shape[2] - q.shape[2], table.shape[3] - 1
+
+    def biased(score: Tensor, example: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        score = score + table[example, head, i, (last - i + j).clamp(max=furthest)]  # of later keys there is none
+        if causal:
+            score = torch.where(j <= i + past, score, -torch.inf)
+        return score if key_mask is None else torch.where(key_mask[example, j], score, -torch.inf)
+
+    out: Tensor = kernel(q)(q, k, v, score_mod=biased, scale=1.0)
+    return out
+
+
+def kernel(q: Tensor) -> Any:
+    """FlexAttention, on a GPU compiled: for the first length by itself, then once for all lengths."""
+    return _compiled() if q.is_cuda else flex_attention
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(flex_attention)

@@ -8,7 +8,7 @@ sigmoid, da = dout v^T where read, ds = a (1 - a) da.
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from greenformers._gradients import by_hand
+from greenformers.attention._contract import on_gpu
 from greenformers.attention._dropout import drop_, new_seed
 
-QUERIES, KEYS, PART = 256, 256, 32
-"""Queries of a tile, keys of a block, and of a part of it in which it is found where a query stops."""
+PART = 32
+"""Keys of a part of a block, in which it is found where a query stops."""
 
-SLICE = 2**19
-"""Weights that are computed at a time, which fit a cache."""
+
+class Sizes(NamedTuple):
+    """Queries of a tile, keys of a block, and the number of weights that are computed at a time."""
+
+    queries: int
+    keys: int
+    numbers: int
+
+
+ON_CPU, ON_GPU = Sizes(256, 256, 2**19), Sizes(1024, 512, 2**26)
+"""Weights that fit a cache; and few large products."""
 
 ALL = slice(None)
 """All heads of a tile."""
@@ -73,7 +83,7 @@ def _read(
     q: Tensor, k: Tensor, v: Tensor | None, limit: Tensor, keep: Tensor | None, threshold: float, together: int,
     dropout: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    out, stop, scratch = torch.zeros_like(q), limit.clone(), q.new_empty(_room(together))
+    out, stop, scratch = torch.zeros_like(q), limit.clone(), q.new_empty(_room(sizes_of(q), together))
     for heads, rows in _tiles(limit, together):
         tile = _Tile(q, k, keep, stop, heads, rows, scratch)
         total, mixed = (
@@ -146,12 +156,12 @@ class _Tile:
 
         Once a query has stopped, others are expected to stop soon, and blocks are shorter.
         """
-        at = 0
+        at, keys = 0, sizes_of(self.keys).keys
         while True:
             going = (self.stop > at).any(1)
             if not bool(going.any()):
                 return
-            width = KEYS // 4 if bool((self.stop <= at).any()) else KEYS
+            width = keys // 4 if bool((self.stop <= at).any()) else keys
             block = slice(at, min(at + width, self.keys.shape[1]))
             yield at, block, ALL if bool(going.all()) else going.nonzero()[:, 0]
             at = block.stop
@@ -168,17 +178,24 @@ class _Tile:
         return a
 
 
-def _room(together: int) -> int:
+def sizes_of(x: Tensor) -> Sizes:
+    """Sizes of tiles for the device of a tensor."""
+    return ON_GPU if on_gpu(x) else ON_CPU
+
+
+def _room(sizes: Sizes, together: int) -> int:
     """Number of weights that are computed at a time."""
-    return max(1, SLICE // (QUERIES * KEYS) // together) * together * QUERIES * KEYS
+    of_head = sizes.queries * sizes.keys
+    return max(1, sizes.numbers // of_head // together) * together * of_head
 
 
 def _tiles(stop: Int[Tensor, "G N"], together: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of heads and of queries, whose weights of a block of keys are no more than `SLICE`, or of one text."""
-    (heads, queries), step = stop.shape, _room(together) // (QUERIES * KEYS)
+    """Slices of heads and of queries, whose weights of a block of keys fit the room, or are of one text."""
+    sizes, (heads, queries) = sizes_of(stop), stop.shape
+    step = _room(sizes, together) // (sizes.queries * sizes.keys)
     for first in range(0, heads, step):
-        for row in range(0, queries, QUERIES):
-            yield slice(first, min(first + step, heads)), slice(row, min(row + QUERIES, queries))
+        for row in range(0, queries, sizes.queries):
+            yield slice(first, min(first + step, heads)), slice(row, min(row + sizes.queries, queries))
 
 
 def _plain(
@@ -218,7 +235,7 @@ class _Read(torch.autograd.Function):
         """Gradients, a tile and a block of keys at a time."""
         q, k, v, stop = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        scratch, seed = q.new_empty(2, _room(ctx.together)), ctx.seed
+        scratch, seed = q.new_empty(2, _room(sizes_of(q), ctx.together)), ctx.seed
         for heads, rows in _tiles(stop, ctx.together):
             tile = _Tile(q, k, ctx.keep, stop, heads, rows, scratch[0])
             given = dout[heads, rows]

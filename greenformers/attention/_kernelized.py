@@ -5,6 +5,7 @@ Katharopoulos 2020, arXiv:2006.16236, eq. 5, 8-10, 18-20.
 Time O(N F D) for F features, bidirectional and causal; decoding keeps a state of F (D + 1) numbers.
 Positions are taken in chunks. The backward pass computes the features of a chunk again, so that features and
 running sums of N positions never exist at once: memory O(N D), as of q, k and v, forward and backward.
+On a GPU all chunks are computed side by side, in operations that torch differentiates: memory O(N F).
 
 Features may come with a factor exp(shift_j) for each key. Only its ratio to exp(m_i) enters, where m_i is the largest
 shift a query may see: as in softmax it cancels, nothing overflows, and no query depends on keys it does not see.
@@ -22,7 +23,7 @@ from torch import Tensor
 from greenformers._gradients import by_hand
 from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite_queries, zeroed
-from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._feature_map import FeatureMap
 
 
@@ -86,7 +87,7 @@ class Kernelized(Attention):
         function = _Causal if self.shape.causal else _Bidirectional
         phi = self.phi
         given = q, k, v, key_mask, phi, self._positions(q, phi)
-        if in_transform():
+        if in_transform() or on_gpu(q):
             return (_plain_causal if self.shape.causal else _plain)(*given)
         out: Tensor = function.apply(*given)
         return out
@@ -98,7 +99,7 @@ class Kernelized(Attention):
         if self.shape.causal:
             return 128
         batch, heads, _, dim = q.shape
-        return max(64, 2**18 // (batch * heads * (phi.width + dim)))
+        return max(64, _numbers(q) // (batch * heads * (phi.width + dim)))
 
     def step(
         self,
@@ -155,7 +156,7 @@ def _forward(
     q: Tensor, keys: _Keys, features: FeatureMap, state: State, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, State]:
     """Causal attention of a chunk on top of a state: outputs, 1 / their denominators, m, and the state after it."""
-    if keys.shift is None and q.shape[2] > (side := min(chunk, _SIDE)):
+    if (keys.shift is None or on_gpu(q)) and q.shape[2] > (side := min(chunk, _SIDE)):
         return _side_by_side(q, keys, features, state, side)
     phi = features.queries(q)
     scores, _, m = _within(phi, keys, state.m)
@@ -164,34 +165,67 @@ def _forward(
     return (sums[..., :-1] + scores @ keys.v) * scale, scale, m, _added(state, keys)
 
 
-_SIDE, _NUMBERS = 64, 2**18
+_SIDE, _NUMBERS, _NUMBERS_ON_GPU = 64, 2**18, 2**28
 """Positions of a chunk where several are computed side by side, and the number of feature values of all of these."""
 
 
+def _numbers(x: Tensor) -> int:
+    """Numbers that are computed at a time: as many as stay in a CPU's cache, or a part of a GPU's memory."""
+    return _NUMBERS_ON_GPU if on_gpu(x) else _NUMBERS
+
+
 def _together(q: Tensor, features: FeatureMap, chunk: int) -> int:
-    """Number of positions taken at a time: a chunk, or, without shifts, as many chunks as stay in a CPU's cache."""
-    some = _NUMBERS // (q.shape[0] * q.shape[1] * features.width)
-    return chunk if features.has_shifts else max(chunk, some // chunk * chunk)
+    """Number of positions taken at a time: a chunk, or, side by side, as many chunks as `_numbers` allows."""
+    some = _numbers(q) // (q.shape[0] * q.shape[1] * features.width)
+    return chunk if features.has_shifts and not on_gpu(q) else max(chunk, some // chunk * chunk)
 
 
 def _side_by_side(
     q: Tensor, keys: _Keys, features: FeatureMap, state: State, side: int
 ) -> tuple[Tensor, Tensor, Tensor, State]:
-    """`_forward` for keys without shifts, in chunks of `side` positions that are computed at once."""
+    """`_forward` in chunks of `side` positions that are computed at once."""
     batch, heads, count, _ = q.shape
     missing = -count % side
 
-    def chunks(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, side))
+    def chunks(x: Tensor, value: float = 0.0) -> Tensor:
+        return F.pad(x, (0, 0, 0, missing), value=value).unflatten(2, (-1, side))
 
     values = torch.cat([keys.v, keys.v.new_ones(batch, heads, count, 1)], 3)
     phi, of_keys, values = chunks(features.queries(q)), chunks(keys.phi), chunks(values)
-    # (B, H, G + 1, F, D + 1): sums over the keys before each chunk, and over all keys.
-    before = torch.cat([state.both[:, :, None], of_keys.mT @ values], 2).cumsum(2)
-    sums = ((phi @ of_keys.mT).tril() @ values + phi @ before[:, :, :-1]).flatten(2, 3)[:, :, :count]
+    scores = (phi @ of_keys.mT).tril()
+    if keys.shift is None:
+        # (B, H, G + 1, F, D + 1): sums over the keys before each chunk, and over all keys.
+        before, m, last = torch.cat([state.both[:, :, None], of_keys.mT @ values], 2).cumsum(2), state.m, state.m
+        sums = scores @ values + phi @ before[:, :, :-1]
+    else:
+        shift = chunks(keys.shift, _floor(q))
+        tops = shift.detach().amax(3, keepdim=True)  # of each chunk (B, H, G, 1, 1)
+        m = torch.maximum(keys.shift.detach().cummax(2).values, state.m)
+        of_chunks = (of_keys * (shift - tops).exp()).mT @ values
+        before, highest = _falling(state, of_chunks, tops)
+        m_ = chunks(m)
+        decay = (shift.mT - m_).clamp(max=0).exp()
+        sums = (scores * decay) @ values + (highest[:, :, :-1] - m_).clamp(max=0).exp() * (phi @ before[:, :, :-1])
+        last = highest[:, :, -1]
+    sums = sums.flatten(2, 3)[:, :, :count]
     scale = _reciprocal(sums[..., -1:])
-    after = State(before[:, :, -1, :, :-1], before[:, :, -1, :, -1:], state.m)
-    return sums[..., :-1] * scale, scale, state.m, after
+    after = State(before[:, :, -1, :, :-1], before[:, :, -1, :, -1:], last)
+    return sums[..., :-1] * scale, scale, m, after
+
+
+def _falling(state: State, of_chunks: Tensor, tops: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over the keys before each chunk and over all (B, H, G + 1, F, D + 1), times exp(-m), and that m.
+
+    Args:
+        state: The sums before the first chunk.
+        of_chunks: The sums over each chunk (B, H, G, F, D + 1), times exp(-top).
+        tops: The largest shift of each chunk (B, H, G, 1, 1).
+    """
+    tops = torch.cat([state.m[:, :, None], tops], 2)
+    highest = tops.cummax(2).values
+    share = (tops.flatten(2)[:, :, None] - highest.flatten(2)[..., None]).clamp(max=0).exp().tril()  # (B, H, G+1, G+1)
+    sums = torch.cat([state.both[:, :, None], of_chunks], 2)
+    return (share @ sums.flatten(3)).view_as(sums), highest
 
 
 def _single(q: Tensor, keys: _Keys, features: FeatureMap, state: State) -> tuple[Tensor, State]:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from greenformers.attention._aligned import finite, is_traced
 from greenformers.attention._base2 import LN2
-from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._dropout import new_seed
+from greenformers.attention._flex import by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import How, RelativeTiled
 
@@ -24,6 +26,9 @@ HIDDEN = -1e30
 
 FEW = 16
 """Number of queries up to which all scores are computed at once."""
+
+TABLE, ROWS = 2**28, 128
+"""Scores by distance that exist at a time on a GPU, of a multiple of so many queries."""
 
 
 def reference(
@@ -103,11 +108,33 @@ class Relative(Attention):
         dropout = self.dropout if self.training else 0.0
         how = How(self.shape.causal, dropout, new_seed(dropout))
         scale = q.shape[3] ** -0.5 / LN2
+        if on_gpu(q) and not dropout:
+            return self._by_flex(q, k, v, key_mask)
         with full_precision(q):
             x = exact(q)
             qu, qv = ((x + exact(y)[:, None]) * scale for y in (self.u, self.v))
             out: Tensor = RelativeTiled.apply(qu, qv, exact(k), exact(v), self._of_distances(x, N, M), bias, how)
         return (out if none is None else out.masked_fill(none, 0.0)).to(v.dtype)
+
+    def _by_flex(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
+        """By FlexAttention, some queries at a time: scores by distance of these exist, and are computed again."""
+        (B, H, N, _), M = q.shape, k.shape[2]
+        qu, qv = ((q + y.to(q.dtype)[:, None]) * q.shape[3] ** -0.5 for y in (self.u, self.v))
+        distances = self._of_distances(exact(q[:, :, :1]), N, M).to(q.dtype)
+
+        def rows(qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, mask: Tensor | None) -> Tensor:
+            return by_distance(qu, k, v, qv @ F.mT, mask, causal=self.shape.causal)
+
+        step, outs = max(ROWS, TABLE // (B * H * (N + M)) // ROWS * ROWS), []
+        for first in range(0, N, step):
+            end = min(first + step, N)
+            keys = slice(M - N + end if self.shape.causal else M)
+            # The distance of the last of these queries to the first key is the first that they need.
+            F = distances[:, N - end : N - first + len(range(M)[keys]) - 1]
+            mask = None if key_mask is None else key_mask[:, keys]
+            given = qu[:, :, first:end], qv[:, :, first:end], k[:, :, keys], v[:, :, keys], F, mask
+            outs.append(checkpoint(rows, *given, use_reentrant=False) if torch.is_grad_enabled() else rows(*given))
+        return torch.cat(outs, 2)
 
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
         """With all scores."""

@@ -16,13 +16,25 @@ from torch import Tensor
 
 from greenformers._gradients import by_hand
 from greenformers.attention._base2 import LN2, exp2_
+from greenformers.attention._contract import on_gpu
 from greenformers.attention._dropout import drop_
 
-QUERIES, KEYS = 128, 512
-"""Queries of a tile, and keys that it reads at once."""
 
-HEADS = 8
-"""Heads that are computed at once."""
+class Sizes(NamedTuple):
+    """Queries of a tile, keys that it reads at once, and heads that are computed at once."""
+
+    queries: int
+    keys: int
+    heads: int
+
+
+ON_CPU, ON_GPU = Sizes(128, 512, 8), Sizes(1024, 2048, 64)
+"""Scores that fit a cache; and few large products."""
+
+
+def sizes_of(x: Tensor) -> Sizes:
+    """Sizes of tiles for the device of a tensor."""
+    return ON_GPU if on_gpu(x) else ON_CPU
 
 
 class How(NamedTuple):
@@ -50,16 +62,18 @@ class _Tile(NamedTuple):
     first: int
 
 
-def _tiles(B: int, H: int, N: int, M: int, causal: bool) -> Iterator[tuple[slice, slice, int, slice, list[_Tile]]]:
+def _tiles(
+    B: int, H: int, N: int, M: int, causal: bool, sizes: Sizes
+) -> Iterator[tuple[slice, slice, int, slice, list[_Tile]]]:
     """Tiles of queries of all texts and heads; of each the blocks of keys that it reads."""
     for text in range(B):
-        for first in range(0, H, HEADS):
-            factors = slice(first, min(first + HEADS, H))
+        for first in range(0, H, sizes.heads):
+            factors = slice(first, min(first + sizes.heads, H))
             heads = slice(text * H + factors.start, text * H + factors.stop)
-            for row in range(0, N, QUERIES):
-                rows = slice(row, min(row + QUERIES, N))
+            for row in range(0, N, sizes.queries):
+                rows = slice(row, min(row + sizes.queries, N))
                 end = M - N + rows.stop if causal else M
-                blocks = [slice(at, min(at + KEYS, end)) for at in range(0, end, KEYS)]
+                blocks = [slice(at, min(at + sizes.keys, end)) for at in range(0, end, sizes.keys)]
                 # The distance of query i and key j is row N - 1 - i + j of F: of the last query it is the first.
                 tiles = [_Tile(heads, factors, text, rows, block, N - rows.stop + block.start) for block in blocks]
                 yield heads, factors, text, rows, tiles
@@ -78,11 +92,12 @@ class _Scores:
 
     def __init__(self, k: Tensor, F: Tensor, bias: Tensor | None, how: How, past: int) -> None:
         self.k, self.F, self.bias, self.how, self.past = k, F, bias, how, past
-        heads = min(HEADS, len(F))
-        self.room = [k.new_empty(heads * QUERIES * KEYS) for _ in range(2)]
-        self.strip_room = k.new_empty(heads * QUERIES * (KEYS + QUERIES + 16))
-        later = torch.ones(QUERIES, QUERIES, dtype=torch.bool, device=k.device).triu(1)
-        self.later = torch.zeros(QUERIES, QUERIES, dtype=k.dtype, device=k.device).masked_fill_(later, -1e30)
+        queries, keys, heads = sizes_of(k)
+        heads = min(heads, len(F))
+        self.room = [k.new_empty(heads * queries * keys) for _ in range(2)]
+        self.strip_room = k.new_empty(heads * queries * (keys + queries + 16))
+        later = torch.ones(queries, queries, dtype=torch.bool, device=k.device).triu(1)
+        self.later = torch.zeros(queries, queries, dtype=k.dtype, device=k.device).masked_fill_(later, -1e30)
 
     def __call__(self, qu: Tensor, qv: Tensor, tile: _Tile) -> Tensor:
         """Scores (h, b, w) of queries (h, b, D) with both biases, scaled."""
@@ -137,7 +152,7 @@ class RelativeTiled(torch.autograd.Function):
         qu, qv, k, v = (x.flatten(0, 1) for x in (qu, qv, k, v))
         out, lse = torch.empty_like(qu), qu.new_empty(B * H, N)
         scores, seed = _Scores(k, padded(F), bias, how, M - N), how.seed
-        for heads, _, _, rows, tiles in _tiles(B, H, N, M, how.causal):
+        for heads, _, _, rows, tiles in _tiles(B, H, N, M, how.causal, sizes_of(k)):
             own_u, own_v = qu[heads, rows].contiguous(), qv[heads, rows].contiguous()
             top = total = mixed = None
             for tile in tiles:
@@ -176,7 +191,7 @@ class RelativeTiled(torch.autograd.Function):
         dqu, dqv = torch.empty_like(qu), torch.empty_like(qv)
         dk, dv, dF = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(wide)
         scores, seed = _Scores(k, wide, ctx.bias, ctx.how, M - N), ctx.how.seed
-        for heads, factors, _, rows, tiles in _tiles(B, H, N, M, ctx.how.causal):
+        for heads, factors, _, rows, tiles in _tiles(B, H, N, M, ctx.how.causal, sizes_of(k)):
             own_u, own_v, grad = (x[heads, rows].contiguous() for x in (qu, qv, dout))
             of_u, of_v = torch.zeros_like(own_u), torch.zeros_like(own_v)
             for tile in tiles:
@@ -200,7 +215,7 @@ class RelativeTiled(torch.autograd.Function):
 
 def padded(F: Float[Tensor, "H t D"]) -> Float[Tensor, "H T D"]:
     """With rows behind the last for keys that are hidden as later than their query, and for whole multiples of 16."""
-    return torch.nn.functional.pad(F, (0, 0, 0, QUERIES + 16))
+    return torch.nn.functional.pad(F, (0, 0, 0, sizes_of(F).queries + 16))
 
 
 def plain(

@@ -9,7 +9,7 @@ import torch
 from pairs import CAUSAL, FORMS, met, met_if, seen
 from torch.nn.attention.flex_attention import flex_attention
 
-from greenformers.attention import Shape, _flex, build
+from greenformers.attention import Shape, _flex, _relative, build
 
 HEADS, DIM = 3, 16
 OPTIONS = {
@@ -146,3 +146,24 @@ def test_the_block_mask_drops_nothing_visible(name, causal, on_kernel, monkeypat
     if name in ("sliding_window", "cascade", "local_blocks", "longformer", "etc"):
         looked_at = mask.kv_num_blocks + mask.full_kv_num_blocks
         assert looked_at.sum() < HEADS * looked_at.shape[-1] ** 2
+
+
+@pytest.mark.usefixtures("untraced")
+@each_padding
+@pytest.mark.parametrize(
+    ("causal", "queries", "keys"), [(True, 45, 45), (True, 21, 45), (False, 45, 45)], ids=["causal", "memory", ""]
+)
+def test_scores_by_distance_are_those_of_the_tiles(causal, queries, keys, padded, monkeypatch):
+    shape = Shape(heads=HEADS, head_dim=DIM, max_len=400, causal=causal)
+    module = build("transformer_xl", shape)
+    with torch.no_grad():
+        module.u.normal_()
+        module.v.normal_()
+    mask = padding(keys) if padded else None
+    inputs = drawn(queries, keys)
+    with torch.no_grad():  # FlexAttention has no gradient on the CPU; benchmarks/device.py compares those of a GPU
+        expected = module(*inputs, mask)
+        monkeypatch.setattr(_relative, "on_gpu", lambda _: True)
+        monkeypatch.setattr(_relative, "TABLE", 2 * HEADS * 90 * 16)  # of a few queries
+        monkeypatch.setattr(_relative, "ROWS", 16)
+        torch.testing.assert_close(module(*inputs, mask), expected, rtol=1e-5, atol=1e-5)

@@ -300,10 +300,8 @@ def test_dacs_computes_no_more_than_is_read():
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_dacs_in_tiles_and_blocks_is_that_at_once(synchronous, monkeypatch):
     """Of more queries and keys than a tile and a block hold, some of which halt in each, with gradients."""
-    monkeypatch.setattr(_halting, "QUERIES", 8)
-    monkeypatch.setattr(_halting, "KEYS", 16)
+    monkeypatch.setattr(_halting, "ON_CPU", _halting.Sizes(queries=8, keys=16, numbers=256))
     monkeypatch.setattr(_halting, "PART", 4)
-    monkeypatch.setattr(_halting, "SLICE", 256)
     torch.manual_seed(0)
     module = build("dacs", Shape(3, 5, 67, causal=True), threshold=9.3, synchronous=synchronous).double()
     q, k, v = (torch.randn(2, 3, 67, 5).double().requires_grad_() for _ in range(3))

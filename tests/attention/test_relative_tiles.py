@@ -12,8 +12,7 @@ from greenformers.attention import Shape, _relative, _relative_tiles, build
 def small_tiles(monkeypatch):
     """Tiles of 4 queries, 8 keys and 2 heads, also of few queries."""
     monkeypatch.setattr(_relative, "FEW", 0)
-    for name, size in {"QUERIES": 4, "KEYS": 8, "HEADS": 2}.items():
-        monkeypatch.setattr(_relative_tiles, name, size)
+    monkeypatch.setattr(_relative_tiles, "ON_CPU", _relative_tiles.Sizes(queries=4, keys=8, heads=2))
 
 
 def made(causal, heads=3, dim=5):

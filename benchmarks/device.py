@@ -1,0 +1,389 @@
+"""Every mechanism and every change on an accelerator: the same numbers as on the CPU, and its speed beside SDPA.
+
+    python benchmarks/device.py [--quick] [--only NAME] [--part checks|speed|changes] [--json results/device.jsonl]
+
+Checks: outputs and gradients in float32 beside those of the CPU in float64, outputs in bfloat16 beside them, with a
+mask; causality to the bit; the amount of padding. Where a mechanism chooses keys by a step that rounding can change,
+both are given the choice of the CPU.
+
+Speed: 8 heads of 64, 32,768 tokens in all, in bfloat16, inference and training, beside torch's fused attention under
+the same causal mask; and the peak memory. A mechanism is left out where N x M numbers do not fit.
+
+Changes: a small BERT of drawn weights, changed on the accelerator; it is compared with the same change on the CPU,
+saved, and loaded again onto the accelerator.
+
+Skipped where there is no CUDA device; `--device cpu` runs the checks here.
+"""
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from _harness import Benchmark, Option, Run, growth, yes
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+import greenformers
+from greenformers.attention import Attention, Shape, build, names
+from greenformers.changes import Attention as Swap
+from greenformers.changes import (
+    Bits,
+    Change,
+    Heads,
+    Heal,
+    Int8,
+    Layers,
+    LowRank,
+    Narrow,
+    Neurons,
+    Product,
+    Prune,
+    Shrink,
+    Sparse,
+    Width,
+)
+from greenformers.measure.latency import interleaved
+from greenformers.measure.limit import OutOfMemory, attempt
+from greenformers.measure.memory import peak_memory
+from greenformers.measure.record import Record, with_ratios
+
+HEADS, DIM = 8, 64
+CHECKED, TEXT = 640, 300
+EXACT, ROUNDED = 1e-4, 3e-2
+"""Largest relative differences, of float32 and of bfloat16."""
+TOKENS = 32_768
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+SDPA = "full"
+PARTS = ("checks", "speed", "changes")
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="two lengths and 3 rounds",
+    options=(
+        Option("--lengths", "of the timings, with commas between", default=",".join(map(str, LENGTHS))),
+        Option("--only", "the mechanisms or changes whose name holds this"),
+        Option("--part", "one part alone", choices=PARTS),
+        Option("--device", "cuda, or cpu for the checks alone", default="cuda", choices=("cuda", "cpu")),
+    ),
+)
+
+
+def main(run: Run) -> bool:
+    given = run.given
+    if given.device == "cuda" and not torch.cuda.is_available():
+        run.skip("there is no CUDA device")
+    if given.device == "cpu" and given.part not in ("checks", "changes"):
+        run.refuse("--device cpu is for --part checks and --part changes")
+    met = True
+    for part, work in zip(PARTS, (checks, speeds, changes), strict=True):
+        if given.part in (None, part):
+            met &= work(run, torch.device(given.device))
+    return met
+
+
+@dataclass(frozen=True)
+class Form:
+    """A mechanism, causal or not."""
+
+    name: str
+    causal: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}, causal" if self.causal else self.name
+
+    def build(self, length: int) -> Attention:
+        """The mechanism with drawn parameters, for sequences of so many positions."""
+        torch.manual_seed(0)
+        return build(self.name, Shape(HEADS, DIM, length, causal=self.causal)).eval()
+
+
+def forms(run: Run) -> Iterator[Form]:
+    """Every form there is."""
+    for name in names():
+        for causal in (False, True):
+            form = Form(name, causal)
+            if run.given.only and run.given.only not in str(form):
+                continue
+            try:
+                form.build(CHECKED)
+            except ValueError as error:
+                if causal and "causal" in str(error):
+                    continue
+                raise
+            yield form
+
+
+# Checks.
+
+
+def checks(run: Run, device: torch.device) -> bool:
+    """Every form's numbers beside those of the CPU."""
+    table = Table("mechanism", "float32", "gradients", "bfloat16", "causal", "padding", title="beside the CPU")
+    records, met = [], True
+    for form in forms(run):
+        try:
+            cells, fine = checked(form, device)
+        except Exception as error:
+            cells, fine = [f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"], False
+        met &= fine
+        table.add_row(str(form), *cells, "" if fine else "!")
+        records.append(run.record("failures", float(not fine), str(form), {"part": "checks"}))
+    run.show(table)
+    run.write(records)
+    print(f"the same numbers as on the CPU, causal to the bit, whatever the padding: {yes(met)}")
+    return met
+
+
+def checked(form: Form, device: torch.device) -> tuple[list[str], bool]:
+    """What differs, for people, and whether it is no more than rounding."""
+    exact = form.build(CHECKED).double()
+    q, k, v = drawn(CHECKED, torch.float64)
+    mask = torch.arange(CHECKED) < torch.tensor([CHECKED, CHECKED - 83])[:, None]
+    more: dict[str, Tensor] = {}
+    if exact.chooses:
+        more["choice"] = exact.choose(q, k, v, mask)
+    there = copy.deepcopy(exact).float().to(device)
+    expected, of_expected = with_gradients(exact, (q, k, v), mask, more)
+    found, of_found = with_gradients(there, tuple(x.float().to(device) for x in (q, k, v)), mask.to(device), more)
+    single, gradients = apart(found, expected), max(map(apart, of_found, of_expected))
+    low = copy.deepcopy(there).to(torch.bfloat16)
+    with torch.no_grad():
+        half = low(*(x.bfloat16().to(device) for x in (q, k, v)), mask.to(device), **on(more, device))
+    rounded = apart(half[mask_of(mask, half)], expected[mask_of(mask, expected)])
+    causal = "" if not form.causal else yes(to_the_bit(there, device))
+    padding = amount_of_padding(form, device)
+    cells = [f"{single:.1e}", f"{gradients:.1e}", f"{rounded:.1e}", causal, f"{padding:.1e}"]
+    fine = single <= EXACT and gradients <= 10 * EXACT and rounded <= ROUNDED and causal != "no" and padding <= EXACT
+    return cells, fine
+
+
+def drawn(length: int, dtype: torch.dtype, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(batch, HEADS, length, DIM, generator=generator, dtype=torch.float64) for _ in range(3))
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def on(more: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: x.to(device) for name, x in more.items()}
+
+
+def mask_of(mask: Tensor, out: Tensor) -> Tensor:
+    return mask[:, None, :].expand(out.shape[:3]).to(out.device)
+
+
+def with_gradients(
+    module: Attention, inputs: tuple[Tensor, ...], mask: Tensor, more: Mapping[str, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of kept queries, and gradients of the inputs that have one."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = module(*leaves, mask, **on(more, mask.device)).masked_fill(~mask[:, None, :, None], 0.0)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out)
+    (out * weight).sum().backward()
+    everything = [*leaves, *module.parameters()]
+    return out.detach(), [x.grad for x in everything if x.grad is not None]
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """||found - expected|| / ||expected||."""
+    found = found.detach().double().cpu()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+
+
+@torch.no_grad()
+def to_the_bit(module: Attention, device: torch.device) -> bool:
+    """Whether the first outputs stay when later inputs change."""
+    q, k, v = (x.to(device) for x in drawn(CHECKED, torch.float32))
+    before = module(q, k, v)
+    changed = [torch.cat([x[:, :, :TEXT], 3 * x[:, :, TEXT:].flip(2)], 2) for x in (q, k, v)]
+    return torch.equal(module(*changed)[:, :, :TEXT], before[:, :, :TEXT])
+
+
+@torch.no_grad()
+def amount_of_padding(form: Form, device: torch.device) -> float:
+    """How far the outputs of a text are from those of the same text between masked positions."""
+    module = form.build(CHECKED).to(device)
+    q, k, v = (x[:1, :, :TEXT].to(device) for x in drawn(CHECKED, torch.float32))
+    kept = torch.ones(1, TEXT, dtype=torch.bool, device=device)
+    alone = module(q, k, v, kept)
+    left, right = 37, 83
+    wide = [nn.functional.pad(x, (0, 0, left, right), value=2.0) for x in (q, k, v)]
+    padded = module(*wide, nn.functional.pad(kept, (left, right)))[:, :, left : left + TEXT]
+    return apart(padded, alone.double().cpu())
+
+
+# Speed.
+
+
+def speeds(run: Run, device: torch.device) -> bool:
+    """Time and peak memory of every form at all lengths, beside fused attention."""
+    lengths = LENGTHS[1:4:2] if run.quick else tuple(map(int, run.given.lengths.split(",")))
+    for causal in (False, True):
+        for training in (False, True):
+            records: list[Record] = []
+            for length in lengths:
+                records += at_length(run, causal, training, length, device)
+            run.write(records)
+            shown(run, records, f"{'causal, ' * causal}{title(training)}", lengths)
+    return True
+
+
+def title(training: bool) -> str:
+    return "training" if training else "inference"
+
+
+def at_length(run: Run, causal: bool, training: bool, length: int, device: torch.device) -> list[Record]:
+    q, k, v = (x.to(device) for x in drawn(length, torch.bfloat16, TOKENS // length))
+    grad = torch.randn_like(q)
+    calls: dict[str, Callable[[], object]] = {}
+    setting = {"length": length, "causal": causal, "mode": title(training), "tokens": TOKENS}
+    records = []
+    for form in forms(run):
+        if form.causal != causal and form.name != SDPA:
+            continue
+        name = form.name
+        call = ready(Form(name, causal), length, (q, k, v), grad, training)
+        try:
+            attempt(call, device)  # kernels are compiled
+            began = time.monotonic()
+            peak = attempt(lambda call=call: peak_memory(call, device), device)  # type: ignore[misc]
+            torch.cuda.synchronize(device)
+        except OutOfMemory as error:
+            records.append(run.record(f"out_of_memory_{title(training)}", error.limit / 2**20, name, setting))
+            continue
+        except Exception as error:
+            print(f"{name}, N {length}, {title(training)}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            continue
+        spent = time.monotonic() - began
+        records.append(run.record(f"peak_memory_{title(training)}", peak / 2**20, name, setting))
+        if spent < 1.0:
+            calls[name] = call
+        else:
+            records.append(run.record("latency", 1e3 * spent, name, setting))
+    rounds = 3 if run.quick else 11
+    for name, timing in interleaved(calls, repeats=rounds, warmup=1, device=device).items():
+        records.append(run.record("latency", timing, name, setting))
+    return with_ratios(records, to=SDPA)
+
+
+def ready(form: Form, length: int, inputs: tuple[Tensor, ...], grad: Tensor, training: bool) -> Callable[[], object]:
+    module = form.build(length).to(inputs[0].device, torch.bfloat16)
+
+    def forward() -> Tensor:
+        with torch.inference_mode():
+            out: Tensor = module(*inputs)
+            return out
+
+    def both() -> None:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        module(*leaves).backward(grad)
+        module.zero_grad()
+
+    return both if training else forward
+
+
+def shown(run: Run, records: list[Record], about: str, lengths: tuple[int, ...]) -> None:
+    """Milliseconds, times as fast as fused attention, and MiB."""
+    table = Table("", *(f"N {length:,}" for length in lengths), "exponent", title=f"{about}: ms (times SDPA's), MiB")
+    for name in dict.fromkeys(record.variant for record in records):
+        times = {r.setting["length"]: r for r in records if (r.metric, r.variant) == ("latency", name)}
+        peaks = {r.setting["length"]: r for r in records if r.metric.startswith("peak") and r.variant == name}
+        cells = [
+            f"{times[n].value:.2f} ({1 / (times[n].ratio or 1):.2f}x) {peaks[n].value:.0f}" if n in times else "-"
+            for n in lengths
+        ]
+        table.add_row(name, *cells, f"{1 + growth({n: r.value for n, r in times.items()}) if times else 0:.2f}")
+    run.show(table)
+
+
+# Changes.
+
+
+def recipes() -> dict[str, list[Change]]:
+    """One of every change, and some that belong together."""
+    return {
+        "low rank": [LowRank(0.5)], "attention": [Swap("linformer", options={"k": 32})], "layers": [Layers(2)],
+        "heads": [Heads(0.5)], "neurons": [Neurons(0.5)], "prune": [Prune(0.5)], "shrink": [Shrink(0.5)],
+        "width": [Width(0.75)], "narrow": [Narrow(96, layers=2)], "sparse": [Sparse(0.5)], "int8": [Int8()],
+        "bits": [Bits(4)], "product": [Product()], "healed": [LowRank(0.5), Heal(20, batch_size=16)],
+        "student, healed": [
+            Narrow(96, layers=2),
+            Heal(20, batch_size=16, weights={"embeddings": 1.0, "similarities": 10.0}),
+        ],
+        "aware": [LowRank(0.5), Heal(20, batch_size=16, aware=True), Int8()],
+    }  # fmt: skip
+
+
+def changes(run: Run, device: torch.device) -> bool:
+    """Each change made there, beside the CPU's, and loaded again."""
+    table = Table("change", "seconds", "on the CPU", "apart", "loaded again", "", title="changes of a network there")
+    records, met = [], True
+    for name, recipe in recipes().items():
+        if run.given.only and run.given.only not in name:
+            continue
+        try:
+            cells, fine = made(recipe, device)
+        except Exception as error:
+            cells, fine = ["", "", f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"], False
+        met &= fine
+        print(f"{name}: {' '.join(cells)}", flush=True)
+        table.add_row(name, *cells, "" if fine else "!")
+        records.append(run.record("failures", float(not fine), name, {"part": "changes"}))
+    run.show(table)
+    run.write(records)
+    print(f"every change is made there, saved and loaded: {yes(met)}")
+    return met
+
+
+def network(recipe: list[Change]) -> PreTrainedModel:
+    """A small BERT of drawn weights; what is looked for does not depend on its size. Width is of pre-norm networks."""
+    torch.manual_seed(0)
+    if any(isinstance(change, Width) for change in recipe):
+        return GPT2LMHeadModel(GPT2Config(n_embd=192, n_head=6, n_layer=3, vocab_size=2000)).eval()
+    config = BertConfig(
+        hidden_size=192, num_attention_heads=6, intermediate_size=768, num_hidden_layers=3, vocab_size=2000,
+    )  # fmt: skip
+    return BertModel(config).eval()
+
+
+def batches(device: torch.device) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(1000, 2000, (64, 32), generator=generator).to(device)
+    return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in ids.split(16)]
+
+
+def made(recipe: list[Change], device: torch.device) -> tuple[list[str], bool]:
+    """What is to be said of a recipe, and whether it is fine."""
+    there, seconds = changed(recipe, device)
+    here, own = changed(recipe, torch.device("cpu"))
+    (first, *_) = batches(device)
+    (same, *_) = batches(torch.device("cpu"))
+    with torch.inference_mode():
+        out = there(**first)[0]
+        difference = apart(out, here(**same)[0].double())
+        with tempfile.TemporaryDirectory() as folder:
+            greenformers.save(there, Path(folder) / "small")
+            again = greenformers.load(Path(folder) / "small").to(device).eval()
+            back = apart(again(**first)[0], out.double().cpu())
+    fine = bool(out.isfinite().all()) and back <= EXACT
+    return [f"{seconds:.1f}", f"{own:.1f}", f"{difference:.1e}", f"{back:.1e}"], fine
+
+
+def changed(recipe: list[Change], device: torch.device) -> tuple[Any, float]:
+    (model, teacher), inputs = (network(recipe).to(device) for _ in range(2)), batches(device)
+    rows = [
+        {name: x[row].cpu() for name, x in part.items()} for part in inputs for row in range(len(part["input_ids"]))
+    ]
+    began = time.monotonic()
+    greenformers.compress(model, recipe, calibration=inputs, examples=rows, teacher=teacher)
+    return model.to(device).eval(), time.monotonic() - began
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(main)
