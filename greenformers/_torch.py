@@ -109,7 +109,14 @@ def int8_matmul(a: Tensor, b: Tensor) -> Tensor:
 
     It depends on `torch._int_mm`. `(a.int() @ b.int())` gives the same, slowly, and not on a GPU.
     """
-    return torch._int_mm(a, b)
+    return padded_matmul(a, b) if a.is_cuda else torch._int_mm(a, b)
+
+
+def padded_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """`int8_matmul` by a GPU, which takes more than 16 rows, and multiples of 8 of the other sizes."""
+    (N, n), m = a.shape, b.shape[1]
+    a, b = F.pad(a, (0, -n % 8, 0, max(0, 17 - N))), F.pad(b, (0, -m % 8, 0, -n % 8))
+    return torch._int_mm(a, b)[:N, :m]
 
 
 def has_fused_int8() -> bool:

@@ -1,4 +1,4 @@
-"""FlexAttention of torch, on a GPU: one kernel that skips blocks no query sees, and adds biases that depend on pairs."""
+"""FlexAttention of torch, on a GPU: one kernel, which skips blocks no query sees and adds biases of pairs."""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,9 +26,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMa
     return out
 
 
-def by_distance(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool
-) -> Tensor:
+def by_distance(q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
     """softmax(q k^T + table) v over the keys that the key mask (B, M) keeps, 0 without any.
 
     Query i and key j read `table` (B, H, N, t) at row i, column N - 1 - i + j. Where causal, queries are the last of

@@ -39,8 +39,9 @@ WIDENED, BATCH = 256, 16
 
 _NONE = torch.Generator()
 
-VALID = 20
-"""One example in so many is held out; on these the loss is evaluated, by which healing may end early."""
+VALID, HELD = 20, 512
+"""One example in so many is held out, and no more than so many; on these the loss is evaluated, by which healing may
+end early: of more it would be known no better, and take longer than the training."""
 
 
 def heal(
@@ -189,7 +190,9 @@ def check_teacher(
     Raises:
         ValueError: It does not, or one of the two cannot be run on the examples.
     """
-    batch = examples.rows["train"].collate([examples.rows["train"][0]])
+    example = examples.rows["train"].collate([examples.rows["train"][0]])
+    device = next(model.parameters()).device
+    batch = {name: x.to(device) for name, x in example.items()}
     student, teacher = type(model).__name__, type(original).__name__
     seen = []
     for network in (model, original):
@@ -249,7 +252,7 @@ class _Progress(TrainerCallback):
 
 
 class Distillation(Objective):
-    """Examples for distillation, of which one in `VALID` is held out.
+    """Examples for distillation, of which one in `VALID` is held out, and no more than `HELD`.
 
     Args:
         rows: The examples as the network reads them.
@@ -268,7 +271,7 @@ class Distillation(Objective):
     def __init__(self, rows: Rows, schedule: Schedule | None = None) -> None:
         if len(rows) < 2:
             raise ValueError(f"healing needs at least 2 examples, got {len(rows)}")
-        held = range(0, len(rows), VALID)
+        held = range(0, len(rows), max(VALID, -(-len(rows) // HELD)))
         self.places = {"train": [at for at in range(len(rows)) if at not in held], "valid": list(held)}
         self.all, self.taught = rows, None
         self.rows = {split: rows.at(places) for split, places in self.places.items()}

@@ -1,6 +1,7 @@
 """The examples that a recipe and its judgement need, and their files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from greenformers.changes import Change
@@ -25,6 +26,13 @@ def check_parts(changes: Sequence[Change], job: Job) -> bool:
     if job.texts is not None and all(part in own for part in FILES if part in used):
         raise ValueError("--texts is of no use: every part that is needed has a file of its own")
     return bool(own) or job.texts is not None
+
+
+def fitted(job: Job, changes: Sequence[Change]) -> Job:
+    """The job without the files of examples that none of these changes needs."""
+    used = _used(changes)
+    job = replace(job, **{FILES[part]: None for part in _own(job) if part not in used})
+    return replace(job, texts=None) if used <= _own(job).keys() else job
 
 
 def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str, Examples]:

@@ -14,7 +14,7 @@ from greenformers.checkpoint.save import check_place
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import check_parts, read_parts
+from greenformers.compress.reading import check_parts, fitted, read_parts
 from greenformers.compress.run import Unfinished, files_of, given_by, run
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
@@ -99,7 +99,7 @@ def find(
     while True:
         genes, steps = search.in_full() if search.plan.heals else (search.best().genes, search.best().steps)
         recipe, made = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
-        report, records, notes = run(model, recipe, made, job, about, progress, judging=unseen)
+        report, records, notes = run(model, recipe, made, fitted(job, recipe), about, progress, judging=unseen)
         best = search.add(genes, steps, pretrained(str(made))[0])
         if steps <= HURDLES[-1] or bound.met_by(best) or search.best() == best:
             break
