@@ -376,7 +376,8 @@ def made(recipe: list[Change], device: torch.device) -> tuple[list[str], bool]:
 
 
 def changed(recipe: list[Change], device: torch.device) -> tuple[Any, float]:
-    (model, teacher), inputs = (network(recipe).to(device) for _ in range(2)), batches(device)
+    nets: list[Any] = [network(recipe) for _ in range(2)]
+    (model, teacher), inputs = (net.to(device) for net in nets), batches(device)
     rows = [
         {name: x[row].cpu() for name, x in part.items()} for part in inputs for row in range(len(part["input_ids"]))
     ]

@@ -38,7 +38,6 @@ from matplotlib.figure import Figure
 from prune_minilm import draw, kinds_in, of, quality, timed_batch
 from rich.table import Table
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 import greenformers
 from greenformers import compress
@@ -118,9 +117,7 @@ class Learnt:
         calibration: Some of them, in batches.
     """
 
-    def __init__(
-        self, dense: Any, tokenizer: PreTrainedTokenizerBase, sentences: list[str], cache: Path, device: str
-    ) -> None:
+    def __init__(self, dense: Any, tokenizer: Any, sentences: list[str], cache: Path, device: str) -> None:
         self.dense, self.tokenizer, self.sentences, self.cache = dense, tokenizer, sentences, cache
         self.teacher = dense if device == "cpu" else copy.deepcopy(dense).to(device)
         self.reader = Reader.of(dense, tokenizer, LENGTH)

@@ -89,8 +89,23 @@ class Attention(nn.Module):
     chooses: ClassVar[bool] = False
     """Whether it chooses keys by a step that rounding can change: `choose` returns the choice, `forward` takes it."""
 
-    positions: ClassVar[Literal["model", "own"]] = "model"
+    positions: Literal["model", "own"] = "model"
     """What encodes positions: the model, in its embedding, or the mechanism itself, for any number of keys."""
+
+    takes_inputs: bool = False
+    """Whether `forward` takes `inputs` (B, N, H D): the inputs of the layer at the queries; a bare call reads the
+    queries of all heads in their place."""
+
+    @property
+    def reach(self) -> int | None:
+        """Distance of the farthest earlier position that a query may see; None: it may see all."""
+        return None
+
+    @classmethod
+    def positions_with(cls, **options: Any) -> Literal["model", "own"]:
+        """`positions` of an instance with these options."""
+        del options
+        return cls.positions
 
     takes_rotation: ClassVar[bool] = False
     """Whether rotary positions may rotate queries and keys before the call: it reads only their products."""

@@ -44,11 +44,13 @@ class How(NamedTuple):
         causal: Whether a query, of the last positions, sees no later key.
         dropout: Probability of dropping a weight.
         seed: Seed of what is dropped.
+        window: Distance of the farthest key that a query reads; None: it reads all.
     """
 
     causal: bool
     dropout: float
     seed: int
+    window: int | None = None
 
 
 class _Tile(NamedTuple):
@@ -63,7 +65,7 @@ class _Tile(NamedTuple):
 
 
 def _tiles(
-    B: int, H: int, N: int, M: int, causal: bool, sizes: Sizes
+    B: int, H: int, N: int, M: int, how: How, sizes: Sizes
 ) -> Iterator[tuple[slice, slice, int, slice, list[_Tile]]]:
     """Tiles of queries of all texts and heads; of each the blocks of keys that it reads."""
     for text in range(B):
@@ -72,8 +74,10 @@ def _tiles(
             heads = slice(text * H + factors.start, text * H + factors.stop)
             for row in range(0, N, sizes.queries):
                 rows = slice(row, min(row + sizes.queries, N))
-                end = M - N + rows.stop if causal else M
-                blocks = [slice(at, min(at + sizes.keys, end)) for at in range(0, end, sizes.keys)]
+                end, start = M - N + rows.stop if how.causal else M, 0
+                if how.window is not None:
+                    start, end = max(0, M - N + row - how.window), min(end, M - N + rows.stop + how.window)
+                blocks = [slice(at, min(at + sizes.keys, end)) for at in range(start, end, sizes.keys)]
                 # The distance of query i and key j is row N - 1 - i + j of F: of the last query it is the first.
                 tiles = [_Tile(heads, factors, text, rows, block, N - rows.stop + block.start) for block in blocks]
                 yield heads, factors, text, rows, tiles
@@ -141,7 +145,7 @@ def moved(strip: Float[Tensor, "h b t"], width: int) -> Float[Tensor, "h b w"]:
 
 
 class RelativeTiled(torch.autograd.Function):
-    """softmax2(qu k + qv F_{i-j} + bias) v; qu, qv (B, H, N, D) are scaled for the base 2, F (H, t, D)."""
+    """softmax2(qu k + qv F_{i-j} + bias) v; qu (B, H, N, D), qv (B, H, N, E) are scaled for the base 2, F (H, t, E)."""
 
     @staticmethod
     def forward(
@@ -152,7 +156,7 @@ class RelativeTiled(torch.autograd.Function):
         qu, qv, k, v = (x.flatten(0, 1) for x in (qu, qv, k, v))
         out, lse = torch.empty_like(qu), qu.new_empty(B * H, N)
         scores, seed = _Scores(k, padded(F), bias, how, M - N), how.seed
-        for heads, _, _, rows, tiles in _tiles(B, H, N, M, how.causal, sizes_of(k)):
+        for heads, _, _, rows, tiles in _tiles(B, H, N, M, how, sizes_of(k)):
             own_u, own_v = qu[heads, rows].contiguous(), qv[heads, rows].contiguous()
             top = total = mixed = None
             for tile in tiles:
@@ -183,7 +187,7 @@ class RelativeTiled(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of qu, qv, k, v and F."""
         *given, out, lse = ctx.saved_tensors
-        (B, H, N, D), M, F = given[0].shape, given[2].shape[2], given[4]
+        (B, H, N, _), M, F = given[0].shape, given[2].shape[2], given[4]
         qu, qv, k, v = (x.flatten(0, 1) for x in given[:4])
         dout = dout.reshape(out.shape)
         delta = (dout * out).sum(-1, keepdim=True)
@@ -191,7 +195,7 @@ class RelativeTiled(torch.autograd.Function):
         dqu, dqv = torch.empty_like(qu), torch.empty_like(qv)
         dk, dv, dF = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(wide)
         scores, seed = _Scores(k, wide, ctx.bias, ctx.how, M - N), ctx.how.seed
-        for heads, factors, _, rows, tiles in _tiles(B, H, N, M, ctx.how.causal, sizes_of(k)):
+        for heads, factors, _, rows, tiles in _tiles(B, H, N, M, ctx.how, sizes_of(k)):
             own_u, own_v, grad = (x[heads, rows].contiguous() for x in (qu, qv, dout))
             of_u, of_v = torch.zeros_like(own_u), torch.zeros_like(own_v)
             for tile in tiles:
@@ -209,8 +213,8 @@ class RelativeTiled(torch.autograd.Function):
                 of_v.baddbmm_(strip, scores.distances(tile, strip.shape[2]))
                 dF[factors, tile.first : tile.first + strip.shape[2]] += torch.bmm(strip.mT, own_v)
             dqu[heads, rows], dqv[heads, rows] = of_u, of_v
-        grads = [x.mul_(LN2).view(B, H, -1, D) for x in (dqu, dqv, dk)]
-        return *grads, dv.view(B, H, M, D), dF[:, : F.shape[1]].mul_(LN2), None, None
+        grads = [x.mul_(LN2).view(B, H, *x.shape[1:]) for x in (dqu, dqv, dk)]
+        return *grads, dv.view(B, H, M, -1), dF[:, : F.shape[1]].mul_(LN2), None, None
 
 
 def padded(F: Float[Tensor, "H t D"]) -> Float[Tensor, "H T D"]:

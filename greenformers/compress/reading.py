@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from greenformers.changes import Change
 from greenformers.compress.job import FILES, Job
@@ -31,7 +32,8 @@ def check_parts(changes: Sequence[Change], job: Job) -> bool:
 def fitted(job: Job, changes: Sequence[Change]) -> Job:
     """The job without the files of examples that none of these changes needs."""
     used = _used(changes)
-    job = replace(job, **{FILES[part]: None for part in _own(job) if part not in used})
+    unused: dict[str, Any] = {FILES[part]: None for part in _own(job) if part not in used}
+    job = replace(job, **unused)
     return replace(job, texts=None) if used <= _own(job).keys() else job
 
 

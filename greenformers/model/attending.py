@@ -45,6 +45,7 @@ class Extras(NamedTuple):
         pairs: Which keys each query sees, or a bias of their scores, for mechanisms that take it.
         turn: Rotary positions and their angles for this sequence, in networks that have them.
         attentions: List that attention weights are appended to; None: they are not computed.
+        inputs: Inputs of the layer at the queries (B, N, d), for mechanisms that take them.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
@@ -53,6 +54,7 @@ class Extras(NamedTuple):
     relative: Position | None = None
     pairs: Tensor | None = None
     attentions: list[Tensor] | None = None
+    inputs: Float[Tensor, "B N d"] | None = None
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
@@ -168,6 +170,8 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
         further["relative"] = extras.relative
     if extras.pairs is not None:
         further["pairs"] = extras.pairs
+    if mechanism.takes_inputs:
+        further["inputs"] = extras.inputs
     if extras.choice is not None and mechanism.chooses:
         if not extras.choice:
             extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)

@@ -96,6 +96,9 @@ class SelfAttention(Projected):
         elif memory is None:
             codes = self.codes(x, *mechanism.projections)
         else:
+            if mechanism.reach is not None and memory.shape[1] > mechanism.reach:  # no query sees more
+                memory = memory[:, memory.shape[1] - mechanism.reach :]
+                key_mask = None if key_mask is None else key_mask[:, -memory.shape[1] - x.shape[1] :]
             whole = torch.cat([memory, x], 1)
             if key_mask is not None:
                 whole, key_mask = without_gap(whole, key_mask, memory.shape[1])
@@ -104,7 +107,8 @@ class SelfAttention(Projected):
         if turns and rotation is None:
             raise ValueError("rotation must be given to a layer whose positions are rotary")
         turn = (position, rotation) if turns and position is not None and rotation is not None else None
-        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions)
+        queries = x[:, -last:] if "q" in codes and codes["q"].shape[1] < x.shape[1] else x
+        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions, queries)
         if cache is None:
             without_cache = self.without_cache if attentions is None else plain
             out, loss = without_cache(self, codes, key_mask, extras)

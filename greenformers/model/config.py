@@ -457,16 +457,22 @@ class GreenformerConfig(PreTrainedConfig):
         """Whether a stack is causal without an encoder: None then stands for the choice of current language models."""
         return causal and self.decoder_layers is None and self.block == "standard"
 
+    def _self_slots(self) -> list[str]:
+        return ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
+
     def _self_attention(self) -> set[str]:
-        slots = ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
-        return {name for slot in slots for name in self.per_layer(slot)}
+        return {name for slot in self._self_slots() for name in self.per_layer(slot)}
 
     @property
     def own_positions(self) -> bool:
         """Whether the attention of all layers, or the block, has positions of its own."""
         if self.block != "standard":
             return blocks.block_class(self.block).positions == "own"
-        return all(attention_class(name).positions == "own" for name in self._self_attention())
+        return all(
+            attention_class(name).positions_with(**options or {}) == "own"
+            for slot in self._self_slots()
+            for name, options in zip(self.per_layer(slot), self.per_layer(f"{slot}_options"), strict=True)
+        )
 
     def per_layer(self, slot: str) -> list[Any]:
         """The value of an attention or feed-forward slot, its options or `rank` in each of its layers."""

@@ -170,6 +170,14 @@ ROWS = (
     ),
     Row(
         "adaptive_span",
+        {"span": 7, "ramp": 3, "init": 0.3, "position_term": False, "include_self": True},
+        causal=True,
+        cross=False,
+        compiles=False,
+        alike=True,
+    ),
+    Row(
+        "adaptive_span",
         {"ramp": 5, "dynamic": True},
         causal=True,
         cross=False,

@@ -1,6 +1,7 @@
 """What is particular to Routing, Sinkhorn, adaptive span and DACS, and faults of their peers that they do not have."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from cases import draw, holes, kept
 from rows import DIM, HEADS, MAX_LEN
 from torch import Tensor
 
-from greenformers.attention import Attention, Shape, _halting, adaptive_span, build, dacs
+from greenformers.attention import Attention, Shape, _halting, _relative_tiles, adaptive_span, build, dacs
 from greenformers.measure.flops import flops
 from greenformers.model import GreenformerConfig
 from greenformers.model.heads import GreenformerForCausalLM
+from greenformers.model.memory import SegmentMemory
 
 N = 13
 
@@ -185,32 +187,96 @@ def test_what_was_chosen_can_be_given(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_full_span_is_full_attention(causal):
-    module, full = made("adaptive_span", causal, init=1.0), made("full", causal)
+    module = made("adaptive_span", causal, init=1.0, position_term=False, include_self=True)
+    full = made("full", causal)
     given = draw(N, N)
     torch.testing.assert_close(module(*given), full(*given))
     torch.testing.assert_close(module(*given, holes(N)), full(*given, holes(N)))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"position_term": False}, {"dynamic": True}], ids=["", "spans alone", "dynamic"]
+)
+@pytest.mark.parametrize("include_self", [False, True], ids=["", "itself too"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_blocks_of_queries_are_the_whole(causal, dynamic, masked):
-    """Long enough for blocks, the last one short; beside the formula."""
-    N = 401
+def test_tiles_of_queries_are_the_whole(causal, options, include_self, masked, monkeypatch):
+    """Long enough for tiles and blocks, the last one short; beside the formula, with gradients."""
+    monkeypatch.setattr(_relative_tiles, "ON_CPU", _relative_tiles.Sizes(queries=32, keys=48, heads=2))
+    monkeypatch.setattr(adaptive_span, "BLOCK", 32)
+    N, dynamic = 150, "dynamic" in options
     torch.manual_seed(0)
-    module = build("adaptive_span", Shape(2, 8, N, causal=causal), span=90, ramp=7, dynamic=dynamic).double()
+    shape = Shape(2, 8, N, causal=causal)
+    module = build("adaptive_span", shape, span=40, ramp=7, include_self=include_self, **options).double()
     with torch.no_grad():
         (module.b if dynamic else module.z).copy_(torch.tensor([-1.0, 0.5] if dynamic else [0.2, 0.9]))
-    q, k, v = torch.randn(3, 2, 2, N, 8, dtype=torch.float64)
+        if module.position_term:
+            module.p.normal_()
+    q, k, v = torch.randn(3, 2, 2, N, 8, dtype=torch.float64).requires_grad_().unbind()
+    inputs = {"inputs": torch.randn(2, N, 16, dtype=torch.float64)} if dynamic else {}
     mask = None
     if masked:
         mask = torch.rand(2, N, generator=torch.Generator().manual_seed(1)) > 0.2
-    out, expected = module(q, k, v, mask), adaptive_span.reference(module, q, k, v, mask)
-    assert adaptive_span.BLOCK + 2 * (module._reach(module._z(q), mask) - 1) < N
-    torch.testing.assert_close(kept(out, mask), kept(expected, mask))
+        mask[0, 50:110] = False  # some see no key
+    leaves = [q, k, v, *module.parameters()]
+    gradients = []
+    for call in (module, partial(adaptive_span.reference, module)):
+        out = kept(call(q, k, v, mask, **inputs), mask)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+        gradients.append((out, torch.autograd.grad((out * weight).sum(), leaves, retain_graph=True)))
+    torch.testing.assert_close(*(out for out, _ in gradients))
+    torch.testing.assert_close(*(given for _, given in gradients))
     if causal:  # the last ones, and what is before all that they see is left out
-        few = q[:, :, 150:]
-        torch.testing.assert_close(module(few, k, v, mask), adaptive_span.reference(module, few, k, v, mask))
+        few, last = q[:, :, 90:], {name: x[:, 90:] for name, x in inputs.items()}
+        expected = adaptive_span.reference(module, few, k, v, mask, **last)
+        torch.testing.assert_close(module(few, k, v, mask, **last), expected)
+
+
+def test_spans_of_the_input_of_the_layer():
+    """A network gives it; a bare call reads the queries in its place."""
+    options = {"dynamic": True, "span": 24, "ramp": 4}
+    config = GreenformerConfig(
+        vocab_size=16, hidden_size=32, num_attention_heads=2, intermediate_size=32, num_hidden_layers=2,
+        max_position_embeddings=64, attention="adaptive_span", attention_options=options, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    model = GreenformerForCausalLM(config).eval()
+    given, layer = [], model.decoder.layers[1]
+    layer.attention.mechanism.register_forward_pre_hook(
+        lambda _, _args, kwargs: given.append(kwargs["inputs"]), with_kwargs=True
+    )
+    layer.attention.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    ids = torch.randint(16, (1, 40))
+    whole = model(ids).logits
+    assert layer.attention.mechanism.p is model.decoder.layers[0].attention.mechanism.p
+    assert given[-1].shape == (1, 40, 32)
+    past = model(ids[:, :25], use_cache=True).past_key_values
+    torch.testing.assert_close(model(ids[:, 25:], past_key_values=past).logits, whole[:, 25:])
+    assert given[-1].shape == (1, 15, 32)
+
+
+@pytest.mark.parametrize("init", [0.0, 0.5])
+def test_a_segment_sees_the_memory_as_far_as_its_span(init):
+    """Segments one after the other are the whole where the memory is as long as the spans; it is read no farther."""
+    options = {"span": 12, "ramp": 4, "init": init}
+    config = GreenformerConfig(
+        vocab_size=16, hidden_size=32, num_attention_heads=2, intermediate_size=32, num_hidden_layers=2,
+        max_position_embeddings=64, attention="adaptive_span", attention_options=options, hidden_dropout_prob=0.0,
+        memory_length=24,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = GreenformerForCausalLM(config).eval()
+    mechanism = model.decoder.layers[0].attention.mechanism
+    assert mechanism.reach == 4 + 12 * init
+    keys = []
+    mechanism.register_forward_pre_hook(lambda _, _args, kwargs: keys.append(kwargs["k"].shape[2]), with_kwargs=True)
+    ids = torch.randint(16, (2, 60))
+    whole, memory, parts = model(ids).logits, SegmentMemory(24), []
+    for segment in ids.split(20, 1):
+        out = model.decoder(segment, memory=memory)
+        memory = out.memory
+        parts.append(model.head(out, None).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert keys == [60, 20, 20 + mechanism.reach, 20 + mechanism.reach]
 
 
 def test_short_spans_cost_less():
@@ -233,7 +299,7 @@ def test_the_loss_of_spans_and_their_bounds():
     assert module.z.tolist() == [0.0, 0.5, 1.0]
     module = made("adaptive_span", dynamic=True, penalty=0.25, span=8)
     (q, k, v), mask = draw(N, N), holes(N)
-    z = torch.sigmoid(torch.einsum("bhnd,hd->bnh", q, module.v) + module.b)
+    z = torch.sigmoid(q.transpose(1, 2).flatten(2) @ module.v.T + module.b)
     torch.testing.assert_close(module.forward_with_loss(q, k, v, mask)[1], 0.25 * 8 * z[mask].mean())
 
 

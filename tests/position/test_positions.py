@@ -163,10 +163,9 @@ CAUSAL = [
 @pytest.mark.parametrize("residual", ["post", "reversible"])
 @pytest.mark.parametrize(("name", "attention"), CAUSAL)
 def test_a_decoder_with_cache_and_padding_is_the_decoder_alone(name, attention, residual):
-    options = {"attention_options": {"window": 3}} if attention == "sliding_window" else {}
-    model = stirred(
-        GreenformerForCausalLM(GreenformerConfig(**sizes(name, attention=attention, residual=residual, **options)))
-    )
+    options = {"sliding_window": {"window": 3}, "adaptive_span": {"position_term": False}}.get(attention)
+    sized = sizes(name, attention=attention, residual=residual, attention_options=options)
+    model = stirred(GreenformerForCausalLM(GreenformerConfig(**sized)))
     ids = torch.randint(VOCABULARY, (2, 13))
     whole = model(ids).logits
     cache = DynamicCache()
