@@ -26,7 +26,9 @@ def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMa
     return out
 
 
-def by_distance(q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
+def flex_by_distance(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool
+) -> Tensor:
     """softmax(q k^T + table) v over the keys that the key mask (B, M) keeps, 0 without any.
 
     Query i and key j read `table` (B, H, N, t) at row i, column N - 1 - i + j. Where causal, queries are the last of

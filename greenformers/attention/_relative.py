@@ -17,15 +17,9 @@ from greenformers.attention._aligned import finite, is_traced
 from greenformers.attention._base2 import LN2
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._dropout import new_seed
-from greenformers.attention._flex import by_distance
+from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import How, RelativeTiled
-
-HIDDEN = -1e30
-"""Score of a key that is not seen; finite, so that the softmax of a row without keys is defined."""
-
-FEW = 16
-"""Number of queries up to which all scores are computed at once."""
+from greenformers.attention._relative_tiles import FEW, HIDDEN, How, RelativeTiled
 
 TABLE, ROWS = 2**28, 128
 """Scores by distance that exist at a time on a GPU, of a multiple of so many queries."""
@@ -123,7 +117,7 @@ class Relative(Attention):
         distances = self._of_distances(exact(q[:, :, :1]), N, M).to(q.dtype)
 
         def rows(qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, mask: Tensor | None) -> Tensor:
-            return by_distance(qu, k, v, qv @ F.mT, mask, causal=self.shape.causal)
+            return flex_by_distance(qu, k, v, qv @ F.mT, mask, causal=self.shape.causal)
 
         step, outs = max(ROWS, TABLE // (B * H * (N + M)) // ROWS * ROWS), []
         for first in range(0, N, step):

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers._gradients import by_hand
 from greenformers.attention._base2 import LN2, exp2_
-from greenformers.attention._contract import on_gpu
-from greenformers.attention._dropout import drop_
+from greenformers.attention._contract import exact, full_precision, on_gpu
+from greenformers.attention._dropout import drop_, new_seed
 
 
 class Sizes(NamedTuple):
@@ -35,6 +35,13 @@ ON_CPU, ON_GPU = Sizes(128, 512, 8), Sizes(1024, 2048, 64)
 def sizes_of(x: Tensor) -> Sizes:
     """Sizes of tiles for the device of a tensor."""
     return ON_GPU if on_gpu(x) else ON_CPU
+
+
+HIDDEN = -1e30
+"""Score of a key that is not seen; finite, so that the softmax of a row without keys is defined."""
+
+FEW = 16
+"""Number of queries up to which all scores are computed at once."""
 
 
 class How(NamedTuple):
@@ -215,6 +222,47 @@ class RelativeTiled(torch.autograd.Function):
             dqu[heads, rows], dqv[heads, rows] = of_u, of_v
         grads = [x.mul_(LN2).view(B, H, *x.shape[1:]) for x in (dqu, dqv, dk)]
         return *grads, dv.view(B, H, M, -1), dF[:, : F.shape[1]].mul_(LN2), None, None
+
+
+def by_distance(
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    key_mask: Bool[Tensor, "B M"] | None,
+    *,
+    vectors: Float[Tensor, "h t D"] | None,
+    bias: Float[Tensor, "H t"] | None,
+    causal: bool,
+    dropout: float = 0.0,
+    window: int | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax(D^-1/2 q_i (k_j + vectors_r) + bias_r) v, r = N - 1 - i + j for query i of the last N of M positions.
+
+    The bias is one more column of the vectors. Outputs of queries without keys mean nothing, and are finite.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        key_mask: True = keep.
+        vectors: Vectors of distances, in falling order, of each head or for all.
+        bias: Biases of distances, in falling order; finite.
+        causal: Whether a query sees no later key.
+        dropout: Probability of dropping a weight.
+        window: Distance of the farthest key that a query reads; None: it reads all.
+    """
+    with full_precision(q):
+        given, H = exact(q) * (q.shape[3] ** -0.5 / LN2), q.shape[1]
+        columns = [] if vectors is None else [(given, vectors.to(given.dtype).expand(H, -1, -1))]
+        columns += [] if bias is None else [(torch.full_like(given[..., :1], 1 / LN2), bias.to(given.dtype)[..., None])]
+        short = -sum(F.shape[2] for _, F in columns) % 8  # other widths are slow
+        qv, F = (torch.nn.functional.pad(torch.cat(parts, -1), (0, short)) for parts in zip(*columns, strict=True))
+        of_keys = None
+        if key_mask is not None:
+            of_keys = torch.zeros_like(key_mask, dtype=given.dtype).masked_fill_(~key_mask, HIDDEN)
+        how = How(causal, dropout, new_seed(dropout), window)
+        out: Tensor = RelativeTiled.apply(given, qv, exact(k), exact(v), F, of_keys, how)
+    return out.to(v.dtype)
 
 
 def padded(F: Float[Tensor, "H t D"]) -> Float[Tensor, "H T D"]:

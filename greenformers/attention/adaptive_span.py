@@ -16,21 +16,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, is_traced
-from greenformers.attention._base2 import LN2
-from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
+from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
-from greenformers.attention._dropout import new_seed
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import How, RelativeTiled
+from greenformers.attention._relative_tiles import FEW, HIDDEN, by_distance
 
 BLOCK = 128
 """Number of queries that share a range of keys, where each has its own z."""
-
-FEW = 16
-"""Number of queries up to which all are computed at once."""
-
-HIDDEN = -1e30
-"""Bias of a key that is not seen; finite, so that the softmax of a row without keys is defined."""
 
 
 def reference(
@@ -251,28 +243,15 @@ class AdaptiveSpan(Attention):
     # Queries in tiles, where z is of the head.
 
     def _in_tiles(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, z: Tensor, back: int) -> Tensor:
-        N, M, D = q.shape[2], k.shape[2], q.shape[3]
+        N, M = q.shape[2], k.shape[2]
         lowest = 0 if self.shape.causal else 1 - N
-        # Row N - 1 - i + j of F is that of query i and key j.
         x, seen, rows = self._places(torch.arange(M - 1, lowest - 1, -1, device=q.device))
-        with full_precision(q):
-            given = exact(q) * (D**-0.5 / LN2)
-            columns = [self._log_mask(x, seen, z[0], HIDDEN)[..., None]]  # (H, t, 1)
-            factors = [torch.full_like(given[..., :1], 1 / LN2)]
-            if self.position_term:
-                columns.append(exact(self.p)[rows].expand(q.shape[1], -1, -1))
-                factors.append(given)
-            width = sum(x.shape[2] for x in columns)
-            of_distances, by_distance = (
-                F.pad(torch.cat(parts, -1), (0, -width % 8)) for parts in (columns, factors)
-            )  # other widths are slow
-            bias = None
-            if key_mask is not None:
-                bias = torch.zeros_like(key_mask, dtype=accurate(q)).masked_fill_(~key_mask, HIDDEN)
-            dropout = self.dropout if self.training else 0.0
-            how = How(self.shape.causal, dropout, new_seed(dropout), back)
-            out: Tensor = RelativeTiled.apply(given, by_distance, exact(k), exact(v), of_distances, bias, how)
-        return out.masked_fill(self._without_keys(z, N, M, key_mask), 0.0).to(v.dtype)
+        bias = self._log_mask(x, seen, z[0], HIDDEN)
+        out = by_distance(
+            q, k, v, key_mask, vectors=self.p[rows][None] if self.position_term else None, bias=bias,
+            causal=self.shape.causal, dropout=self.dropout if self.training else 0.0, window=back,
+        )  # fmt: skip
+        return out.masked_fill(self._without_keys(z, N, M, key_mask), 0.0)
 
     def _without_keys(self, z: Tensor, N: int, M: int, key_mask: Tensor | None) -> Tensor:
         """Whether a query sees no key (B or 1, H, N, 1)."""

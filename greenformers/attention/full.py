@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from greenformers.attention._aligned import finite
-from greenformers.attention._contract import Attention, Shape, check_fit
+from greenformers._torch import in_transform
+from greenformers.attention._aligned import finite, is_traced
+from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
-from greenformers.position import Position
+from greenformers.attention._relative_tiles import FEW, by_distance
+from greenformers.position import Position, falling
 
 
 def reference(
@@ -82,6 +84,12 @@ class Full(Attention):
                 raise ValueError(f"pairs must be {expected}, got {tuple(pairs.shape)}")
             visible = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min / 2
             bias = None if pairs.dtype == torch.bool else pairs.to(q.dtype).masked_fill(~visible, 0.0)
+        if relative is not None and self._in_tiles(q, relative, pairs):
+            vectors, bias = relative.of_distances(falling(q.shape[2], k.shape[2], q.device, causal=self.shape.causal))
+            out = by_distance(
+                q, k, v, key_mask, vectors=vectors, bias=bias, causal=self.shape.causal, dropout=dropout
+            )  # fmt: skip
+            return out if key_mask is None else out.masked_fill(self._without_keys(q, key_mask), 0.0)
         if relative is not None:
             added = relative.added(q, k.shape[2])
             bias = added if bias is None else bias + added
@@ -92,6 +100,17 @@ class Full(Attention):
         weights = attention_weights(q, k, key_mask, causal=causal, bias=bias)
         weights = F.dropout(weights, dropout)
         return weights @ v + relative.values(weights)
+
+    def _in_tiles(self, q: Tensor, relative: Position, pairs: Tensor | None) -> bool:
+        """Whether scores by distance are computed in tiles, and not for all pairs."""
+        few = q.shape[2] <= FEW or relative.has_values or pairs is not None
+        return not (few or is_traced(q) or in_transform() or on_gpu(q))
+
+    def _without_keys(self, q: Tensor, key_mask: Tensor) -> Tensor:
+        """Whether a query sees no key (B, 1, N or 1, 1)."""
+        N, M = q.shape[2], key_mask.shape[1]
+        seen = key_mask.cumsum(1)[:, M - N :] if self.shape.causal else key_mask.sum(1, keepdim=True)
+        return (seen == 0)[:, None, :, None]
 
     def last(  # noqa: D102
         self,

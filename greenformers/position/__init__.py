@@ -8,9 +8,9 @@
 from typing import Any
 
 from greenformers._registry import check_options, class_of, files
-from greenformers.position._contract import Place, Position, Rotation
+from greenformers.position._contract import Place, Position, Rotation, falling
 
-__all__ = ["Place", "Position", "Rotation", "build", "names", "position_class"]
+__all__ = ["Place", "Position", "Rotation", "build", "falling", "names", "position_class"]
 
 
 def names() -> list[str]:

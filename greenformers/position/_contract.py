@@ -96,6 +96,12 @@ class Position(nn.Module):
         """The bias of the scaled scores of queries, at the last N of M positions, and all keys; b = 1 or B."""
         return self.bias(distances(q.shape[2], keys, q.device))[None].to(q.dtype)
 
+    def of_distances(
+        self, falling: Int[Tensor, " t"]
+    ) -> tuple[Float[Tensor, "h t D"] | None, Float[Tensor, "H t"] | None]:
+        """Vectors, of each head or for all, and biases: a scaled score has D^-1/2 q vectors_t + bias_t added to it."""
+        return None, self.bias(falling[None])[:, 0]
+
     def values(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N D"]:
         """The sum of vectors of distances by attention weights, to be added to the weighted sum of values."""
         raise NotImplementedError(f"{type(self).__name__} has no values of distances")
@@ -105,6 +111,11 @@ class Position(nn.Module):
 
     def reset_parameters(self, std: float) -> None:
         """Draw its parameters (none here) anew, with this standard deviation."""
+
+
+def falling(queries: int, keys: int, device: torch.device | None = None, *, causal: bool) -> Int[Tensor, " t"]:
+    """All distances i - j that a query sees, from the farthest key behind on: query i, key j at N - 1 - i + j."""
+    return torch.arange(keys - 1, -1 if causal else -queries, -1, device=device)
 
 
 def distances(queries: int, keys: int, device: torch.device | None = None) -> Int[Tensor, "N M"]:

@@ -5,10 +5,10 @@ distances, row by row: memory O(L D) for vectors where a gathered E would have O
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from greenformers.position._contract import Place, Position, distances
+from greenformers.position._contract import Place, Position, distances, falling
 
 
 def reference(position: "Huang", q: Float[Tensor, "B H N D"], k: Float[Tensor, "B H M D"]) -> Float[Tensor, "B H N M"]:
@@ -53,10 +53,14 @@ class Huang(Position):
         last = self.longest - 1
         return distance.clamp(0, last) if self.place.causal else distance.clamp(-last, last) + last
 
+    def of_distances(self, falling: Int[Tensor, " t"]) -> tuple[Float[Tensor, "H t D"], None]:  # noqa: D102
+        return self.E[:, self.row(falling)], None
+
     def added(self, q: Float[Tensor, "B H N D"], keys: int) -> Float[Tensor, "B H N M"]:  # noqa: D102
         N = q.shape[2]
-        falling = torch.arange(keys - 1, -N, -1, device=q.device)  # from the farthest key behind to the farthest ahead
-        products = q @ self.E[:, self.row(falling)].to(q.dtype).mT * q.shape[3] ** -0.5  # (B, H, N, M + N - 1)
+        products = (
+            q @ self.E[:, self.row(falling(N, keys, q.device, causal=False))].to(q.dtype).mT * q.shape[3] ** -0.5
+        )  # (B, H, N, M + N - 1)
         # Row i begins at distance M - N + i, which stands at N - 1 - i: rows one shorter than they are.
         T = products.shape[3]
         return products if T == 1 else products.flatten(2)[:, :, N - 1 :].unfold(2, keys, T - 1)

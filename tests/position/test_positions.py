@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from greenformers.attention import Shape
+from greenformers.attention import Shape, _relative_tiles
 from greenformers.attention import build as attention
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerModel
 from greenformers.model.seq2seq import GreenformerForSeq2SeqLM
@@ -70,8 +70,13 @@ def by_formula(kind, name, q, k, v, mask, *, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", RELATIVE)
-def test_equals_its_formula_with_gradients(name, causal):
+@pytest.mark.parametrize(
+    ("name", "tiled"), [*((name, False) for name in RELATIVE), ("alibi", True), ("huang", True), ("t5", True)]
+)
+def test_equals_its_formula_with_gradients(name, tiled, causal, monkeypatch):
+    if tiled:  # of few queries too
+        monkeypatch.setattr("greenformers.attention.full.FEW", 0)
+        monkeypatch.setattr(_relative_tiles, "ON_CPU", _relative_tiles.Sizes(queries=4, keys=8, heads=2))
     kind, full = made(name, causal=causal), attention("full", Shape(H, D, LENGTH, causal=causal))
     for N, M in [(13, 13), (5, 13), (1, 11), (1, 1)]:
         q, k, v = (x.requires_grad_() for x in drawn(N, M))
