@@ -46,11 +46,22 @@ def flex_by_distance(
     return out
 
 
+FORMS = 64
+"""Forms that are compiled at most: one for the first length and one for all others, of each mask, dtype and mechanism.
+torch's own limit is 8, beyond which it would compute all pairs."""
+
+
 def kernel(q: Tensor) -> Any:
-    """FlexAttention, on a GPU compiled: for the first length by itself, then once for all lengths."""
-    return _compiled() if q.is_cuda else flex_attention
+    """FlexAttention; on a GPU compiled, unless all that is around it is."""
+    return _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
 
 
 @cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention)
+    compiled: Any = torch.compile(flex_attention)
+
+    def call(*args: Any, **options: Any) -> Any:
+        with torch.compiler.config.patch(recompile_limit=FORMS, fail_on_recompile_limit_hit=True):
+            return compiled(*args, **options)
+
+    return call

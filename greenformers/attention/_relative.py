@@ -126,7 +126,12 @@ class Relative(Attention):
             # The distance of the last of these queries to the first key is the first that they need.
             F = distances[:, N - end : N - first + len(range(M)[keys]) - 1]
             mask = None if key_mask is None else key_mask[:, keys]
-            given = qu[:, :, first:end], qv[:, :, first:end], k[:, :, keys], v[:, :, keys], F, mask
+            # Other strides would be compiled anew.
+            given = (
+                *(x.contiguous() for x in (qu[:, :, first:end], qv[:, :, first:end], k[:, :, keys], v[:, :, keys])),
+                F,
+                mask,
+            )
             outs.append(checkpoint(rows, *given, use_reentrant=False) if torch.is_grad_enabled() else rows(*given))
         return torch.cat(outs, 2)
 

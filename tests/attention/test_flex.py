@@ -2,6 +2,7 @@
 
 import pickle
 from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -167,3 +168,28 @@ def test_scores_by_distance_are_those_of_the_tiles(causal, queries, keys, padded
         monkeypatch.setattr(_relative, "TABLE", 2 * HEADS * 90 * 16)  # of a few queries
         monkeypatch.setattr(_relative, "ROWS", 16)
         torch.testing.assert_close(module(*inputs, mask), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_and_lengths_share_what_is_compiled(monkeypatch):
+    """One form for the first length, one for all others, of all layers; with a mask two more."""
+    torch.compiler.reset()
+    _flex._compiled.cache_clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=(counted := Counted())))
+    monkeypatch.setattr(_flex, "kernel", lambda _: _flex._compiled())
+    layers = [mechanism("sliding_window", causal=True) for _ in range(3)]
+    for layer in layers:
+        monkeypatch.setattr(layer, "by_kernel", lambda *_: True)
+    for length in (140, 270, 150):
+        for layer in layers:
+            layer(*drawn(length, length))
+            layer(*drawn(length, length), padding(length))
+    _flex._compiled.cache_clear()
+    assert counted.graphs == 4
+
+
+class Counted:
+    graphs = 0
+
+    def __call__(self, graph, _):
+        self.graphs += 1
+        return graph
