@@ -308,15 +308,15 @@ def shown(run: Run, records: list[Record], about: str, lengths: tuple[int, ...])
 def recipes() -> dict[str, list[Change]]:
     """One of every change, and some that belong together."""
     return {
-        "low rank": [LowRank(0.5)], "attention": [Swap("linformer", options={"k": 32})], "layers": [Layers(2)],
+        "low rank": [LowRank(0.7)], "attention": [Swap("linformer", options={"k": 32})], "layers": [Layers(2)],
         "heads": [Heads(0.5)], "neurons": [Neurons(0.5)], "prune": [Prune(0.5)], "shrink": [Shrink(0.5)],
         "width": [Width(0.75)], "narrow": [Narrow(96, layers=2)], "sparse": [Sparse(0.5)], "int8": [Int8()],
-        "bits": [Bits(4)], "product": [Product()], "healed": [LowRank(0.5), Heal(20, batch_size=16)],
+        "bits": [Bits(4)], "product": [Product()], "healed": [LowRank(0.7), Heal(20, batch_size=16)],
         "student, healed": [
             Narrow(96, layers=2),
             Heal(20, batch_size=16, weights={"embeddings": 1.0, "similarities": 10.0}),
         ],
-        "aware": [LowRank(0.5), Heal(20, batch_size=16, aware=True), Int8()],
+        "aware": [LowRank(0.7), Heal(20, batch_size=16, aware=True), Int8()],
     }  # fmt: skip
 
 

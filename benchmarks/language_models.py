@@ -63,6 +63,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "synthesizer_random (fixed)": ("synthesizer_random", {"trained": False}),
     "performer (redrawn)": ("performer", {"redraw": 1000}),
     "sinkhorn (products)": ("sinkhorn", {"sort": "products"}),
+    "adaptive_span (rotary)": ("adaptive_span", {"position_term": False, "include_self": True}),
     "full + synthesizer_random": ("synthesizer_random", {"mixed": True}),
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }

@@ -3,8 +3,8 @@
     python benchmarks/wikitext_characters.py [--quick] [--seed N] [--json results/wikitext_characters.jsonl]
 
 Every model: 3 layers of d 128, segments of 256 characters, 2,048 characters a step, the same text in the same order,
-so that what differs is what a segment sees: itself (full, sliding_window of 64 back, adaptive_span, bp with 4 nodes a
-level) or what was before it too (transformer_xl: 256 positions a layer; compressive: 128 and 32 for four each).
+so that what differs is what a segment sees: itself (full, sliding_window of 64 back, bp with 4 nodes a level) or what
+was before it too (transformer_xl, adaptive_span: 256 positions a layer; compressive: 128 and 32 for four each).
 transformer_xl without memory tells what its relative positions give, and once more what shuffled segments give, which
 a memory forbids. Scores are bits a character of the test text, the second and later ones of each segment. Models that
 remember are also scored with other lengths of memory than they were trained with: the relative effective context is
@@ -38,7 +38,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "transformer_xl without memory": {"attention": "transformer_xl"},
     "transformer_xl without memory, shuffled": {"attention": "transformer_xl", "shuffled": True},
     "sliding_window": {"options": {"window": 64}},
-    "adaptive_span": {},
+    "adaptive_span": {"memory": 256},
+    "adaptive_span, dynamic": {"attention": "adaptive_span", "memory": 256, "options": {"dynamic": True}},
+    "adaptive_span without memory": {"attention": "adaptive_span"},
+    "adaptive_span without memory, by spans alone": {
+        "attention": "adaptive_span",
+        "options": {"position_term": False, "include_self": True},
+    },
     "bp": {"block": "bp"},
 }
 MEMORIES = (0, 16, 32, 64, 128, 256, 512, 1024)

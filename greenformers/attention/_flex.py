@@ -59,9 +59,10 @@ def kernel(q: Tensor) -> Any:
 @cache
 def _compiled() -> Any:
     compiled: Any = torch.compile(flex_attention)
+    config: Any = torch.compiler.config
 
     def call(*args: Any, **options: Any) -> Any:
-        with torch.compiler.config.patch(recompile_limit=FORMS, fail_on_recompile_limit_hit=True):
+        with config.patch(recompile_limit=FORMS, fail_on_recompile_limit_hit=True):
             return compiled(*args, **options)
 
     return call

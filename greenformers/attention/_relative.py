@@ -127,11 +127,8 @@ class Relative(Attention):
             F = distances[:, N - end : N - first + len(range(M)[keys]) - 1]
             mask = None if key_mask is None else key_mask[:, keys]
             # Other strides would be compiled anew.
-            given = (
-                *(x.contiguous() for x in (qu[:, :, first:end], qv[:, :, first:end], k[:, :, keys], v[:, :, keys])),
-                F,
-                mask,
-            )
+            parts = qu[:, :, first:end], qv[:, :, first:end], k[:, :, keys], v[:, :, keys]
+            given: list[Any] = [*(x.contiguous() for x in parts), F, mask]
             outs.append(checkpoint(rows, *given, use_reentrant=False) if torch.is_grad_enabled() else rows(*given))
         return torch.cat(outs, 2)
 

@@ -126,6 +126,19 @@ def heal(
     return history
 
 
+@contextmanager
+def on_device(device: torch.device, *models: PreTrainedModel) -> Iterator[None]:
+    """A `with` block in which models are on a device; afterwards they are where they were."""
+    before = [next(model.parameters()).device for model in models]
+    try:
+        for model in models:
+            model.to(device)  # type: ignore[arg-type]
+        yield
+    finally:
+        for model, place in zip(models, before, strict=True):
+            model.to(place)  # type: ignore[arg-type]
+
+
 def distances(history: History) -> list[float]:
     """Distances from the teacher on the examples that are not learnt from: before the first step, and as logged."""
     return [value for _, value in history.curve("eval_distance")]

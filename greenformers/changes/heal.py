@@ -176,10 +176,11 @@ class Heal(Change):
             ValueError: There are too few examples for a batch, or the model cannot learn from them.
             Stopped: A signal ended training early; the same call continues it.
         """
-        from greenformers.changes._distillation import Distillation, distances, heal
+        from greenformers.changes._distillation import Distillation, distances, heal, on_device
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
         from greenformers.changes._replacement import Replacement
+        from greenformers.train.processes import training_device
         from greenformers.train.run import Stopped
 
         examples = self._examples(model, given)
@@ -197,6 +198,7 @@ class Heal(Change):
                 )  # fmt: skip
             examples = Distillation(rows, self.schedule(given.seed))
         with ExitStack() as stack:
+            stack.enter_context(on_device(training_device(), network, teacher))
             for block in self._rounding(model, given):
                 stack.enter_context(block)
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))

@@ -21,6 +21,9 @@ from greenformers.measure.memory import peak_memory
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record, with_ratios
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of weights and inputs, by the name of a precision."""
+
 NAMES = {
     "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
     "training": ("train_step", "peak_memory_training", "flops_training", "energy_training"),
@@ -39,6 +42,7 @@ def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:
     own = {"length": cell.length, "batch": max(1, how.tokens // cell.length), "rank": cell.rank}
     sizes = {name: value for name, value in asdict(network).items() if value not in (False, {})}
     where = {"device": how.device} | ({"compiled": True} if how.compiled else {})
+    where |= {} if how.precision == "fp32" else {"precision": how.precision}
     return own | sizes | where
 
 
@@ -128,10 +132,11 @@ def _group(
         records.append((cell, record))
 
     set_seed(how.seed)
-    x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device)
+    dtype = DTYPES[how.precision]
+    x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device, dtype=dtype)
     for number, cell in enumerate(cells):
         progress(number / len(cells) / 3)
-        stack = Stack(network, cell).to(device).train(mode == "training")
+        stack = Stack(network, cell).to(device, dtype).train(mode == "training")
         run = call(stack, x, mode, compiled=how.compiled)
         try:
             peak = attempt(lambda run=run: peak_memory(run, device), device)  # type: ignore[misc]
@@ -224,7 +229,7 @@ def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mod
     room = how.memory - sum(p.numel() * p.element_size() for p in stack.parameters())
 
     def fits(batch: int) -> bool:
-        x = torch.randn(batch, length, network.hidden, device=device)
+        x = torch.randn(batch, length, network.hidden, device=device, dtype=DTYPES[how.precision])
         run = call(stack, x, mode, compiled=how.compiled)
         try:
             return x.numel() * x.element_size() + attempt(lambda: peak_memory(run, device), device) <= room

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODES = ("inference", "training")
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 def option(default: Any, about: str, flag: str | None = None) -> Any:
@@ -44,6 +45,7 @@ class How:
     repeats: int = option(7, "Timed runs of each variant, length and rank.")
     country: str | None = None
     device: str = option("cpu", "Device to measure on: cpu, cuda or cuda:1.")
+    precision: str = option("fp32", "Precision of weights and inputs: fp32, bf16 or fp16.")
     compiled: bool = option(False, "Compile the networks by torch.compile before they are timed.", "--compile")
     seed: int = option(0, "Seed of weights and inputs.")
 
@@ -56,6 +58,8 @@ class How:
             raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
         if self.tokens < 1 or self.repeats < 1:
             raise ValueError(f"tokens and repeats must be at least 1, got {self.tokens} and {self.repeats}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
         device_of(self.device)
         if self.memory is not None and not self.memory > 0:
             raise ValueError(f"memory must be positive, got {self.memory / 2**30:g} GiB")

@@ -220,7 +220,15 @@ def context(command: str, seed: int) -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
+    import torch
+
     from greenformers.measure.rated_power import processor
+
+    machine: dict[str, Any] = {
+        "cpu": processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
 
     names = ("greenformers", "torch", "transformers")
     return {
@@ -229,7 +237,7 @@ def context(command: str, seed: int) -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         **{name: version(name) for name in names},
-        "machine": {"cpu": processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
+        "machine": machine,
     }
 
 

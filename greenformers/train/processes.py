@@ -46,6 +46,16 @@ def told(number: int | None = None) -> int | None:
     return None if value == NOTHING else value
 
 
+def training_device() -> Any:
+    """The device that this process trains on: its own accelerator where there are any, else the CPU."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", 0)))
+
+
 def _group() -> Any:
     """The group of all processes, which wait for each other as long as measurements and calibrations may take."""
     import torch

@@ -212,6 +212,13 @@ def test_attention_that_really_finds_no_room(monkeypatch: pytest.MonkeyPatch) ->
     assert of(chosen[0], found)["latency"].value > 0
 
 
+def test_a_lower_precision_is_another_setting_and_takes_less_memory(found: list[Record]) -> None:
+    lower = measured(CELLS[:2], how=replace(HOW, precision="bf16"))
+    assert {record.setting["precision"] for record in lower} == {"bf16"}
+    for metric in ("peak_memory_inference", "peak_memory_training"):
+        assert of(CELLS[0], lower)[metric].value < 0.75 * of(CELLS[0], found)[metric].value
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("cell", CELLS[2:4], ids=lambda cell: cell.name)

@@ -175,6 +175,7 @@ def test_a_rank_out_of_range_is_refused() -> None:
         ({"modes": ("inference", "test")}, "mode must be of inference, training; got 'test'"),
         ({"tokens": 0}, "tokens and repeats must be at least 1, got 0 and 7"),
         ({"repeats": 0}, "tokens and repeats must be at least 1, got 4096 and 0"),
+        ({"precision": "half"}, "precision must be one of fp32, bf16, fp16; got 'half'"),
         ({"memory": 0.0}, "memory must be positive, got 0"),
         ({"memory": float("nan")}, "memory must be positive, got nan"),
     ],
