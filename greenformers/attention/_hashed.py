@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from greenformers._gradients import by_hand
-from greenformers._torch import in_transform
+from greenformers._torch import in_transform, is_fake
 from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._contract import full_precision
 from greenformers.attention._dropout import drop_, new_seed
@@ -119,11 +119,12 @@ def _rounds(
     """Every round, its groups, and of these the tiles a slice at a time; all at once where compiled or not on a CPU."""
     earlier: list[tuple[Tensor, Tensor]] = []
     whole = torch.compiler.is_compiling() or q.device.type != "cpu"
+    numbers = 16 * SLICE if is_fake(q) else SLICE  # what is only counted is counted sooner in fewer parts
 
     def slices(layout: Layout, group: Group) -> Iterator[tuple[slice, _Tiles]]:
         tiles = len(group.queries)
         few = whole_vectors(meetings.chunk)
-        step = tiles if whole else max(few, SLICE // group.keys[0].numel() // meetings.chunk // few * few)
+        step = tiles if whole else max(few, numbers // group.keys[0].numel() // meetings.chunk // few * few)
         for at in range(0, tiles, step):
             some = slice(at, min(at + step, tiles))
             yield some, _Tiles(q, k, layout, group, earlier, some, scale, itself)
