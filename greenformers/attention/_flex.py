@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils.checkpoint import checkpoint
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether query i of a head sees key j, as a function (example, head, i, j) that can be traced."""
@@ -26,18 +27,48 @@ def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMa
     return out
 
 
-def flex_by_distance(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool
-) -> Tensor:
-    """softmax(q k^T + table) v over the keys that the key mask (B, M) keeps, 0 without any.
+TABLE, ROWS = 2**28, 128
+"""Biases by distance that exist at a time, of a multiple of so many queries."""
 
-    Query i and key j read `table` (B, H, N, t) at row i, column N - 1 - i + j. Where causal, queries are the last of
-    the positions, and see no later one, of which the table may end short.
+
+def flex_by_distance(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, biases: Callable[[slice, slice], Tensor], *, causal: bool
+) -> Tensor:
+    """softmax(q k^T + bias) v over the keys that the key mask (B, M) keeps, 0 without any; some queries at a time.
+
+    Args:
+        q: Queries (B, H, N, D), the last of the positions where causal; already scaled.
+        k: Keys (B, H, M, D).
+        v: Values (B, H, M, D).
+        key_mask: True = keep (B, M).
+        biases: Function from some queries and distances to their biases (b, h, n, t). Query i and key j have the
+            distance at N - 1 - i + j. They are computed again for the backward pass.
+        causal: Whether a query sees no later key.
     """
+    (B, H, N, _), M = q.shape, k.shape[2]
+    step, outs = max(ROWS, TABLE // (B * H * (N + M)) // ROWS * ROWS), []
+    for first in range(0, N, step):
+        rows = slice(first, min(first + step, N))
+        count = M - N + rows.stop if causal else M
+        # The distance of the last of these queries to the first key is the first that they need.
+        some = slice(N - rows.stop, N - first + count - 1)
+        # Other strides would be compiled anew.
+        parts: list[Any] = [x.contiguous() for x in (q[:, :, rows], k[:, :, :count], v[:, :, :count])]
+
+        def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rows: slice = rows, some: slice = some) -> Tensor:
+            return _biased(q, k, v, biases(rows, some).expand(*q.shape[:3], -1), mask, causal=causal)
+
+        parts.append(None if key_mask is None else key_mask[:, :count])
+        outs.append(checkpoint(run, *parts, use_reentrant=False) if torch.is_grad_enabled() else run(*parts))
+    return torch.cat(outs, 2)
+
+
+def _biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
+    """`flex_by_distance` with biases (B, H, N, t) of all distances; of later keys, where causal, there may be none."""
     last, past, furthest = q.shape[2] - 1, k.shape[2] - q.shape[2], table.shape[3] - 1
 
     def biased(score: Tensor, example: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        score = score + table[example, head, i, (last - i + j).clamp(max=furthest)]  # of later keys there is none
+        score = score + table[example, head, i, (last - i + j).clamp(max=furthest)]
         if causal:
             score = torch.where(j <= i + past, score, -torch.inf)
         return score if key_mask is None else torch.where(key_mask[example, j], score, -torch.inf)

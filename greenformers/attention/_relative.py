@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from greenformers.attention._aligned import finite, is_traced
 from greenformers.attention._base2 import LN2
@@ -20,9 +19,6 @@ from greenformers.attention._dropout import new_seed
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, HIDDEN, How, RelativeTiled
-
-TABLE, ROWS = 2**28, 128
-"""Scores by distance that exist at a time on a GPU, of a multiple of so many queries."""
 
 
 def reference(
@@ -111,26 +107,12 @@ class Relative(Attention):
         return (out if none is None else out.masked_fill(none, 0.0)).to(v.dtype)
 
     def _by_flex(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
-        """By FlexAttention, some queries at a time: scores by distance of these exist, and are computed again."""
-        (B, H, N, _), M = q.shape, k.shape[2]
+        """By FlexAttention, whose biases are the products with distances."""
         qu, qv = ((q + y.to(q.dtype)[:, None]) * q.shape[3] ** -0.5 for y in (self.u, self.v))
-        distances = self._of_distances(exact(q[:, :, :1]), N, M).to(q.dtype)
-
-        def rows(qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, mask: Tensor | None) -> Tensor:
-            return flex_by_distance(qu, k, v, qv @ F.mT, mask, causal=self.shape.causal)
-
-        step, outs = max(ROWS, TABLE // (B * H * (N + M)) // ROWS * ROWS), []
-        for first in range(0, N, step):
-            end = min(first + step, N)
-            keys = slice(M - N + end if self.shape.causal else M)
-            # The distance of the last of these queries to the first key is the first that they need.
-            F = distances[:, N - end : N - first + len(range(M)[keys]) - 1]
-            mask = None if key_mask is None else key_mask[:, keys]
-            # Other strides would be compiled anew.
-            parts = qu[:, :, first:end], qv[:, :, first:end], k[:, :, keys], v[:, :, keys]
-            given: list[Any] = [*(x.contiguous() for x in parts), F, mask]
-            outs.append(checkpoint(rows, *given, use_reentrant=False) if torch.is_grad_enabled() else rows(*given))
-        return torch.cat(outs, 2)
+        F = self._of_distances(exact(q[:, :, :1]), q.shape[2], k.shape[2]).to(q.dtype)
+        return flex_by_distance(
+            qu, k, v, key_mask, lambda rows, some: qv[:, :, rows] @ F[:, some].mT, causal=self.shape.causal
+        )
 
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
         """With all scores."""

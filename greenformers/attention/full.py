@@ -13,6 +13,7 @@ from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite, is_traced
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention
+from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, by_distance
 from greenformers.position import Position, falling
@@ -84,8 +85,10 @@ class Full(Attention):
                 raise ValueError(f"pairs must be {expected}, got {tuple(pairs.shape)}")
             visible = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min / 2
             bias = None if pairs.dtype == torch.bool else pairs.to(q.dtype).masked_fill(~visible, 0.0)
-        if relative is not None and self._in_tiles(q, relative, pairs):
+        if relative is not None and self._by_distance(q, relative, pairs):
             vectors, bias = relative.of_distances(falling(q.shape[2], k.shape[2], q.device, causal=self.shape.causal))
+            if on_gpu(q) and not dropout:
+                return self._by_flex(q, k, v, key_mask, vectors, bias)
             out = by_distance(
                 q, k, v, key_mask, vectors=vectors, bias=bias, causal=self.shape.causal, dropout=dropout
             )  # fmt: skip
@@ -101,10 +104,23 @@ class Full(Attention):
         weights = F.dropout(weights, dropout)
         return weights @ v + relative.values(weights)
 
-    def _in_tiles(self, q: Tensor, relative: Position, pairs: Tensor | None) -> bool:
-        """Whether scores by distance are computed in tiles, and not for all pairs."""
+    def _by_distance(self, q: Tensor, relative: Position, pairs: Tensor | None) -> bool:
+        """Whether scores by distance are computed for some pairs at a time."""
         few = q.shape[2] <= FEW or relative.has_values or pairs is not None
-        return not (few or is_traced(q) or in_transform() or on_gpu(q))
+        return not (few or is_traced(q) or in_transform())
+
+    def _by_flex(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, vectors: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        q = q * q.shape[3] ** -0.5
+
+        def biases(rows: slice, some: slice) -> Tensor:
+            of_vectors = None if vectors is None else q[:, :, rows] @ vectors[:, some].to(q.dtype).mT
+            of_distances = None if bias is None else bias[None, :, None, some].to(q.dtype)
+            both = [part for part in (of_vectors, of_distances) if part is not None]
+            return sum(both[1:], both[0])
+
+        return flex_by_distance(q, k, v, key_mask, biases, causal=self.shape.causal)
 
     def _without_keys(self, q: Tensor, key_mask: Tensor) -> Tensor:
         """Whether a query sees no key (B, 1, N or 1, 1)."""

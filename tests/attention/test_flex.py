@@ -11,6 +11,9 @@ from pairs import CAUSAL, FORMS, met, met_if, seen
 from torch.nn.attention.flex_attention import flex_attention
 
 from greenformers.attention import Shape, _flex, _relative, build
+from greenformers.attention import full as full_module
+from greenformers.position import Place
+from greenformers.position import build as position
 
 HEADS, DIM = 3, 16
 OPTIONS = {
@@ -165,9 +168,27 @@ def test_scores_by_distance_are_those_of_the_tiles(causal, queries, keys, padded
     with torch.no_grad():  # FlexAttention has no gradient on the CPU; benchmarks/device.py compares those of a GPU
         expected = module(*inputs, mask)
         monkeypatch.setattr(_relative, "on_gpu", lambda _: True)
-        monkeypatch.setattr(_relative, "TABLE", 2 * HEADS * 90 * 16)  # of a few queries
-        monkeypatch.setattr(_relative, "ROWS", 16)
+        monkeypatch.setattr(_flex, "TABLE", 2 * HEADS * 90 * 16)  # of a few queries
+        monkeypatch.setattr(_flex, "ROWS", 16)
         torch.testing.assert_close(module(*inputs, mask), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("untraced")
+@each_padding
+@pytest.mark.parametrize("name", ["alibi", "huang", "t5"])
+@pytest.mark.parametrize(
+    ("causal", "queries", "keys"), [(True, 45, 45), (True, 21, 45), (False, 45, 45)], ids=["causal", "memory", ""]
+)
+def test_positions_in_scores_are_those_of_the_tiles(name, causal, queries, keys, padded, monkeypatch):
+    full = build("full", Shape(heads=HEADS, head_dim=DIM, max_len=45, causal=causal))
+    kind = position(name, Place(HEADS * DIM, HEADS, DIM, 45, causal=causal))
+    inputs = (*drawn(queries, keys), padding(keys) if padded else None)
+    with torch.no_grad():
+        expected = full(*inputs, relative=kind)
+        monkeypatch.setattr(full_module, "on_gpu", lambda _: True)
+        monkeypatch.setattr(_flex, "TABLE", 2 * HEADS * 90 * 16)  # of a few queries
+        monkeypatch.setattr(_flex, "ROWS", 16)
+        torch.testing.assert_close(full(*inputs, relative=kind), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_layers_and_lengths_share_what_is_compiled(monkeypatch):
