@@ -32,8 +32,9 @@ TABLE, ROWS = 2**28, 128
 
 
 def flex_by_distance(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, biases: Callable[[slice, slice], Tensor], *, causal: bool
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, biases: Callable[[slice, slice], Tensor], *,
+    causal: bool, window: int | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(q k^T + bias) v over the keys that the key mask (B, M) keeps, 0 without any; some queries at a time.
 
     Args:
@@ -44,21 +45,24 @@ def flex_by_distance(
         biases: Function from some queries and distances to their biases (b, h, n, t). Query i and key j have the
             distance at N - 1 - i + j. They are computed again for the backward pass.
         causal: Whether a query sees no later key.
+        window: Distance of the farthest key that a query reads; None: it reads all.
     """
     (B, H, N, _), M = q.shape, k.shape[2]
     step, outs = max(ROWS, TABLE // (B * H * (N + M)) // ROWS * ROWS), []
     for first in range(0, N, step):
         rows = slice(first, min(first + step, N))
-        count = M - N + rows.stop if causal else M
+        start, end = 0, M - N + rows.stop if causal else M
+        if window is not None:
+            start, end = max(0, M - N + first - window), min(end, M - N + rows.stop + window)
         # The distance of the last of these queries to the first key is the first that they need.
-        some = slice(N - rows.stop, N - first + count - 1)
+        some = slice(N - rows.stop + start, N - first + end - 1)
         # Other strides would be compiled anew.
-        parts: list[Any] = [x.contiguous() for x in (q[:, :, rows], k[:, :, :count], v[:, :, :count])]
+        parts: list[Any] = [x.contiguous() for x in (q[:, :, rows], k[:, :, start:end], v[:, :, start:end])]
 
         def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rows: slice = rows, some: slice = some) -> Tensor:
             return _biased(q, k, v, biases(rows, some).expand(*q.shape[:3], -1), mask, causal=causal)
 
-        parts.append(None if key_mask is None else key_mask[:, :count])
+        parts.append(None if key_mask is None else key_mask[:, start:end])
         outs.append(checkpoint(run, *parts, use_reentrant=False) if torch.is_grad_enabled() else run(*parts))
     return torch.cat(outs, 2)
 

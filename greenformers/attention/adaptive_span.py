@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from greenformers.attention._aligned import finite, is_traced
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
+from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, HIDDEN, by_distance
 
@@ -198,7 +199,7 @@ class AdaptiveSpan(Attention):
         ahead = 0 if self.shape.causal else back
         if N <= FEW or is_traced(q):
             out = self._at_once(q, k, v, key_mask, z, back)
-        elif not self.dynamic and not on_gpu(q):
+        elif not self.dynamic:
             out = self._in_tiles(q, k, v, key_mask, z, back)
         elif BLOCK + back + ahead >= M or N <= BLOCK:
             out = self._at_once(q, k, v, key_mask, z, back)
@@ -246,11 +247,23 @@ class AdaptiveSpan(Attention):
         N, M = q.shape[2], k.shape[2]
         lowest = 0 if self.shape.causal else 1 - N
         x, seen, rows = self._places(torch.arange(M - 1, lowest - 1, -1, device=q.device))
-        bias = self._log_mask(x, seen, z[0], HIDDEN)
-        out = by_distance(
-            q, k, v, key_mask, vectors=self.p[rows][None] if self.position_term else None, bias=bias,
-            causal=self.shape.causal, dropout=self.dropout if self.training else 0.0, window=back,
-        )  # fmt: skip
+        bias, vectors = self._log_mask(x, seen, z[0], HIDDEN), self.p[rows] if self.position_term else None
+        dropout = self.dropout if self.training else 0.0
+        if on_gpu(q) and not dropout:
+            scaled = q * q.shape[3] ** -0.5
+
+            def biases(at: slice, some: slice) -> Tensor:
+                of_distances = bias[None, :, None, some].to(q.dtype)
+                return (
+                    of_distances if vectors is None else of_distances + scaled[:, :, at] @ vectors[some].to(q.dtype).mT
+                )
+
+            out = flex_by_distance(scaled, k, v, key_mask, biases, causal=self.shape.causal, window=back)
+        else:
+            out = by_distance(
+                q, k, v, key_mask, vectors=None if vectors is None else vectors[None], bias=bias,
+                causal=self.shape.causal, dropout=dropout, window=back,
+            )  # fmt: skip
         return out.masked_fill(self._without_keys(z, N, M, key_mask), 0.0)
 
     def _without_keys(self, z: Tensor, N: int, M: int, key_mask: Tensor | None) -> Tensor:

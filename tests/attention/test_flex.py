@@ -10,7 +10,7 @@ import torch
 from pairs import CAUSAL, FORMS, met, met_if, seen
 from torch.nn.attention.flex_attention import flex_attention
 
-from greenformers.attention import Shape, _flex, _relative, build
+from greenformers.attention import Shape, _flex, _relative, adaptive_span, build
 from greenformers.attention import full as full_module
 from greenformers.position import Place
 from greenformers.position import build as position
@@ -189,6 +189,27 @@ def test_positions_in_scores_are_those_of_the_tiles(name, causal, queries, keys,
         monkeypatch.setattr(_flex, "TABLE", 2 * HEADS * 90 * 16)  # of a few queries
         monkeypatch.setattr(_flex, "ROWS", 16)
         torch.testing.assert_close(full(*inputs, relative=kind), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("untraced")
+@each_padding
+@pytest.mark.parametrize("position_term", [False, True], ids=["spans alone", ""])
+@pytest.mark.parametrize(
+    ("causal", "queries", "keys"), [(True, 75, 75), (True, 21, 75), (False, 75, 75)], ids=["causal", "memory", ""]
+)
+def test_spans_are_those_of_the_tiles(position_term, causal, queries, keys, padded, monkeypatch):
+    shape = Shape(heads=HEADS, head_dim=DIM, max_len=75, causal=causal)
+    module = build("adaptive_span", shape, span=30, ramp=5, position_term=position_term)
+    inputs = (*drawn(queries, keys), padding(keys) if padded else None)
+    with torch.no_grad():
+        module.z.copy_(torch.tensor([0.0, 0.3, 0.6]))
+        for p in module.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        expected = module(*inputs)
+        monkeypatch.setattr(adaptive_span, "on_gpu", lambda _: True)
+        monkeypatch.setattr(_flex, "TABLE", 2 * HEADS * 150 * 16)  # of a few queries
+        monkeypatch.setattr(_flex, "ROWS", 16)
+        torch.testing.assert_close(module(*inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_layers_and_lengths_share_what_is_compiled(monkeypatch):
