@@ -39,7 +39,7 @@ WIDENED, BATCH = 256, 16
 
 _NONE = torch.Generator()
 
-VALID, HELD = 20, 512
+VALID, HELD = 20, 256
 """One example in so many is held out, and no more than so many; on these the loss is evaluated, by which healing may
 end early: of more it would be known no better, and take longer than the training."""
 

@@ -12,8 +12,9 @@ from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trials, front
 
 POPULATION, GENERATIONS, CHILDREN = 40, 12, 60
-HOPE = (0.0, 1.0, 2.0)
-"""Standard deviations by which a loss may be less than predicted: hoping much tries what is not known well."""
+HOPE, HEALED_HOPE = (0.0, 1.0, 2.0), (0.0, 0.5, 1.0)
+"""Standard deviations by which a loss may be less than predicted: hoping much tries what is not known well. Less of it
+where recipes are healed, which takes minutes."""
 
 RANGE, NEAR = (6.0, 1.5), (0.9, 1.15)
 """Bounds that are aimed at, near the one given: how many times the loss at most, without healing, which may bring much
@@ -76,7 +77,8 @@ def propose(
     tried |= {trial.genes for trial in trials.seen if trial.refused is not None}
     chosen: list[Genes] = []
     for number in range(count):
-        hope, aim = HOPE[number % len(HOPE)], _aimed(bound, draw, RANGE[1] if steps else RANGE[0])
+        hopes = HEALED_HOPE if steps else HOPE
+        hope, aim = hopes[number % len(hopes)], _aimed(bound, draw, RANGE[1] if steps else RANGE[0])
         rows = [trial.genes for trial in front(trials.done(steps) or trials.done(0))]
         rows += [space.drawn(draw) for _ in range(POPULATION - len(rows))]
         for _ in range(GENERATIONS):

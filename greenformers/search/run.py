@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenformers.advise.in_runtime import TORCH, check_runtime
 from greenformers.changes import Change, kinds
@@ -26,8 +26,8 @@ from greenformers.measure.record import Record, context
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
-from greenformers.search.search import HURDLES, Plan, Search
-from greenformers.search.space import Space
+from greenformers.search.search import HURDLES, SPENT, Plan, Search
+from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
 from greenformers.train.processes import alone
 
@@ -57,6 +57,16 @@ class Outcome:
     best: Trial
     recipe: tuple[Change, ...]
     search: Search
+    report: CompressionReport
+    records: list[Record]
+    notes: list[str]
+
+
+class _Made(NamedTuple):
+    """A recipe that was made, where it is, and what there is to say of it."""
+
+    recipe: tuple[Change, ...]
+    place: Path
     report: CompressionReport
     records: list[Record]
     notes: list[str]
@@ -96,19 +106,28 @@ def find(
     folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
     search, unseen = _prepared(model, job, bound, runtime, 60 * minutes, folder, told)
     search.run()
-    while True:
-        genes, steps = search.in_full() if search.plan.heals else (search.best().genes, search.best().steps)
-        recipe, made = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
-        report, records, notes = run(model, recipe, made, fitted(job, recipe), about, progress, judging=unseen)
-        best = search.add(genes, steps, pretrained(str(made))[0])
-        if steps <= HURDLES[-1] or bound.met_by(best) or search.best() == best:
+    made: dict[tuple[Genes, int], _Made] = {}
+
+    def make(genes: Genes, steps: int) -> None:
+        recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
+        found = run(model, recipe, place, fitted(job, recipe), about, progress, judging=unseen)
+        made[genes, steps] = _Made(recipe, place, *found)
+        search.add(genes, steps, pretrained(str(place))[0])
+
+    for number in range(len(SPENT)):
+        genes, steps = search.in_full(number)
+        if steps <= HURDLES[-1] or (genes, steps) in made:
             break
-        search.plan = replace(search.plan, heals=False)  # no time is left for another in full
+        make(genes, steps)
+    best = search.best()
+    if (best.genes, best.steps) not in made:
+        make(best.genes, best.steps)
+    recipe, place, report, records, notes = made[best.genes, best.steps]
     if runtime != TORCH:
         lab = search.lab
-        small, tokenizer = pretrained(str(made))
+        small, tokenizer = pretrained(str(place))
         deployed, _ = deploy(
-            small, tokenizer, made / DEPLOYED, [runtime], examples=unseen, length=lab.length or lab.reader.length,
+            small, tokenizer, place / DEPLOYED, [runtime], examples=unseen, length=lab.length or lab.reader.length,
             lengths=[lab.length or lab.reader.length], batch=lab.batch, about=about, progress=progress,
         )  # fmt: skip
         records = [*records, *deployed]
@@ -116,7 +135,7 @@ def find(
     check_place(out)
     if out.exists():
         shutil.rmtree(out)
-    made.replace(out)
+    place.replace(out)
     shutil.rmtree(folder)
     return Outcome(best, recipe, search, report, records, notes)
 

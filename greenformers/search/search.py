@@ -41,11 +41,15 @@ full."""
 STEPS, DOUBLING = 1000, -0.2
 """Steps in full, and the change of the logarithm of the loss by twice the steps, as long as no healing was seen."""
 
+KEPT, AT, BELIEVED = 0.43, 300, 3.0
+"""The share of its loss that a recipe has left after so many steps (docs/studies/heal-sentence-encoder.md), and the
+weight of that beside what is seen: a trial healed for s steps has the weight log2(s / 25)."""
+
 MUCH = 0.5
 """Greatest loss that is aimed at before healing."""
 
-MOST, SPENT = 20_000, 0.8
-"""Most steps of healing in full, and the share of the time left that they are to take."""
+MOST, SPENT = 20_000, (0.5, 0.8)
+"""Most steps of healing in full, and the shares of the time left that they are to take, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -115,20 +119,28 @@ class Search:
         """The best trial so far within the bound; where none keeps to it, the nearest."""
         return self.plan.bound.nearest(self.trials.done())
 
-    def in_full(self) -> tuple[Genes, int]:
-        """The recipe that is to be healed in full, and for how many steps; 0 or few where no time is left for more."""
-        done = self.trials.done()
-        chosen = self.plan.bound.nearest([*done, *(self.expected(trial) for trial in done if trial.steps)])
+    def in_full(self, number: int = 0) -> tuple[Genes, int]:
+        """The recipe that is to be healed in full, and for how many steps; few or 0 where no time is left for more.
+
+        Args:
+            number: How many were healed in full before.
+        """
+        done = sorted(self.trials.done(), key=lambda trial: trial.steps)
+        longest = {trial.genes: trial for trial in done}.values()  # which says most of what healing does to a recipe
+        chosen = self.plan.bound.nearest([*done, *(self.expected(trial, number) for trial in longest)])
         return chosen.genes, chosen.steps
 
-    def expected(self, trial: Trial) -> Trial:
+    def expected(self, trial: Trial, number: int = 0) -> Trial:
         """What a trial will be where it is healed for as many steps as there is time for.
 
         Its loss goes down with each doubling of the steps by the same factor, that of the trials between two hurdles.
         """
-        steps = max(trial.steps, self._affordable(trial.genes))
-        if steps <= HURDLES[-1] or not trial.steps:
+        steps = max(trial.steps, self._affordable(trial.genes, number))
+        if steps <= HURDLES[-1] or steps == trial.steps:
             return trial
+        if not trial.steps:
+            lost = max(trial.lost, 0.0) * exp(self._level() + self._a_doubling() * log(steps / AT, 2))
+            return replace(trial, steps=steps, lost=min(trial.lost, lost))
         return replace(trial, steps=steps, lost=trial.lost * exp(self._a_doubling() * log(steps / trial.steps, 2)))
 
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
@@ -183,8 +195,18 @@ class Search:
         if not steps or not lose:
             return self.plan.bound
         healed = [trial for trial in self.trials.done() if trial.steps]
-        longer = float(np.median([max(steps, self._affordable(trial.genes)) for trial in healed])) if healed else STEPS
+        longer = max(steps, self._affordable(healed[-1].genes)) if healed else STEPS
         return Bound(lose=min(MUCH, lose * exp(-self._a_doubling() * log(longer / steps, 2))))
+
+    def _level(self) -> float:
+        """The logarithm of the share of its loss that a recipe has left after `AT` steps."""
+        weights, levels = [BELIEVED], [log(KEPT)]
+        for trial in self.trials.done():
+            before = self.trials.of(trial.genes, 0)
+            if trial.steps and before is not None:
+                weights.append(max(0.0, log(trial.steps / 25, 2)))
+                levels.append(logged(trial.lost) - logged(before.lost) - self._a_doubling() * log(trial.steps / AT, 2))
+        return float(np.average(levels, weights=weights))
 
     def _a_doubling(self) -> float:
         """The change of the logarithm of the loss by twice the steps; at most 0."""
@@ -193,13 +215,12 @@ class Search:
         falls = [logged(later.lost) - logged(early.lost) for early, later in pairs if early is not None]
         return min(0.0, float(np.median(falls)) / log(upper / lower, 2)) if falls else DOUBLING
 
-    def _affordable(self, genes: Genes) -> int:
+    def _affordable(self, genes: Genes, number: int = 0) -> int:
         """Steps of healing that are paid for by the time left, in whole hundreds."""
-        left = SPENT * (self.plan.seconds - self.trials.seconds)
-        times = {steps: trial.seconds for steps in (0, *HURDLES) if (trial := self.trials.of(genes, steps))}
-        healed = max(times)
-        if not healed:
-            return 0
-        fixed = times.get(0, 0.0)
-        each = (times[healed] - fixed) / healed
-        return min(MOST, 100 * int((left - fixed) / max(each, 1e-6) / 100)) if left > fixed else 0
+        left = SPENT[min(number, len(SPENT) - 1)] * (self.plan.seconds - self.trials.seconds)
+        fixed = {trial.genes: trial.seconds for trial in self.trials.done(0)}
+        each = [
+            (trial.seconds - fixed.get(trial.genes, 0.0)) / trial.steps for trial in self.trials.done() if trial.steps
+        ]
+        left -= fixed.get(genes, 0.0)
+        return min(MOST, 100 * int(left / max(float(np.median(each)), 1e-6) / 100)) if each and left > 0 else 0

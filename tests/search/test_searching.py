@@ -97,6 +97,19 @@ def test_healing_goes_by_hurdles_and_ends_with_one_in_full(tmp_path):
     assert lost <= 1.3 * 0.02, "the loss in full is foreseen"
 
 
+def test_where_healing_in_full_brought_little_another_recipe_is_next(tmp_path):
+    search = searched(tmp_path, Bound(lose=0.02))
+    genes, steps = search.in_full()
+    before = search.trials.of(genes, 0) or Trial(genes, 0, *KnownLab.figures(genes, 0))
+    assert before.lost > 0.02
+    search.trials.add(Trial(genes, steps, before.speed, before.lost, smaller=1.0, seconds=1.0))
+    other, longer = search.in_full(1)
+    assert other != genes
+    assert longer > HURDLES[-1]
+    search.trials.add(Trial(other, steps, 1.0, 0.019, smaller=1.0, seconds=SECONDS))
+    assert search.in_full(1)[1] in (0, *HURDLES, steps), "no time is left"
+
+
 def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
     bound, seconds = Bound(lose=0.02), 150
     whole = searched(tmp_path / "whole", bound, seconds=seconds)
