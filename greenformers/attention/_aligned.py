@@ -16,6 +16,11 @@ def is_traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or in_transform() or is_fake(x) or x.is_meta
 
 
+def is_counted(x: Tensor) -> bool:
+    """Whether a tensor has a shape alone so that work on it can be counted, and nothing is compiled or exported."""
+    return is_fake(x) and not torch.compiler.is_compiling() and not in_transform()
+
+
 def text_of(key_mask: Tensor | None, query_mask: Tensor | None, *, cross: bool = False) -> Bool[Tensor, "B M"] | None:
     """Mask of the positions kept as keys or, where queries are the same positions, as queries. None: all are kept."""
     if cross or key_mask is None or query_mask is None or key_mask.shape != query_mask.shape:

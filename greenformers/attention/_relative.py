@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, is_traced
+from greenformers.attention._aligned import finite, is_counted, is_traced
 from greenformers.attention._base2 import LN2
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._dropout import new_seed
@@ -88,7 +88,7 @@ class Relative(Attention):
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
         q, k, v = finite(q, k, v, key_mask, query_mask)
-        if N <= FEW or is_traced(q):
+        if N <= FEW or (is_traced(q) and not is_counted(q)):
             return self._at_once(q, k, v, key_mask)
         bias = none = None
         if key_mask is not None:
@@ -137,7 +137,7 @@ class Relative(Attention):
 
     def _of_distances(self, like: Tensor, N: int, M: int) -> Float[Tensor, "H t D"]:
         """F = R W_R^T; kept for the next call where it has no gradient."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_traced(like):
             return self._waves(N, M, like) @ exact(self.W_R).mT
         known = M, None if self.shape.causal else N, like.dtype, like.device
         if self._kept is None or self._kept[0] != known or not self._kept[1].equal(self.W_R):

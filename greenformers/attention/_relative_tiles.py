@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers._gradients import by_hand
+from greenformers._torch import is_fake
 from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._contract import exact, full_precision, on_gpu
 from greenformers.attention._dropout import drop_, new_seed
@@ -28,13 +29,13 @@ class Sizes(NamedTuple):
     heads: int
 
 
-ON_CPU, ON_GPU = Sizes(128, 512, 8), Sizes(1024, 2048, 64)
-"""Scores that fit a cache; and few large products."""
+ON_CPU, ON_GPU, COUNTED = Sizes(128, 512, 8), Sizes(1024, 2048, 64), Sizes(256, 2048, 64)
+"""Scores that fit a cache; few large products; and where the work is only counted, fewer parts to count."""
 
 
 def sizes_of(x: Tensor) -> Sizes:
     """Sizes of tiles for the device of a tensor."""
-    return ON_GPU if on_gpu(x) else ON_CPU
+    return COUNTED if is_fake(x) else ON_GPU if on_gpu(x) else ON_CPU
 
 
 HIDDEN = -1e30

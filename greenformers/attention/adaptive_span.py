@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, is_traced
+from greenformers.attention._aligned import finite, is_counted, is_traced
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
 from greenformers.attention._flex import flex_by_distance
@@ -197,7 +197,7 @@ class AdaptiveSpan(Attention):
         z = self._z(q, inputs, kept_queries)
         back = self._reach(z, kept_queries)
         ahead = 0 if self.shape.causal else back
-        if N <= FEW or is_traced(q):
+        if N <= FEW or (is_traced(q) and not is_counted(q)):
             out = self._at_once(q, k, v, key_mask, z, back)
         elif not self.dynamic:
             out = self._in_tiles(q, k, v, key_mask, z, back)
@@ -218,6 +218,8 @@ class AdaptiveSpan(Attention):
     def _reach(self, z: Tensor, kept_queries: Tensor | None) -> int:
         """The largest distance that any head sees."""
         shift = 0 if self.include_self else 1
+        if is_counted(z) and not self.dynamic:  # of a network that begins
+            return min(self.span, math.ceil(self.init * self.span + self.ramp)) - 1 + shift
         if is_traced(z) or (self.dynamic and self.shape.causal):
             return self.span - 1 + shift
         if self.dynamic and kept_queries is not None:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from greenformers._torch import in_transform
-from greenformers.attention._aligned import finite, is_traced
+from greenformers.attention._aligned import finite, is_counted, is_traced
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention
 from greenformers.attention._flex import flex_by_distance
@@ -107,7 +106,7 @@ class Full(Attention):
     def _by_distance(self, q: Tensor, relative: Position, pairs: Tensor | None) -> bool:
         """Whether scores by distance are computed for some pairs at a time."""
         few = q.shape[2] <= FEW or relative.has_values or pairs is not None
-        return not (few or is_traced(q) or in_transform())
+        return not (few or (is_traced(q) and not is_counted(q)))
 
     def _by_flex(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, vectors: Tensor | None, bias: Tensor | None
