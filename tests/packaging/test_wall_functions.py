@@ -30,6 +30,9 @@ def test_the_gradient_of_a_softmax() -> None:
 def test_the_product_of_int8_matrices() -> None:
     a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((17, 8), (8, 16)))
     torch.testing.assert_close(wall.int8_matmul(a, b), (a.long() @ b.long()).int())
+    for N, n, m in ((1, 8, 8), (16, 13, 5), (17, 16, 3)):  # sizes that a GPU does not take
+        a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((N, n), (n, m)))
+        torch.testing.assert_close(wall.padded_matmul(a, b), (a.long() @ b.long()).int())
 
 
 @pytest.mark.parametrize("biased", [True, False])
