@@ -20,6 +20,10 @@ RANGE, NEAR = (6.0, 1.5), (0.9, 1.15)
 """Bounds that are aimed at, near the one given: how many times the loss at most, without healing, which may bring much
 back, and with it; and shares of the speed-up."""
 
+STRICT = 4.0
+"""How much more it costs a recipe that is to be healed to be beyond what is aimed at, in which what healing brings back
+is counted already."""
+
 SHIFTED = 3
 """Healed trials from which what healing brings back is learned as a function of the recipe, not as one factor."""
 
@@ -86,7 +90,7 @@ def propose(
                 space.mutated(space.crossed(draw.choice(rows), draw.choice(rows), draw), draw) for _ in range(CHILDREN)
             ]
             rows = list(dict.fromkeys([*rows, *children]))
-            merits = [aim.merit(*figures) for figures in predictions.of(rows, hope)]
+            merits = [aim.merit(*figures, STRICT if steps else 1.0) for figures in predictions.of(rows, hope)]
             rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: -merits[place])[:POPULATION]]
         new = next((genes for genes in rows if genes not in tried), None)
         if new is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from greenformers.changes import Change
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
-from greenformers.search.propose import logged, propose
+from greenformers.search.propose import STRICT, logged, propose
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
@@ -172,7 +172,7 @@ class Search:
         """Heal for more steps what is above the mean of its equals, by what is expected of it."""
         for lower, upper in pairwise(HURDLES):
             done = [self.expected(trial) for trial in self.trials.done(lower)]
-            merits = {trial.genes: self.plan.bound.merit(trial.speed, trial.lost) for trial in done}
+            merits = {trial.genes: self.plan.bound.merit(trial.speed, trial.lost, STRICT) for trial in done}
             if len(merits) < FIRST:
                 return
             hurdle = sum(merits.values()) / len(merits)
