@@ -46,6 +46,10 @@ WEIGHTS: dict[Task, dict[str, float]] = {
 NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "embeddings": 1.0, "similarities": 1.0}}
 """The same for a narrower student: its own embeddings are compared with each other, not those that W makes of them."""
 
+SHALLOWER: dict[Task, dict[str, float]] = {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
+"""The same for a student of fewer layers: states that those left would have to move to first cost it, in few steps, more
+than they bring (MiniLM-L6, 2 of 6 layers pruned to .3, 50 steps: 92.3 % of Spearman to 94.3 %, with states to 86 %)."""
+
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
 """Outputs that hold the states after every layer, and the stack that each belongs to."""
 
@@ -108,11 +112,19 @@ class Student(nn.Module):
         self._depths: dict[str, int] = {}
         self.widening = nn.ModuleDict()
         self._widen(seen)
-        self.weights = dict(weights or {}) or (NARROWER if self.widening else WEIGHTS)[task_of(original)]
+        self.weights = dict(weights or {}) or self._usual()
         for name in [] if self.weights.get("hidden") else [name for name in self.widening if name != "embeddings"]:
             del self.widening[name]
         if "embeddings" in self.widening and not self.weights.get("embeddings"):
             del self.widening["embeddings"]
+
+    def _usual(self) -> dict[str, float]:
+        """The weights of the parts of the loss, where none are given."""
+        task = task_of(self.teacher)
+        depth, whole = (getattr(network.config, "num_hidden_layers", None) for network in (self.model, self.teacher))
+        if task in SHALLOWER and depth is not None and whole is not None and depth < whole:
+            return SHALLOWER[task]
+        return (NARROWER if self.widening else WEIGHTS)[task]
 
     @torch.no_grad()
     def _widen(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
