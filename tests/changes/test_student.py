@@ -46,6 +46,13 @@ def value(small: BertModel, original: BertModel, part: str, given: dict[str, Ten
         return learner(**given)["loss"].item()
 
 
+def test_an_encoder_of_fewer_layers_learns_no_states() -> None:
+    original = network(num_hidden_layers=2)
+    assert set(Student(student(num_hidden_layers=2), original, None, 1.0).weights) == {"hidden", "embeddings"}
+    assert set(Student(student(num_hidden_layers=1), original, None, 1.0).weights) == {"embeddings", "similarities"}
+    assert Student(student(num_hidden_layers=1), original, {"hidden": 1.0}, 1.0).weights == {"hidden": 1.0}
+
+
 def test_attention_is_learned_by_scores() -> None:
     original, small = network(), student()
     given = batch(original)

@@ -59,7 +59,7 @@ def test_a_narrower_student_and_other_parts_need_what_is_not_there_yet(tmp_path:
     heal(copy.deepcopy(small), original, tmp_path / "cache", weights=weights)
     assert sorted(path.name for path in (tmp_path / "cache").glob("*.npy")) == ["vector.npy"]
     sizes = counted(original)
-    log = heal(small, original, tmp_path / "cache")
+    log = heal(small, original, tmp_path / "cache", weights=weights | {"hidden": 1.0})
     assert sorted(path.stem for path in (tmp_path / "cache").glob("*.npy")) == ["encoder.0", "encoder.2", "vector"]
     assert sum(sizes) == 81 + 76  # and the examples by which its matrices are made
     assert log[-1] < log[0]
