@@ -21,6 +21,11 @@ def is_counted(x: Tensor) -> bool:
     return is_fake(x) and not torch.compiler.is_compiling() and not in_transform()
 
 
+def in_one_piece(x: Tensor) -> bool:
+    """Whether work on a tensor may not be divided into tiles: it is traced, and not only counted."""
+    return is_traced(x) and not is_counted(x)
+
+
 def text_of(key_mask: Tensor | None, query_mask: Tensor | None, *, cross: bool = False) -> Bool[Tensor, "B M"] | None:
     """Mask of the positions kept as keys or, where queries are the same positions, as queries. None: all are kept."""
     if cross or key_mask is None or query_mask is None or key_mask.shape != query_mask.shape:

@@ -204,8 +204,9 @@ def _side_by_side(
         of_chunks = (of_keys * (shift - tops).exp()).mT @ values
         before, highest = _falling(state, of_chunks, tops)
         m_ = chunks(m)
-        decay = (shift.mT - m_).clamp(max=0).exp()
-        sums = (scores * decay) @ values + (highest[:, :, :-1] - m_).clamp(max=0).exp() * (phi @ before[:, :, :-1])
+        sums = (scores * _decay(shift, m_)) @ values + (highest[:, :, :-1] - m_).clamp(max=0).exp() * (
+            phi @ before[:, :, :-1]
+        )
         last = highest[:, :, -1]
     sums = sums.flatten(2, 3)[:, :, :count]
     scale = _reciprocal(sums[..., -1:])

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, is_counted, is_traced
+from greenformers.attention._aligned import finite, in_one_piece, is_traced
 from greenformers.attention._base2 import LN2
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._dropout import new_seed
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, HIDDEN, How, RelativeTiled
+from greenformers.attention._relative_tiles import FEW, HIDDEN, How, RelativeTiled, without_keys
 
 
 def reference(
@@ -88,13 +88,12 @@ class Relative(Attention):
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
         q, k, v = finite(q, k, v, key_mask, query_mask)
-        if N <= FEW or (is_traced(q) and not is_counted(q)):
+        if N <= FEW or in_one_piece(q):
             return self._at_once(q, k, v, key_mask)
         bias = none = None
         if key_mask is not None:
             bias = torch.zeros_like(key_mask, dtype=accurate(q)).masked_fill_(~key_mask, HIDDEN)
-            seen = key_mask.cumsum(1)[:, M - N :] if self.shape.causal else key_mask.sum(1, keepdim=True)
-            none = (seen == 0)[:, None, :, None]
+            none = without_keys(key_mask, N, causal=self.shape.causal)
         dropout = self.dropout if self.training else 0.0
         how = How(self.shape.causal, dropout, new_seed(dropout))
         scale = q.shape[3] ** -0.5 / LN2

@@ -266,6 +266,12 @@ def by_distance(
     return out.to(v.dtype)
 
 
+def without_keys(key_mask: Bool[Tensor, "B M"], queries: int, *, causal: bool) -> Bool[Tensor, "B 1 n 1"]:
+    """Whether a query, of the last positions, sees no key of a mask; n is 1 where all see the same."""
+    seen = key_mask.cumsum(1)[:, key_mask.shape[1] - queries :] if causal else key_mask.sum(1, keepdim=True)
+    return (seen == 0)[:, None, :, None]
+
+
 def padded(F: Float[Tensor, "H t D"]) -> Float[Tensor, "H T D"]:
     """With rows behind the last for keys that are hidden as later than their query, and for whole multiples of 16."""
     return torch.nn.functional.pad(F, (0, 0, 0, sizes_of(F).queries + 16))

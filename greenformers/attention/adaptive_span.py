@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, is_counted, is_traced
+from greenformers.attention._aligned import finite, in_one_piece, is_counted, is_traced
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
 from greenformers.attention._flex import flex_by_distance
@@ -197,7 +197,7 @@ class AdaptiveSpan(Attention):
         z = self._z(q, inputs, kept_queries)
         back = self._reach(z, kept_queries)
         ahead = 0 if self.shape.causal else back
-        if N <= FEW or (is_traced(q) and not is_counted(q)):
+        if N <= FEW or in_one_piece(q):
             out = self._at_once(q, k, v, key_mask, z, back)
         elif not self.dynamic:
             out = self._in_tiles(q, k, v, key_mask, z, back)
@@ -270,8 +270,8 @@ class AdaptiveSpan(Attention):
 
     def _without_keys(self, z: Tensor, N: int, M: int, key_mask: Tensor | None) -> Tensor:
         """Whether a query sees no key (B or 1, H, N, 1)."""
-        kept = torch.ones(1, M, dtype=torch.bool, device=z.device) if key_mask is None else key_mask
-        before = F.pad(kept.cumsum(1), (1, 0))  # of the keys before each position and before the end
+        keys = torch.ones(1, M, dtype=torch.bool, device=z.device) if key_mask is None else key_mask
+        before = F.pad(keys.cumsum(1), (1, 0))  # of the keys before each position and before the end
         shift = 0 if self.include_self else 1
         farthest = (z[0].detach() * self.span + self.ramp).ceil().clamp(max=self.span).long() - 1 + shift  # (H, 1)
         i = torch.arange(M - N, M, device=z.device)
@@ -280,7 +280,7 @@ class AdaptiveSpan(Attention):
             count = count + before[:, (i + 1 + farthest).clamp(max=M)] - before[:, i + 1][:, None]
         return (count <= 0)[..., None]
 
-    # Queries in blocks, each over the range of keys around it.
+    # Queries in blocks, each over the range of keys around it, where each has its own z.
 
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         none = (bias == -torch.inf).all(-1, keepdim=True)
@@ -327,7 +327,7 @@ class AdaptiveSpan(Attention):
         )
         blocks = valid.shape[1]
         distance = torch.arange(BLOCK, device=q.device)[:, None] - torch.arange(-back, BLOCK + ahead, device=q.device)
-        z = F.pad(z, (0, short)).unflatten(2, (blocks, BLOCK)) if self.dynamic else z[:, :, :, None]
+        z = F.pad(z, (0, short)).unflatten(2, (blocks, BLOCK))
         queries = F.pad(q, (0, 0, 0, short)).unflatten(2, (blocks, BLOCK))  # (B, H, blocks, b, D)
         bias = self._bias(queries, distance, z, back).masked_fill(~valid[:, None, :, None], -torch.inf).flatten(1, 2)
         return self._softmax(queries.flatten(1, 2), keys, values, bias).reshape(B, H, -1, D)[:, :, :N]

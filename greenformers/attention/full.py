@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from greenformers.attention._aligned import finite, is_counted, is_traced
+from greenformers.attention._aligned import finite, in_one_piece
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, by_distance
+from greenformers.attention._relative_tiles import FEW, by_distance, without_keys
 from greenformers.position import Position, falling
 
 
@@ -91,7 +91,8 @@ class Full(Attention):
             out = by_distance(
                 q, k, v, key_mask, vectors=vectors, bias=bias, causal=self.shape.causal, dropout=dropout
             )  # fmt: skip
-            return out if key_mask is None else out.masked_fill(self._without_keys(q, key_mask), 0.0)
+            none = None if key_mask is None else without_keys(key_mask, q.shape[2], causal=self.shape.causal)
+            return out if none is None else out.masked_fill(none, 0.0)
         if relative is not None:
             added = relative.added(q, k.shape[2])
             bias = added if bias is None else bias + added
@@ -106,7 +107,7 @@ class Full(Attention):
     def _by_distance(self, q: Tensor, relative: Position, pairs: Tensor | None) -> bool:
         """Whether scores by distance are computed for some pairs at a time."""
         few = q.shape[2] <= FEW or relative.has_values or pairs is not None
-        return not (few or (is_traced(q) and not is_counted(q)))
+        return not (few or in_one_piece(q))
 
     def _by_flex(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, vectors: Tensor | None, bias: Tensor | None
@@ -120,12 +121,6 @@ class Full(Attention):
             return sum(both[1:], both[0])
 
         return flex_by_distance(q, k, v, key_mask, biases, causal=self.shape.causal)
-
-    def _without_keys(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        """Whether a query sees no key (B, 1, N or 1, 1)."""
-        N, M = q.shape[2], key_mask.shape[1]
-        seen = key_mask.cumsum(1)[:, M - N :] if self.shape.causal else key_mask.sum(1, keepdim=True)
-        return (seen == 0)[:, None, :, None]
 
     def last(  # noqa: D102
         self,

@@ -106,23 +106,23 @@ def find(
     folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
     search, unseen = _prepared(model, job, bound, runtime, 60 * minutes, folder, told)
     search.run()
-    made: dict[tuple[Genes, int], _Made] = {}
+    results: dict[tuple[Genes, int], _Made] = {}
 
     def make(genes: Genes, steps: int) -> None:
         recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
-        found = run(model, recipe, place, fitted(job, recipe), about, progress, judging=unseen)
-        made[genes, steps] = _Made(recipe, place, *found)
+        judged = run(model, recipe, place, fitted(job, recipe), about, progress, judging=unseen)
+        results[genes, steps] = _Made(recipe, place, *judged)
         search.add(genes, steps, pretrained(str(place))[0])
 
     for number in range(len(SPENT)):
         genes, steps = search.in_full(number)
-        if steps <= HURDLES[-1] or (genes, steps) in made:
+        if steps <= HURDLES[-1] or (genes, steps) in results:
             break
         make(genes, steps)
     best = search.best()
-    if (best.genes, best.steps) not in made:
+    if (best.genes, best.steps) not in results:
         make(best.genes, best.steps)
-    recipe, place, report, records, notes = made[best.genes, best.steps]
+    recipe, place, report, records, notes = results[best.genes, best.steps]
     if runtime != TORCH:
         lab = search.lab
         small, tokenizer = pretrained(str(place))
