@@ -47,7 +47,7 @@ NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "
 """The same for a narrower student: its own embeddings are compared with each other, not those that W makes of them."""
 
 SHALLOWER: dict[Task, dict[str, float]] = {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
-"""The same for a student of fewer layers: to move the states of those left costs it, in few steps, more than it brings.
+"""The same for a student of fewer layers of the same width: to move the states of those left costs it, in few steps, more than it brings.
 Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with states 86 to 88 %."""
 
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
@@ -122,9 +122,11 @@ class Student(nn.Module):
         """The weights of the parts of the loss, where none are given."""
         task = task_of(self.teacher)
         depth, whole = (getattr(network.config, "num_hidden_layers", None) for network in (self.model, self.teacher))
+        if self.widening:
+            return NARROWER[task]
         if task in SHALLOWER and depth is not None and whole is not None and depth < whole:
             return SHALLOWER[task]
-        return (NARROWER if self.widening else WEIGHTS)[task]
+        return WEIGHTS[task]
 
     @torch.no_grad()
     def _widen(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
