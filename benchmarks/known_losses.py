@@ -16,6 +16,7 @@ from _harness import Benchmark, Option, Run
 from rich.table import Table
 
 from greenformers import advise
+from greenformers.advise.known import RANKED
 from greenformers.attention import Shape, build, names
 from greenformers.measure.record import Record, read
 
@@ -56,7 +57,7 @@ def losses(records: list[Record]) -> dict[str, dict[str, tuple[float, float, flo
     for (task, variant), by_seed in sorted(last.items()):
         dense = last[task, "full"]
         apart = [by_seed[seed] - dense[seed] for seed in sorted(by_seed.keys() & dense.keys())]
-        own = variant in names() or variant.startswith("lrt ")
+        own = variant in names() or variant.split()[0] in RANKED
         if variant != "full" and own and apart:
             mean, low, high = (round(figure, 4) for figure in (sum(apart) / len(apart), min(apart), max(apart)))
             by_task[TASKS[task]][variant] = (mean, low, high, len(apart))

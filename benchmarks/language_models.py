@@ -20,7 +20,10 @@ from transformers import set_seed
 from greenformers.attention import Shape, build, names
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
+from greenformers.measure.narrower import narrower
+from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
+from greenformers.model.variant import control
 from greenformers.report.curves import save
 from greenformers.report.loss_curves import loss_curves, losses
 from greenformers.train.causal_lm import CausalLM
@@ -67,8 +70,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "full + synthesizer_random": ("synthesizer_random", {"mixed": True}),
     "full + synthesizer_dense": ("synthesizer_dense", {"mixed": True}),
 }
-# Dense attention between linear layers of these ranks, of the width's 64.
-LOW_RANK: dict[str, int] = {"lrt 0.25": 16, "lrt 0.5": 32}
+# Dense attention between linear layers of these shares of the width as ranks, and narrower networks as small.
+SHARES = (0.25, 0.5)
+LOW_RANK = {f"{kind} {share}": round(share * HIDDEN) for kind in ("lrt", "narrow") for share in SHARES}
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "Synthesizers": (
@@ -81,12 +85,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "Patterns": ("sliding_window", "cascade", "local_blocks", "sparse_strided", "sparse_fixed"),
     "Recurrence, and what is learnt": (
-        "transformer_xl", "compressive", "adaptive_span", "dacs", "sinkhorn", "sinkhorn (products)",
+        "transformer_xl", "compressive", "adaptive_span", "dacs", "sinkhorn", "reformer", "routing",
     ),
-    "Low rank, hashes and clusters": ("lrt 0.25", "lrt 0.5", "linformer", "nystromformer", "reformer", "routing"),
+    "Low rank, and dense networks as small": (*LOW_RANK, "linformer", "nystromformer"),
     "Patterns without a causal form": ("longformer", "bigbird", "etc", "blockwise"),
 }  # fmt: skip
-"""Panels of the picture, each with dense attention beside it: six lines at most."""
+"""Panels of the picture, each with dense attention beside it: seven lines at most."""
 
 BENCHMARK = Benchmark(
     __file__,
@@ -185,17 +189,17 @@ def objective(task: str, data: Path, characters: dict[str, int]) -> LanguageMode
 
 def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
     """Train, with the validation loss at about ten steps. The seed is that of the weights and of the batches."""
-    set_seed(own.seed)
     options, rank = dict(own.options), None
     if own.variant in LOW_RANK:
         rank = options.pop("rank")
-    model = task.build(
-        task.config(
-            hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
-            hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=options, rank=rank,
-            **NETWORKS[own.task],
-        )
+    config = task.config(
+        hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
+        hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=options, rank=rank, **NETWORKS[own.task],
     )  # fmt: skip
+    if control(own.variant.split()[0]) is not None:
+        config = narrower(config, lambda config: parameters(task.build(config)))
+    set_seed(own.seed)
+    model = task.build(config)
     schedule = Schedule(
         steps=own.steps, batch_size=TOKENS // task.length, learning_rate=RATE, seed=own.seed, log_every=own.steps,
         evaluate_every=max(1, own.steps // EVALUATIONS), save_every=own.steps,

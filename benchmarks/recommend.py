@@ -21,10 +21,9 @@ import torch
 from _harness import Benchmark, Option, Run
 from rich.table import Table
 
-from greenformers.advise.known import LOW_RANK
 from greenformers.advise.prices import KINDS, RATE_OF, Rates, prices, rates
 from greenformers.advise.recommend import Need, measured, recommend
-from greenformers.advise.work import amount
+from greenformers.advise.work import LOW_RANK, amount
 from greenformers.measure.bench import call
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, ranked, variants
 from greenformers.measure.latency import interleaved

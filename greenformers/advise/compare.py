@@ -17,6 +17,7 @@ from greenformers.advise.unfinished import Unfinished
 from greenformers.data import Splits
 from greenformers.measure.costs import INFERENCE, TRAINING, Subject, costs
 from greenformers.measure.energy import EnergyMeter
+from greenformers.measure.narrower import controlled
 from greenformers.measure.quality import correct, paired_difference, predict
 from greenformers.measure.record import Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
@@ -53,18 +54,18 @@ class Network(Size):
         """
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
-        slot = slots(variant, rank=self.rank, attention_size=self.k)
-        return ImageClassification(data).config(
+        task = ImageClassification(data)
+        config = task.config(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             intermediate_size=self.feed_forward,
-            # Small networks learn slowly from BERT's 0.02, which suits d 768; this preserves variance at any width.
-            initializer_range=self.hidden**-0.5,
             # Short runs on small data learn too little, not too much.
             hidden_dropout_prob=0.0,
-            **slot,
+            **slots(variant, rank=self.rank, attention_size=self.k, narrow=True),
         )
+        example = data.train[0]["input_values"][None]
+        return controlled(variant, config, task.build, lambda model, _: model(input_values=example))
 
     def build(self, variant: str, data: Splits, seed: int) -> GreenformerForSequenceClassification:
         """A model of one variant with random weights.
@@ -249,17 +250,22 @@ def _at_full_size(
     """Costs of one layer of each variant, and of the Transformer with eager attention (in inference)."""
     setting = {"at": "layer", "length": length, "batch": batch, "hidden": FULL_SIZE["hidden_size"], "layers": 1}
     set_seed(seed)
-    x = torch.randn(batch, length, FULL_SIZE["hidden_size"], device=device)
 
-    def forward(layer: torch.nn.Module) -> Callable[[], Tensor]:
+    def inputs(config: GreenformerConfig, device: torch.device | str) -> Tensor:
+        return torch.randn(batch, length, config.hidden_size, device=device)
+
+    def forward(layer: torch.nn.Module, x: Tensor) -> Callable[[], Tensor]:
         return lambda: run([layer], x)[0].sum()
 
     subjects = {}
     for name in variants:
-        slot = slots(name, rank=FULL_SIZE_RANK, attention_size=FULL_SIZE_K)
+        slot = slots(name, rank=FULL_SIZE_RANK, attention_size=FULL_SIZE_K, narrow=True)
         config = GreenformerConfig(num_hidden_layers=1, max_position_embeddings=length, **FULL_SIZE, **slot)
+        config = controlled(
+            name, config, lambda config: layer_of(config, 0), lambda layer, config: run([layer], inputs(config, "cpu"))
+        )
         layer = layer_of(config, 0).to(device)
-        subjects[name] = Subject(layer, forward(layer))
+        subjects[name] = Subject(layer, forward(layer, inputs(config, device)))
     plain = subjects[BASELINE]
 
     def eager() -> Tensor:

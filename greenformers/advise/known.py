@@ -12,10 +12,13 @@ from importlib.resources import files
 from math import log
 from typing import Any
 
+from greenformers.model.variant import NARROW
+
 TOLERANCE = 0.02
 """Nats a byte that are told apart from none: more than two seeds of dense attention differ by."""
 
-LOW_RANK = "lrt"
+RANKED = ("lrt", *NARROW)
+"""Names of variants whose linear layers have a rank, or that are as small as with one."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,16 @@ def known(variant: str, *, causal: bool, share: float | None = None) -> Known | 
     Args:
         variant: Name of the variant, see `greenformers.model.variant`.
         causal: Whether the network is causal.
-        share: Rank over the width, for variants with low-rank linear layers.
+        share: Rank over the width, for `RANKED` variants.
     """
-    mechanism = variant.removeprefix(f"{LOW_RANK}+")
-    low = variant.startswith(LOW_RANK)
-    own = None if mechanism == LOW_RANK else _mechanism(mechanism, causal)
+    low, _, mechanism = variant.rpartition("+")
+    if variant in RANKED:
+        low, mechanism = variant, ""
+    own = _mechanism(mechanism, causal) if mechanism else None
     if not low:
         return own
-    ranks = _low_rank(causal, share)
-    if mechanism == LOW_RANK:
+    ranks = _ranked(low, causal, share)
+    if not mechanism:
         return ranks
     if own is None or ranks is None:
         # One part that loses is enough to say so.
@@ -79,10 +83,10 @@ def _mechanism(name: str, causal: bool) -> Known | None:
     return None if row is None else replace(Known(*row), blind=name in _file()["blind"])
 
 
-def _low_rank(causal: bool, share: float | None) -> Known | None:
-    """What low rank loses at the share that was studied next to this one and is no greater."""
+def _ranked(kind: str, causal: bool, share: float | None) -> Known | None:
+    """What one of `RANKED` loses at the studied share that is nearest to this one."""
     rows = _file()["causal" if causal else "masked"]
-    shares = {float(name.split()[1]): row for name, row in rows.items() if name.split()[0] == LOW_RANK}
+    shares = {float(name.split()[1]): row for name, row in rows.items() if name.split()[0] == kind}
     if share is None or not shares:
         return None
     nearest = min(shares, key=lambda studied: abs(log(studied / share)))

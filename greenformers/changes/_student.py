@@ -47,8 +47,9 @@ NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "
 """The same for a narrower student: its own embeddings are compared with each other, not those that W makes of them."""
 
 SHALLOWER: dict[Task, dict[str, float]] = {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
-"""The same for a student of fewer layers of the same width: to move the states of those left costs it, in few steps, more than it brings.
-Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with states 86 to 88 %."""
+"""The same for a student of fewer layers of the same width: to move the states of those left costs it, in few steps,
+more than it brings. Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with states 86
+to 88 %."""
 
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
 """Outputs that hold the states after every layer, and the stack that each belongs to."""

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from greenformers.attention import names
 from greenformers.measure.bench_options import MODES as MODES
 from greenformers.measure.bench_options import Network
+from greenformers.measure.narrower import controlled
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import layer_of
 from greenformers.model.stack import run
@@ -66,16 +67,24 @@ class Stack(nn.Module):
             num_hidden_layers=network.layers,
             max_position_embeddings=cell.length,
             hidden_dropout_prob=0.0,
-            **slots(variant, rank=cell.rank or 1, attention_size=cell.rank),
+            **slots(variant, rank=cell.rank or 1, attention_size=cell.rank, narrow=True),
             **network.slots,
         )
-        self.layers = nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(network.layers))
+
+        def layers(config: GreenformerConfig) -> nn.ModuleList:
+            return nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(network.layers))
+
+        def once(layers: nn.ModuleList, config: GreenformerConfig) -> Tensor:
+            return run(layers, torch.randn(1, cell.length, config.hidden_size))[0]
+
+        config = controlled(variant, config, layers, once)
+        self.layers, self.width = layers(config), config.hidden_size
         self.eager = cell.variant == EAGER
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run all layers, (B, N, d) to (B, N, d)."""
+        """Run all layers, (B, N, d) to (B, N, d); a narrower network reads and gives its first coordinates alone."""
         with attention_by(self.eager):
-            return run(self.layers, x)[0]
+            return run(self.layers, x if x.shape[-1] == self.width else x[..., : self.width].contiguous())[0]
 
 
 @contextmanager
@@ -91,16 +100,16 @@ def attention_by(eager: bool) -> Iterator[None]:
 def ranked(variant: str) -> bool:
     """Whether a variant has a rank."""
     variant = BASELINE if variant == EAGER else variant
-    return slots(variant, rank=1)["rank"] is not None or rank_option(variant) is not None
+    return slots(variant, rank=1, narrow=True)["rank"] is not None or rank_option(variant) is not None
 
 
 def variants(causal: bool = False) -> list[str]:
-    """Names of all variants but the dense one: low rank, and each mechanism alone and with low rank.
+    """Names of all variants but the dense one: low rank, its control, and each mechanism alone and with low rank.
 
     Args:
         causal: Whether only variants with a causal form are named.
     """
-    choices = ["lrt"]
+    choices = ["lrt", "narrow"]
     for name in names():
         if name != "full" and possible(name, causal) is None:
             choices += [name, f"lrt+{name}"]

@@ -34,7 +34,9 @@ class Training:
         None, "Run folder to start from: its tokenizer is used, and all of its weights that fit."
     )
     variant: str = setting(
-        "transformer", "Variant of the network: transformer, lrt, an attention or a block, or lrt+ and one of these."
+        "transformer",
+        "Variant of the network: transformer, lrt, an attention or a block, or lrt+ and one of these; in place of lrt "
+        "narrow or narrow_flops, a dense network of smaller width with as many parameters or FLOPs as lrt.",
     )
     rank: int = setting(16, "Rank of the low-rank linear layers of lrt.")
     k: int | None = setting(
@@ -194,7 +196,7 @@ class Training:
         Raises:
             ValueError: As in `start`.
         """
-        from greenformers.model.variant import rank_option, slots
+        from greenformers.model.variant import NARROW, rank_option, slots
 
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}")
@@ -206,7 +208,7 @@ class Training:
                 f"k is for an attention that keeps a part of full attention, the variant is {self.variant!r}; "
                 f"got {self.k}"
             )
-        if options and attention in ("transformer", "lrt"):
+        if options and attention in ("transformer", "lrt", *NARROW):
             raise ValueError(f"option is for an attention, the variant is {self.variant!r}; got {', '.join(options)}")
         sizes: dict[str, Any] = {
             "hidden_size": self.hidden,
@@ -225,7 +227,11 @@ class Training:
         if self.decoder_layers is not None:
             sizes["decoder_layers"] = self.decoder_layers
         return sizes | slots(
-            self.variant, rank=self.rank, attention_size=size, options={attention: options} if options else None
+            self.variant,
+            rank=self.rank,
+            attention_size=size,
+            options={attention: options} if options else None,
+            narrow=True,
         )
 
     @staticmethod

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from greenformers.data import Labelled, Pairs, Splits, Text
+from greenformers.measure.narrower import controlled
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import TextClassification, TextRegression
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.seq2seq import Seq2Seq
+from greenformers.train.stream import generator
 
 Data = Splits | Text | Pairs | Labelled
 
@@ -88,13 +91,19 @@ class Task:
             ValueError: A size is out of range, or a variant that cannot do what the objective needs.
         """
         start = self.start
-        set_seed(start.seed)
         try:
-            return self.objective.build(self.objective.config(**start.sizes))
+            config = self.objective.config(**start.sizes)
+            config = controlled(start.variant, config, self.objective.build, self._call)
+            set_seed(start.seed)
+            return self.objective.build(config)
         except TypeError as error:
             if not start.options:
                 raise
             raise ValueError(f"option must be of {start.variant}, got {', '.join(start.options)}: {error}") from error
+
+    def _call(self, model: nn.Module, _: Any) -> object:
+        """Run a model on the first training example."""
+        return model(**self.objective.collate([self.objective.example("train", 0, generator(self.start.seed))]))
 
 
 def tokenizer_of(rule: str, run: str) -> PreTrainedTokenizerFast:

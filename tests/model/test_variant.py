@@ -2,7 +2,7 @@ import pytest
 
 from greenformers.attention import attention_class, names
 from greenformers.model.config import GreenformerConfig
-from greenformers.model.variant import rank_option, slots
+from greenformers.model.variant import control, rank_option, slots
 
 OPTIONS = {"linformer": {"k": 11}}
 
@@ -59,3 +59,13 @@ def test_no_such_variant(variant):
         slots(variant, rank=7)
     allowed = ", ".join(["transformer", "lrt", *names(), "bp", "isab", "star"])
     assert str(caught.value) == f"variant must be one of {allowed}, or lrt+ and an attention or block; got {variant!r}"
+
+
+def test_controls_have_the_slots_of_lrt_where_the_caller_makes_them_narrow():
+    assert slots("narrow", rank=7, narrow=True) == slots("lrt", rank=7)
+    assert slots("narrow_flops+linformer", rank=7, narrow=True) == slots("lrt+linformer", rank=7)
+    assert [control(name) for name in ("narrow", "narrow_flops+linformer", "lrt")] == ["parameters", "flops", None]
+    with pytest.raises(ValueError, match="variant must be one of"):
+        slots("narrow", rank=7)
+    with pytest.raises(ValueError, match="lrt, narrow, narrow_flops"):
+        slots("narrow+lrt", rank=7, narrow=True)
