@@ -68,6 +68,8 @@ METRICS: dict[str, Metric] = {
     "tokens_per_second": Metric("Tokens a second", "1/s", False),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
+    "memory_training": Metric("Weights and activations, training", "MiB"),
+    "memory_inference": Metric("Weights and activations, inference", "MiB"),
     "cache": Metric("Cache of the context", "MiB"),
     "flops": Metric("FLOPs, inference", "GFLOP"),
     "flops_training": Metric("FLOPs, training", "GFLOP"),
