@@ -1,6 +1,6 @@
 """The examples that a recipe and its judgement need, and their files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from greenformers.compress.job import FILES, Job
 from greenformers.compress.parts import MOST, split
 from greenformers.data._examples import Examples, read_examples
 from greenformers.data._reader import Reader
+from greenformers.data._texts import Texts
 
 
 def check_parts(changes: Sequence[Change], job: Job) -> bool:
@@ -64,6 +65,29 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
     for examples in parts.values():
         reader.check(examples)
     return parts
+
+
+def apart(parts: Mapping[str, Examples], *more: Examples) -> tuple[dict[str, Examples], int]:
+    """The parts without those texts to learn from that stand among texts to judge by; and how many these are.
+
+    A student that has learned what its teacher says to a text is judged better by that text than by others. Parts of
+    one file have no example in common; a file of its own may hold anything.
+
+    Args:
+        parts: Examples of each part.
+        *more: Further examples that judge.
+
+    Raises:
+        ValueError: No text to learn from is left.
+    """
+    training, judging = parts.get("training"), [parts.get("judging"), *more]
+    if not isinstance(training, Texts):
+        return dict(parts), 0
+    judged = {text for examples in judging if isinstance(examples, Texts) for text in examples.lines}
+    places = [place for place, texts in enumerate(training.segments) if not judged.intersection(texts)]
+    if not places:
+        raise ValueError(f"every text of {training.name} to learn from is one to judge by: give others to learn from")
+    return {**parts, "training": training.at(places)}, len(training) - len(places)
 
 
 def _own(job: Job) -> dict[str, Path]:

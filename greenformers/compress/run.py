@@ -22,7 +22,7 @@ from greenformers.compress.apply import apply, check, given_to
 from greenformers.compress.comparison import card, compared
 from greenformers.compress.job import FILES, Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import check_parts, read_parts
+from greenformers.compress.reading import apart, check_parts, read_parts
 from greenformers.compress.side_by_side import BATCH, check_length, example
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import attach, pooling_of
@@ -88,6 +88,9 @@ def run(
             check_tokenizer(tokenizer, small, model)
         reader = Reader.of(original, tokenizer, length, features=features)
     parts = {} if reader is None else read_parts(changes, job, reader)
+    gone = 0
+    if job.heal_texts is not None:
+        parts, gone = apart(parts, *([] if judging is None else [judging]))
     if judging is not None:
         parts["judging"] = judging
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
@@ -119,7 +122,7 @@ def run(
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer
         attach(small, replace(pooling_of(small), length=longer))
-    words = " ".join([f"Made from `{model_name(model)}`.", _told(parts, job), *(f"{note}." for note in notes)])
+    words = " ".join([f"Made from `{model_name(model)}`.", _told(parts, job, gone), *(f"{note}." for note in notes)])
     save(
         small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
     )  # fmt: skip
@@ -243,9 +246,11 @@ def files_of(model: str, job: Job) -> list[Path]:
     return [*weights, *(path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None)]
 
 
-def _told(parts: Mapping[str, Examples], job: Job) -> str:
+def _told(parts: Mapping[str, Examples], job: Job, gone: int) -> str:
+    """The sizes of the parts; `gone` texts to learn from were left out, as they judge."""
     purposes = {"calibration": "to calibrate with", "training": "to learn from", "judging": "to judge by"}
     sizes = [f"{len(part):,} {purposes[name]} (`{part.name}`)" for name, part in parts.items()]
     drawn = f"; drawn by seed {job.seed}, disjoint" if job.texts is not None else ""
     noun = "Texts" if all(isinstance(part, Texts) for part in parts.values()) else "Examples"
-    return f"{noun}: {', '.join(sizes)}{drawn}." if sizes else ""
+    same = f"; {gone:,} more to learn from are left out, as they are among those that judge" if gone else ""
+    return f"{noun}: {', '.join(sizes)}{drawn}{same}." if sizes else ""

@@ -14,7 +14,7 @@ from greenformers.checkpoint.save import check_place
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import check_parts, fitted, read_parts
+from greenformers.compress.reading import apart, check_parts, fitted, read_parts
 from greenformers.compress.run import Unfinished, files_of, given_by, run
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
@@ -210,6 +210,8 @@ def _prepared(
     reader = Reader.of(original, tokenizer, length, features=features)
     # What is made in the end is calibrated with as many as the job says.
     parts = read_parts(reading, replace(job, length=length, limit=min(job.limit, CALIBRATION)), reader)
+    if job.heal_texts is not None:
+        parts, _ = apart(parts)
     check_examples(original, parts["judging"], reader)
     count = len(parts["judging"])
     if count < LEAST:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import refused, refused_unchanged, run
+from models import sentences
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from zoo import difference, inputs, outputs
@@ -43,17 +44,18 @@ def test_a_model_longer_and_healed(home: Path, tmp_path: Path, monkeypatch: Patc
     window = ["--attention", "sliding_window", "--attention-layers", "0-1", "--attention-option", "window=4"]
     window += ["--attention-length", "60"]
     more = ["--length", "60", "--results", str(results), *HEAL, "--heal-rate", "1e-5"]
-    more += ["--heal-texts", str(home / "texts.txt"), "--evaluate", str(home / "pairs.tsv")]
+    (tmp_path / "more.txt").write_text("\n".join(sentences(60, seed=5)))
+    more += ["--heal-texts", str(tmp_path / "more.txt"), "--evaluate", str(home / "pairs.tsv")]
     assert run(monkeypatch, *compress(home, out, *window, *more, lengths="50")) == 0
     shown = capsys.readouterr().out
     said = ["attention: 2 of 2 attentions are sliding_window", "heal: 3 steps of 8 examples", "original", "Spearman"]
     for text in [*said, "Inference latency", f"model:  {out}", f"report: {out / 'report' / 'index.html'}"]:
         assert text in shown, text
-    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "results.jsonl"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["more.txt", "out", "results.jsonl"]
     names = ["original", "sliding_window", "sliding_window + healed 3"]
     assert columns(out) == names
     card, page = (out / "README.md").read_text(), (out / "report" / "index.html").read_text()
-    assert "60 to learn from (`texts.txt`), 30 to judge by (`pairs.tsv`)" in card
+    assert "60 to learn from (`more.txt`), 30 to judge by (`pairs.tsv`)." in card
     assert "`encoder.layer.0.attention.self` | sliding_window" in card
     assert "`attention`: Another attention" in card
     assert names[-1] in page
@@ -136,6 +138,7 @@ def test_fewer_layers_healed(home: Path, tmp_path: Path, monkeypatch: Patch, cap
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 1
     card = (out / "README.md").read_text()
     assert "layers 0 of 2 are left" in card
+    assert "30 to judge by (`pairs.tsv`); 30 more to learn from are left out, as they are among those that" in card
     assert "3 steps of 8 examples" in card
     words = compress(home, tmp_path / "none", "--keep-layers", "2")
     assert "layers to keep must be in 1..1, of 2; got 2" in refused(monkeypatch, capsys, *words)
