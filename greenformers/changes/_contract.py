@@ -199,6 +199,9 @@ class Change:
     builds_anew: ClassVar[bool] = False
     """Whether it has the class build the network anew, and so cannot follow a change that makes it another one."""
 
+    needs_healing: ClassVar[bool] = False
+    """Whether it leaves a network that is of use only once it is healed: a search without training does not try it."""
+
     from_disk: ClassVar[bool] = False
     """Whether `stream` can apply it weight by weight, from disk to disk."""
 

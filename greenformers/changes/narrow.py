@@ -49,6 +49,7 @@ class Narrow(Change):
     reads_weights: ClassVar[bool] = True
     built_by_the_class: ClassVar[bool] = True
     builds_anew: ClassVar[bool] = True
+    needs_healing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "neurons"):
@@ -254,6 +255,17 @@ class Narrow(Change):
             counted.insert(0, "; ".join(f"layers {', '.join(map(str, at))}" for at in sizes.layers.values()))
         summary = f"{', '.join(counted)} are left, with {said}; {work[0]:,.0f} -> {work[1]:,.0f} multiply-adds"
         return Report(as_dict(self), summary, units)
+
+    @classmethod
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Narrow]":
+        """Three quarters of the hidden coordinates, and half of them."""
+        from greenformers.changes._class_sizes import HIDDEN
+        from greenformers.changes._student_sizes import MULTIPLE
+
+        config = getattr(model, "config", None)
+        width = next((size for name in HIDDEN if type(size := getattr(config, name, None)) is int), 0)
+        sizes = [round(share * width / MULTIPLE) * MULTIPLE for share in (0.75, 0.5)]
+        return [cls(size) for size in dict.fromkeys(sizes) if 0 < size < width]
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

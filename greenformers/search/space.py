@@ -36,7 +36,7 @@ class Space:
     refused: tuple[tuple[Change, str], ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, given: Given, *, length: int, causal: bool) -> "Space":
+    def of(cls, model: nn.Module, given: Given, *, length: int, causal: bool, heals: bool = True) -> "Space":
         """The space of a network.
 
         Args:
@@ -44,12 +44,15 @@ class Space:
             given: Data and settings that changes may use.
             length: Tokens of a text.
             causal: Whether the network is a decoder.
+            heals: Whether recipes will be healed; without it changes that need healing are left out.
 
         Raises:
             ValueError: No change can be applied.
         """
         slots, refused = [], []
         for kind in sorted(kinds(), key=lambda kind: kind.order):
+            if kind.needs_healing and not heals:
+                continue
             settings = [change.fitted(model, length) for change in kind.searched(model, length=length, causal=causal)]
             reasons = [_unfit(model, [change], given) for change in settings]
             if fit := [change for change, why in zip(settings, reasons, strict=True) if why is None]:

@@ -53,7 +53,7 @@ def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patc
 def test_stopped_in_the_middle_a_call_goes_on(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     out = tmp_path / "small"
     monkeypatch.chdir(home)
-    words = ["compress", "BertModel", *EVALUATED, "--faster", "1.5x", "--minutes", "0.1", "--out", str(out)]
+    words = ["compress", "BertModel", *EVALUATED, "--faster", "1.5x", "--minutes", "0.5", "--out", str(out)]
     trial = Lab.trial
 
     def stop(*given):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from zoo import inputs, network, outputs
 
-from greenformers.changes import Given, kinds
+from greenformers.changes import Given, Narrow, kinds
 from greenformers.compress.apply import apply
 from greenformers.search.space import Space
 
@@ -61,3 +61,12 @@ def test_settings_of_every_change_are_the_mildest_first():
         assert shares == sorted(shares, reverse=True)
         assert len(set(settings)) == len(settings)
     assert {type(slot[0]).name() for slot in space.slots} >= {"layers", "prune", "low_rank", "int8"}
+
+
+def test_what_needs_healing_is_left_out_without_it():
+    model, given, space = space_of("bert")
+    students = next(slot for slot in space.slots if isinstance(slot[0], Narrow))
+    assert students == (Narrow(24), Narrow(16))
+    quick = Space.of(model, given, length=8, causal=False, heals=False)
+    assert quick.slots == tuple(slot for slot in space.slots if not slot[0].needs_healing)
+    assert len(quick.slots) == len(space.slots) - 1
