@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 class Heal(Change):
     """Steps of distillation: the network learns from the original, or from another teacher."""
 
-    steps: int = option(300, "Training steps of AdamW, with linear warm-up and a cosine decay to 0.", "--heal")
+    steps: int = option(300, "Training steps, with linear warm-up and a cosine decay to 0.", "--heal")
     batch_size: int = option(64, "Examples in each step.", "--heal-batch")
     learning_rate: float = option(5e-4, "Highest learning rate.", "--heal-rate")
+    muon_rate: float | None = option(
+        None, "Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest; by "
+        "default AdamW trains all.", "--heal-muon-rate",
+    )  # fmt: skip
     patience: int | None = option(
         None, "Stop after this many evaluations, of ten in all, without a lower loss.", "--heal-patience"
     )
@@ -91,6 +95,11 @@ class Heal(Change):
             if self.aware or self.patience is not None:
                 other = "aware" if self.aware else "patience"
                 raise ValueError(f"movement and {other} exclude each other: heal once with each")
+        if self.muon_rate is not None and not self.muon_rate > 0:
+            raise ValueError(f"muon_rate must be above 0, got {self.muon_rate}")
+        if self.muon_rate is not None and (self.movement is not None or self.shard):
+            other = "shard" if self.shard else "movement"
+            raise ValueError(f"muon_rate and {other} exclude each other: Muon makes one update of a whole matrix")
         if self.shard and (self.aware or self.movement is not None):
             other = "aware" if self.aware else "movement"
             raise ValueError(f"shard and {other} exclude each other: {other} changes weights that are whole")
@@ -225,8 +234,9 @@ class Heal(Change):
 
         every = max(1, self.steps // 10)
         return Schedule(
-            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, seed=seed,
-            evaluate_every=every, log_every=every, save_every=every, patience=self.patience, shard=self.shard,
+            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, muon_rate=self.muon_rate,
+            seed=seed, evaluate_every=every, log_every=every, save_every=every, patience=self.patience,
+            shard=self.shard,
         )  # fmt: skip
 
     def _rounding(self, model: "nn.Module", given: Given) -> list[AbstractContextManager[None]]:

@@ -23,17 +23,19 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a model is trained: AdamW, linear warm-up, then cosine decay to 0 or a factor a step.
+    """How long and how fast a model is trained: linear warm-up, then cosine decay to 0 or a factor a step.
 
     Attributes:
         epochs: Number of passes over the training set.
         steps: Number of optimisation steps, in place of epochs.
         batch_size: Examples a step, of all processes together.
         accumulate: Parts of a batch that are computed one after the other; a divisor of the batch size.
-        learning_rate: Highest learning rate.
+        learning_rate: Highest learning rate of AdamW.
+        muon_rate: Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest;
+            by default AdamW trains all. See `greenformers.train.optimizer`.
         warmup: Share of the steps that are warm-up, 0..1.
         decay: Factor of the learning rate after every step, in place of the cosine.
-        weight_decay: Weight decay of AdamW.
+        weight_decay: Weight decay.
         clip: Largest norm of the gradient, to which it is clipped; 0 for no limit.
         seed: Seed of the order of the examples, of dropout and of masks.
         precision: Precision of the matrix products; "fp16" needs a GPU. Weights and optimiser stay float32.
@@ -52,6 +54,7 @@ class Schedule:
     batch_size: int = 64
     accumulate: int = 1
     learning_rate: float = 2e-3
+    muon_rate: float | None = None
     warmup: float = 0.1
     decay: float | None = None
     weight_decay: float = 0.01
@@ -87,6 +90,10 @@ class Schedule:
             raise ValueError(f"accumulate must divide the batch, {self.batch_size}, got {self.accumulate}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.muon_rate is not None and not self.muon_rate > 0:
+            raise ValueError(f"muon_rate must be above 0, got {self.muon_rate}")
+        if self.muon_rate is not None and self.shard:
+            raise ValueError("shard must be off with muon_rate: Muon makes one update of a whole matrix")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be in 0..1, got {self.warmup}")
         if self.decay is not None and not 0 < self.decay <= 1:
@@ -190,6 +197,7 @@ def fit(
         stream,
         keep=schedule.keep,
         decay=schedule.decay,
+        muon_rate=schedule.muon_rate,
         callbacks=[watch, pace, interruption, *callbacks],
     )
     if schedule.patience is not None:

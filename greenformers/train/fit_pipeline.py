@@ -33,8 +33,8 @@ def fit_pipeline(
     Args:
         model: A model that the objective has built, the same in every process.
         objective: The objective that the model is trained for.
-        schedule: How long and how fast the model is trained; patience, accumulate, shard and precision must be the
-            defaults.
+        schedule: How long and how fast the model is trained; patience, accumulate, shard, precision and muon_rate must
+            be the defaults.
         micro_batches: Number of parts of a batch that are in the pipeline at once.
         label: Label of the progress bar.
         console: Console that shows the progress bar.
@@ -46,7 +46,7 @@ def fit_pipeline(
         ValueError: The model or the schedule cannot be divided into stages.
     """
     plain = Schedule()
-    for name in ("patience", "accumulate", "shard", "precision"):
+    for name in ("patience", "accumulate", "shard", "precision", "muon_rate"):
         if getattr(schedule, name) != getattr(plain, name):
             raise ValueError(f"{name} must be {getattr(plain, name)} in a pipeline, got {getattr(schedule, name)}")
     watch, interruption = Watch(label, console), Interruption()

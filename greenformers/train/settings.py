@@ -73,9 +73,14 @@ class Training:
     batch: int = setting(64, "Examples a step, of all processes together.")
     accumulate: int = setting(1, "Parts of a batch that are computed one after the other.")
     learning_rate: float = setting(2e-3, "Highest learning rate.")
+    muon_rate: float | None = setting(
+        None,
+        "Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest; by "
+        "default AdamW trains all. Ten times the learning rate is a beginning.",
+    )
     warmup: float = setting(0.1, "Share of the steps that are warm-up.")
     decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
-    weight_decay: float = setting(0.01, "Weight decay of AdamW.")
+    weight_decay: float = setting(0.01, "Weight decay.")
     clip: float = setting(1.0, "Largest norm of the gradient, to which it is clipped; 0 for no limit.")
     seed: int = setting(0, "Seed of weights, order of the examples, dropout and masks.")
     precision: str = setting("fp32", "Precision of the matrix products: fp32, bf16, or fp16 on a GPU.")
@@ -148,6 +153,10 @@ class Training:
             raise ValueError(f"micro_batches is not for lottery_rounds: must be left out, got {self.micro_batches}")
         if self.shard:
             raise ValueError("shard must be off with lottery_rounds: masks are of whole weights")
+        if self.muon_rate is not None:
+            raise ValueError(
+                f"muon_rate must be left out with lottery_rounds: Muon moves dropped weights too; got {self.muon_rate}"
+            )
         if self.lottery_rewind and self.patience is not None:
             raise ValueError(
                 f"patience must be left out with lottery_rewind, whose step it could end before; got {self.patience}"

@@ -13,6 +13,7 @@ from transformers.trainer_callback import PrinterCallback
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import Reseed, Update
+from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
 
@@ -28,6 +29,7 @@ class ResumableTrainer(Trainer):
         stream: The training examples, in order.
         keep: Number of checkpoints to keep.
         decay: Decay of the learning rate, see `learning_rates`.
+        muon_rate: Highest learning rate of Muon, see `muon_and_adamw`; None: AdamW trains all parameters.
         callbacks: Callbacks, called at every event.
     """
 
@@ -44,6 +46,7 @@ class ResumableTrainer(Trainer):
         *,
         keep: int,
         decay: float | None,
+        muon_rate: float | None,
         callbacks: list[TrainerCallback],
     ) -> None:
         super().__init__(
@@ -58,10 +61,21 @@ class ResumableTrainer(Trainer):
         self._memory = SegmentMemory(self._objective.memory)
         if self._objective.memory and (arguments.world_size > 1 or arguments.gradient_accumulation_steps > 1):
             raise ValueError("memory needs one process and accumulate 1: each row of a batch goes on where it stopped")
-        self._folder, self._decay = Path(arguments.output_dir or "."), decay
+        self._folder, self._decay, self._muon_rate = Path(arguments.output_dir or "."), decay, muon_rate
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         return SequentialSampler(self._stream)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Make the optimiser: that of the Trainer, AdamW, or `muon_and_adamw`."""
+        if self._muon_rate is None or self.optimizer is not None:
+            return super().create_optimizer(model)
+        model = self.model if model is None else model
+        self.optimizer = muon_and_adamw(
+            model, set(self.get_decay_parameter_names(model)), muon_rate=self._muon_rate,
+            learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay,
+        )  # fmt: skip
+        return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make the learning rate scheduler, see `learning_rates`."""

@@ -90,7 +90,8 @@ def test_every_setting_of_the_schedule_reaches_it() -> None:
         "clip": 2.0, "seed": 9, "precision": "bf16", "shard": True, "recompute": True, "evaluate_every": 11,
         "log_every": 12, "save_every": 13, "keep": 4, "patience": 6,
     }  # fmt: skip
-    assert set(changed) == shared
+    assert {*changed, "muon_rate"} == shared
+    assert Settings(muon_rate=0.25).schedule.muon_rate == 0.25  # which shard excludes
     assert Settings(batch=34, **changed).schedule == Schedule(batch_size=34, **changed)
     with pytest.raises(ValueError, match=r"^epochs must be at least 1, got 0$"):
         _ = Settings(epochs=0).schedule

@@ -1,0 +1,78 @@
+"""Muon for the matrices inside the layers, AdamW for all other parameters. Jordan 2024; Liu 2025, arXiv:2502.16982.
+
+Muon updates a matrix by its momentum M with all singular values made alike: with M = U S V^T by about U V^T, found by
+Newton-Schulz steps; scaled by 0.2 sqrt(max(m, n)), so that entries change by as much as AdamW's would. Both factors of
+a low-rank layer so learn at one speed in all of their directions, whatever the size of the other factor.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+
+class MuonAndAdamW(Optimizer):
+    """One optimiser with the groups and the state of two.
+
+    Args:
+        muon: The optimiser of matrices.
+        adamw: The optimiser of other parameters.
+    """
+
+    def __init__(self, muon: Muon, adamw: AdamW) -> None:
+        self._parts: tuple[Optimizer, ...] = (muon, adamw)
+        self._counts = [len(part.param_groups) for part in self._parts]
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        start = 0
+        for part, count in zip(self._parts, self._counts, strict=True):
+            # Whoever loads a state puts new groups and states in place of these.
+            part.param_groups, part.state = self.param_groups[start : start + count], self.state
+            part.step()
+            start += count
+        return loss
+
+
+def muon_and_adamw(
+    model: nn.Module, decayed: set[str], *, muon_rate: float, learning_rate: float, weight_decay: float
+) -> MuonAndAdamW:
+    """The optimiser of a model.
+
+    Args:
+        model: The model.
+        decayed: Names of the parameters that decay.
+        muon_rate: Highest learning rate of Muon.
+        learning_rate: Highest learning rate of AdamW.
+        weight_decay: Weight decay of both.
+
+    Raises:
+        ValueError: There is no matrix inside a layer.
+    """
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    matrices = {name for name, parameter in named.items() if is_matrix(name, parameter)}
+
+    if not matrices:
+        raise ValueError(f"muon_rate is for matrices inside layers, and {type(model).__name__} has none")
+
+    def group(names: set[str], decay: float) -> dict[str, Any]:
+        return {"params": [named[name] for name in named if name in names], "weight_decay": decay}
+
+    rest = named.keys() - matrices
+    groups = [group(rest & decayed, weight_decay), group(rest - decayed, 0.0)]
+    muon = Muon([group(matrices, weight_decay)], lr=muon_rate, adjust_lr_fn="match_rms_adamw")
+    return MuonAndAdamW(muon, AdamW(groups, lr=learning_rate))
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a matrix inside a layer of a stack: no embedding, nothing before or after the layers."""
+    parts = name.split(".")
+    return parameter.ndim == 2 and any(part.isdecimal() for part in parts) and "embed" not in name

@@ -1,0 +1,86 @@
+"""Muon for the matrices inside layers: beside its formula by a singular value decomposition, and AdamW for the rest."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import QUIET, SIZES, TEXT, characters
+from torch import Tensor, nn
+
+from greenformers.train.causal_lm import CausalLM
+from greenformers.train.fit import Schedule, fit
+from greenformers.train.optimizer import is_matrix, muon_and_adamw
+from greenformers.train.settings import Settings
+
+RATES = {"muon_rate": 0.1, "learning_rate": 0.01, "weight_decay": 0.0}
+
+
+def network(seed: int = 0, **sizes: object) -> nn.Module:
+    torch.manual_seed(seed)
+    task = CausalLM(TEXT, characters(), 16)
+    return task.build(task.config(**SIZES | sizes))
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    ids = torch.arange(2, 18)[None] % 9
+    model(input_ids=ids, labels=ids).loss.backward()
+    before = {name: x.detach().clone() for name, x in model.named_parameters()}
+    optimizer.step()
+    return {name: x.detach() - before[name] for name, x in model.named_parameters()}
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_matrices_move_alike_in_all_directions_and_the_rest_as_by_adamw(rank: int | None) -> None:
+    model, other = network(rank=rank), network(rank=rank)
+    moved = stepped(model, muon_and_adamw(model, set(), **RATES))
+    by_adamw = stepped(other, torch.optim.AdamW(other.parameters(), lr=0.01, weight_decay=0.0))
+    matrices = {name for name, x in model.named_parameters() if is_matrix(name, x)}
+    assert any("attention" in name for name in matrices)
+    assert not any("embed" in name or "norm" in name for name in matrices)
+    for name, x in model.named_parameters():
+        if name not in matrices:
+            torch.testing.assert_close(moved[name], by_adamw[name], msg=name)
+            continue
+        U, S, V = torch.linalg.svd(x.grad.double(), full_matrices=False)
+        kept = 1e-3 * S[0] < S
+        expected = -0.1 * 0.2 * max(x.shape) ** 0.5 * (U[:, kept] @ V[kept])
+        # Newton-Schulz makes singular values of 0.7 to 1.2 of all but the least ones.
+        cosine = torch.cosine_similarity(moved[name].double().flatten(), expected.flatten(), dim=0)
+        assert cosine > 0.95, name
+        assert 0.6 < moved[name].norm() / expected.norm() < 1.3, name
+
+
+def test_a_state_that_is_loaded_is_used() -> None:
+    """As whatever wraps an optimiser may do: groups and states are then other objects."""
+    model, other = network(rank=3), network(rank=3)
+    one, two = (muon_and_adamw(net, set(), **RATES) for net in (model, other))
+    stepped(model, one)
+    stepped(other, two)
+    two.load_state_dict(two.state_dict())
+    for group in (*one.param_groups, *two.param_groups):
+        group["lr"] = 0.5
+    first, second = stepped(model, one), stepped(other, two)
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_it_learns_more_in_as_many_steps_where_ranks_are_low(tmp_path: Path) -> None:
+    losses = []
+    for muon_rate in (None, 0.1):
+        task = CausalLM(TEXT, characters(), 16)
+        torch.manual_seed(0)
+        model = task.build(task.config(**SIZES, rank=3))
+        schedule = Schedule(steps=60, batch_size=8, learning_rate=0.01, muon_rate=muon_rate)
+        history = fit(model, task, schedule, label="", console=QUIET, folder=tmp_path / str(muon_rate))
+        losses.append(history.curve("eval_loss")[-1][1])
+    assert losses[1] < losses[0]
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"muon_rate is for matrices inside layers, and Linear has none"):
+        muon_and_adamw(nn.Linear(3, 3), set(), **RATES)
+    with pytest.raises(ValueError, match=r"muon_rate must be above 0, got 0"):
+        Schedule(muon_rate=0)
+    with pytest.raises(ValueError, match="shard must be off with muon_rate"):
+        Schedule(muon_rate=0.1, shard=True)
+    with pytest.raises(ValueError, match="muon_rate must be left out with lottery_rounds"):
+        Settings(muon_rate=0.1, lottery_rounds=2).lottery  # noqa: B018
