@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import torch
 from _harness import KNOWN, Benchmark, Option, Run, data, fitted
 from rich.table import Table
 from transformers import set_seed
@@ -20,10 +21,8 @@ from transformers import set_seed
 from greenformers.attention import Shape, build, names
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
-from greenformers.measure.narrower import narrower
-from greenformers.measure.parameters import parameters
+from greenformers.measure.narrower import controlled
 from greenformers.measure.record import Record
-from greenformers.model.variant import control
 from greenformers.report.curves import save
 from greenformers.report.loss_curves import loss_curves, losses
 from greenformers.train.causal_lm import CausalLM
@@ -196,8 +195,8 @@ def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
         hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
         hidden_dropout_prob=0.0, attention=own.mechanism, attention_options=options, rank=rank, **NETWORKS[own.task],
     )  # fmt: skip
-    if control(own.variant.split()[0]) is not None:
-        config = narrower(config, lambda config: parameters(task.build(config)))
+    ids = torch.zeros(1, task.length, dtype=torch.long)
+    config = controlled(own.variant.split()[0], config, task.build, lambda model, _: model(input_ids=ids))
     set_seed(own.seed)
     model = task.build(config)
     schedule = Schedule(

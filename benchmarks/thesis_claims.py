@@ -116,7 +116,7 @@ def train(stack: Stack, x: Tensor) -> None:
 def padded(texts: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
     """States of texts of these lengths, and the mask of what is no padding."""
     mask = torch.arange(width) < torch.tensor(texts)[:, None]
-    return torch.randn(len(texts), width, 768), mask
+    return torch.randn(len(texts), width, Network().hidden), mask
 
 
 def masked(stack: Stack, inputs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -13,6 +13,9 @@ WEIGHT = 0.5, 4.0
 """What it costs to be beyond a bound of loss or of speed, of the logarithms: twice the loss that is allowed costs as
 much as a speed 1.4 times less."""
 
+STRICT = 4.0
+"""How much more it costs to be beyond what is aimed at, where what healing brings back is counted already."""
+
 
 @dataclass(frozen=True)
 class Bound:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from greenformers.search.bound import Bound
+from greenformers.search.bound import STRICT, Bound
 from greenformers.search.network_lab import NetworkLab
 from greenformers.search.network_space import NetworkSpace
 from greenformers.search.space import TRIES, Genes
@@ -21,9 +21,6 @@ from greenformers.search.tries import Tries
 
 POPULATION, TOURNAMENT = 10, 3
 """Networks of a population, and how many of them compete to have a child."""
-
-STRICT = 4.0
-"""How much more it costs to be beyond the bound than where healing brings back what a recipe has lost."""
 
 FIRST = 5
 """Networks that are trained for the same steps before there is a hurdle."""

@@ -6,7 +6,7 @@ from math import exp, log
 
 import numpy as np
 
-from greenformers.search.bound import EPSILON, Bound
+from greenformers.search.bound import EPSILON, STRICT, Bound
 from greenformers.search.space import Genes, Space
 from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trials, front
@@ -19,10 +19,6 @@ where recipes are healed, which takes minutes."""
 RANGE, NEAR = (6.0, 1.5), (0.9, 1.15)
 """Bounds that are aimed at, near the one given: how many times the loss at most, without healing, which may bring much
 back, and with it; and shares of the speed-up."""
-
-STRICT = 4.0
-"""How much more it costs a recipe that is to be healed to be beyond what is aimed at, in which what healing brings back
-is counted already."""
 
 SHIFTED = 3
 """Healed trials from which what healing brings back is learned as a function of the recipe, not as one factor."""

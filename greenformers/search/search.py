@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from greenformers.changes import Change
-from greenformers.search.bound import Bound
+from greenformers.search.bound import STRICT, Bound
 from greenformers.search.lab import Lab
-from greenformers.search.propose import STRICT, logged, propose
+from greenformers.search.propose import logged, propose
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries

@@ -59,7 +59,6 @@ def muon_and_adamw(
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = {name for name, parameter in named.items() if is_matrix(name, parameter)}
-
     if not matrices:
         raise ValueError(f"muon_rate is for matrices inside layers, and {type(model).__name__} has none")
 

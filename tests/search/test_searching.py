@@ -8,8 +8,7 @@ from statistics import mean
 import pytest
 
 from greenformers.changes import Heal, Int8, Layers, LowRank, Prune
-from greenformers.search.bound import Bound
-from greenformers.search.propose import STRICT
+from greenformers.search.bound import STRICT, Bound
 from greenformers.search.search import HURDLES, Plan, Search
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials, front
