@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    T5Config,
+    T5EncoderModel,
+    Wav2Vec2Config,
+    Wav2Vec2Model,
+)
 
 from greenformers.changes import Given, Heal
-from greenformers.changes._distillation import Distillation
+from greenformers.changes._distillation import Distillation, in_full
 from greenformers.changes._losses import hidden, layer_map
 from greenformers.changes._student import WEIGHTS, Student
 from greenformers.data._reader import Reader
@@ -110,6 +118,34 @@ def test_of_fewer_layers_each_is_compared_at_its_share_of_the_depth():
     for wrong in [(0, 1), (0, 1, 5), (0, 1, -2), (-1, -1, -1)]:
         with pytest.raises(ValueError, match=r"layer_map must name a layer of the teacher in 0\.\.4, or -1 for none"):
             layer_map(2, 4, wrong)
+
+
+def recordings():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    convolutions = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (4,), "num_conv_pos_embeddings": 2}
+    small = {"num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer", "mask_time_length": 2}
+    return Wav2Vec2Model(Wav2Vec2Config(**sizes, **convolutions, **small, layerdrop=0.5, mask_time_prob=0.5))
+
+
+def relative():
+    return T5EncoderModel(T5Config(vocab_size=41, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2))
+
+
+@pytest.mark.parametrize("make", [network, recordings, relative])
+def test_nothing_is_left_out_in_training(make):
+    model = make().train()
+    x = torch.randn(2, 80) if make is recordings else torch.arange(1, 21).view(2, 10)
+    options = copy.deepcopy([vars(module.config) for module in model.modules() if hasattr(module, "config")])
+
+    def twice():
+        one, other = (model(x).last_hidden_state for _ in range(2))
+        return torch.equal(one, other)
+
+    assert not twice()
+    with in_full(model):
+        assert twice()
+    assert not twice(), "afterwards it leaves out as before"
+    assert [vars(module.config) for module in model.modules() if hasattr(module, "config")] == options
 
 
 def test_a_healing_that_was_stopped_goes_on(tmp_path):
