@@ -11,7 +11,7 @@ words of this one in another order; a bag of words cannot tell, and is right in 
 Stopped, the same command goes on; `--part` and `--only` divide it, and records of earlier parts are read from the file
 of `--json`. Time and size are those of students that have learned nothing yet, on which they do not depend.
 `--starts`: a student of 3 layers of 192 that begins as what is left of its teacher, in coordinates or in directions, or
-with random weights, for 1,000 steps each with three seeds. `--device cuda`: students learn there, and are judged and
+with random weights, for 600 steps each with three seeds. `--device cuda`: students learn there, and are judged and
 timed on the CPU.
 
 Bars: 3 layers of 192 keep 95 % of the correlation on dev, 3 layers of 384 keep 99 %, each within an hour; a vector for
@@ -56,7 +56,7 @@ CALIBRATION, TRAIN = 600, 1000
 ROUNDS, DIMS = 20, (256, 384)
 BESIDE = Path("results/prune_minilm.jsonl")
 OTHERS = ("layers", "heads and neurons", "low rank", "int8", "together", "together, int8")
-STARTS, STEPS = ("pruned", "pca", "random"), 1000
+STARTS, STEPS = ("pruned", "pca", "random"), 600
 STATIC = "a vector for each token"
 KEPT = {"3 layers of 192": 0.95, "3 layers of 384": 0.99, f"{STATIC}, 256": 0.85}
 FASTER = 300
@@ -85,7 +85,7 @@ BENCHMARK = Benchmark(
 def students(quick: bool) -> dict[str, list[Change]]:
     """What is made of the teacher, by name."""
     heal = {"weights": WEIGHTS, "learning_rate": 1e-3}
-    steps = (20, 20, 20, 20) if quick else (3000, 8000, 4000, 4000)
+    steps = (20, 20, 20, 20) if quick else (2000, 6000, 3000, 3000)
     return {
         "3 layers of 384": [Layers(3), Heal(steps[0], **heal | {"learning_rate": 5e-4})],
         "3 layers of 192": [Narrow(192, layers=3), Heal(steps[1], **heal)],
