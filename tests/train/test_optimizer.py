@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.fit import Schedule, fit
-from greenformers.train.optimizer import is_matrix, muon_and_adamw
+from greenformers.train.optimizer import Muon, is_matrix, muon_and_adamw
 from greenformers.train.settings import Settings
 
 RATES = {"muon_rate": 0.1, "learning_rate": 0.01, "weight_decay": 0.0}
@@ -48,6 +48,23 @@ def test_matrices_move_alike_in_all_directions_and_the_rest_as_by_adamw(rank: in
         cosine = torch.cosine_similarity(moved[name].double().flatten(), expected.flatten(), dim=0)
         assert cosine > 0.95, name
         assert 0.6 < moved[name].norm() / expected.norm() < 1.3, name
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (12, 4), (4, 12)])
+def test_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
+    group = {"weight_decay": 0.1}
+    one = Muon([group | {"params": [ours]}], lr=0.1)
+    other = torch.optim.Muon([group | {"params": [theirs]}], lr=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        ours.grad = torch.randn(shape)
+        theirs.grad = ours.grad.clone()
+        one.step()
+        other.step()
+    moved, expected = ((x - 0.99**3).flatten() for x in (ours, theirs))  # a decay of 1 % a step
+    assert torch.cosine_similarity(moved, expected, dim=0) > 0.998, "theirs rounds to bfloat16"
+    torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
 
 
 def test_a_state_that_is_loaded_is_used() -> None:

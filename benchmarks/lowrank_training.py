@@ -1,0 +1,324 @@
+"""How to train low-rank layers from the start: every way of the literature, beside dense networks as small.
+
+    python benchmarks/lowrank_training.py [--quick] [--json results/lowrank_training.jsonl] [--only WAY]
+
+Tiny Shakespeare by bytes, 3 layers of width 128 with rank 16, 600 steps of 16 x 128 tokens. Each way is trained with
+one seed at every learning rate of the same grid, and at its best with two seeds more; the rate is chosen by the first
+half of the validation text, the loss is that of the second half. The time of a way is that of all of its steps, beside
+those of the dense network in the same run.
+
+The ways: another beginning of the factors (spectral, orthogonal), decay of their product (Khodak 2021,
+arXiv:2105.01029), a rate or an average of squares of their own, Muon, dense layers for a share of the steps and then
+their truncation (Wang 2021, arXiv:2103.03936) with the state of the optimiser, ranks by energy, ranks that shrink in
+stages, and factors of each head (thesis, equation 3.2). The controls: the dense networks of smaller width with as many
+parameters, and with as many FLOPs. With --json a training that is in the file is not repeated.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from _factors import begin_orthogonal, begin_spectral, by_energy, decay_products, low_rank_layers, narrowed
+from _harness import KNOWN, Benchmark, Option, Run, data
+from rich.table import Table
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from transformers import PreTrainedModel, set_seed
+
+from greenformers.data import Text, train_tokenizer
+from greenformers.data import load as load_data
+from greenformers.measure.narrower import controlled
+from greenformers.measure.parameters import parameters
+from greenformers.measure.record import Record
+from greenformers.model.config import PROJECTIONS
+from greenformers.train.causal_lm import CausalLM
+from greenformers.train.optimizer import Muon, is_matrix
+from greenformers.train.stream import Stream
+
+NETWORK: dict[str, Any] = {
+    "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3,
+    "hidden_dropout_prob": 0.0,
+}  # fmt: skip
+RANK, RANK_OF_HEAD = 16, 6
+STEPS, LENGTH, BATCH, DECAY, CLIP, WARMUP = 600, 128, 16, 0.01, 1.0, 0.1
+RATE, TIMES = 2e-3, (1.0, 2.0, 4.0)
+MUON = (5e-3, 1e-2, 2e-2)
+SEEDS, HALF = 3, 50_000
+AGAIN = 0.05
+"""Share of the steps in which the learning rate rises again after layers were truncated."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train a network.
+
+    Attributes:
+        network: Variant of the network.
+        about: What it is, for the table.
+        muon: Whether Muon trains the matrices inside the layers.
+        begin: What the factors begin as; None for the library's own.
+        product: Whether the product of the factors decays, and not they.
+        factors: Whether the grid of rates is that of the factors alone.
+        betas: Averages of AdamW.
+        dense: Share of the steps with dense layers, before they are truncated.
+        energy: Whether ranks are chosen by energy then.
+        stages: Ranks at the shares of the steps at which they shrink.
+        per_head: Whether heads have factors of their own.
+    """
+
+    network: str
+    about: str
+    muon: bool = False
+    begin: Callable[[nn.Module], None] | None = None
+    product: bool = False
+    factors: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    dense: float = 0.0
+    energy: bool = False
+    stages: Mapping[float, int] | None = None
+    per_head: bool = False
+
+    @property
+    def rates(self) -> Sequence[float]:
+        """The grid of learning rates."""
+        return MUON if self.muon else [RATE * times for times in TIMES]
+
+
+WAYS = {
+    "dense": Way("transformer", "dense layers"),
+    "dense, Muon": Way("transformer", "dense layers", muon=True),
+    "low rank": Way("lrt", "two factors, as they are by default"),
+    "spectral": Way("lrt", "begins as truncated dense layers", begin=begin_spectral),
+    "orthogonal": Way("lrt", "begins with orthogonal factors", begin=begin_orthogonal),
+    "product decay": Way("lrt", "begins spectral, its product decays", begin=begin_spectral, product=True),
+    "factors' own rate": Way("lrt", "only factors at the rates of the grid", factors=True),
+    "factors' own average": Way("lrt", "squares are averaged over 20 steps", betas=(0.9, 0.95)),
+    "Muon": Way("lrt", "orthogonalised updates of both factors", muon=True),
+    "spectral, Muon": Way("lrt", "begins spectral, orthogonalised updates", muon=True, begin=begin_spectral),
+    "dense first": Way("transformer", "dense for a quarter of the steps, then truncated", dense=0.25),
+    "dense first, by energy": Way("transformer", "the same, ranks by energy", dense=0.25, energy=True),
+    "dense first, Muon": Way("transformer", "the same as dense first, with Muon", muon=True, dense=0.25),
+    "in stages": Way("lrt", "rank 64, then 32 and 16", stages={0.0: 64, 0.25: 32, 0.5: RANK}),
+    "of each head": Way("lrt", "q, k, v have factors of each head", per_head=True),
+    "narrow": Way("narrow", "dense, as many parameters as low rank"),
+    "narrow, Muon": Way("narrow", "dense, as many parameters as low rank", muon=True),
+    "narrow by FLOPs": Way("narrow_flops", "dense, as many FLOPs as low rank"),
+    "narrow by FLOPs, Muon": Way("narrow_flops", "dense, as many FLOPs as low rank", muon=True),
+}
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="a few steps of each way; the figures mean nothing",
+    options=(
+        data("--data", "tinyshakespeare", "Tiny Shakespeare"),
+        Option("--only", "the ways whose name begins with this"),
+    ),
+    json=KNOWN,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training: a way, a learning rate and a seed."""
+
+    way: str
+    rate: float
+    seed: int
+    steps: int
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What tells its records from others."""
+        return NETWORK | {
+            "rank": RANK, "learning_rate": self.rate, "steps": self.steps, "seed": self.seed, "length": LENGTH,
+            "batch": BATCH,
+        }  # fmt: skip
+
+
+def main(run: Run) -> bool:
+    names = [name for name in WAYS if name.startswith(run.given.only or "")]
+    if not names:
+        run.refuse(f"--only must begin one of {', '.join(WAYS)}")
+    steps = 8 if run.quick else STEPS
+    text = load_data("tinyshakespeare", run.given.data)
+    assert isinstance(text, Text)
+    train, valid = text.split("train"), text.split("valid")
+    tokenizer = train_tokenizer("bytes", train, max_length=LENGTH)
+    halves = {"choice": valid[:HALF], "report": valid[HALF : 2 * HALF]}
+    if run.quick:
+        train, halves = train[:50_000], {name: half[:2_000] for name, half in halves.items()}
+    tasks = {name: CausalLM(Text(name, train, half, ""), tokenizer, LENGTH) for name, half in halves.items()}
+
+    def trained(wanted: Sequence[Training]) -> list[Record]:
+        return run.trainings(
+            wanted,
+            lambda one: (one.way, one.setting),
+            lambda one: records_of(run, one, tasks),
+            lambda new: f"loss {new[1].value:.4f} at {new[1].setting['learning_rate']:g}",
+        )
+
+    grid = [Training(name, rate, 0, steps) for name in names for rate in WAYS[name].rates[: 1 if run.quick else None]]
+    records = trained(grid)
+    best = {name: best_rate(records, name, steps) for name in names}
+    if not run.quick:
+        records = trained([Training(name, best[name], seed, steps) for seed in range(1, SEEDS) for name in names])
+    run.show(shown(records, best, steps))
+    return True
+
+
+def records_of(run: Run, one: Training, tasks: Mapping[str, CausalLM]) -> list[Record]:
+    """Train, and the loss on both halves of the validation text, the parameters and the time of the steps."""
+    model, seconds = trained_by(WAYS[one.way], one, tasks["choice"])
+    losses = {name: task.evaluate(model, "valid", 64)["loss"] for name, task in tasks.items()}
+    return [
+        *(run.record("loss", loss, one.way, one.setting | {"half": half}) for half, loss in losses.items()),
+        run.record("parameters", parameters(model), one.way, one.setting, source="counted"),
+        run.record("train_time", seconds, one.way, one.setting),
+    ]
+
+
+def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel, float]:
+    """The network, trained, and the seconds that its steps took."""
+    low = way.network != "transformer"
+    rank: Any = None
+    if low:
+        rank = next(iter((way.stages or {0.0: RANK}).values()))
+    if way.per_head:
+        rank = {name: RANK_OF_HEAD if name in "qkv" else RANK for name in PROJECTIONS}
+    config = task.config(**NETWORK, rank=rank, rank_per_head=way.per_head)
+    ids = torch.zeros(1, LENGTH, dtype=torch.long)
+    config = controlled(way.network, config, task.build, lambda model, _: model(input_ids=ids))
+    set_seed(one.seed)
+    model = task.build(config)
+    if way.begin is not None:
+        way.begin(model)
+    stream = Stream(task, BATCH, one.steps, one.seed)
+    shrinks = {round(share * one.steps): size for share, size in (way.stages or {}).items() if share}
+    truncated = round(way.dense * one.steps) if way.dense else -1
+    optimizers, since = optimisers(way, model, one.rate), 0
+    model.train()
+    spent = 0.0
+    for step in range(one.steps):
+        batch = task.collate([stream[place] for place in range(step * BATCH, (step + 1) * BATCH)])
+        began = time.perf_counter()
+        if step == truncated:
+            ranks = dict.fromkeys(dense_layers(model), RANK)
+            if way.energy:
+                weights = {name: model.get_submodule(name).weight for name in ranks}
+                ranks = by_energy(weights, sum(RANK * sum(weight.shape) for weight in weights.values()))  # type: ignore
+            optimizers, since = after(way, model, one.rate, optimizers, ranks), step
+        if step in shrinks:
+            ranks = dict.fromkeys([name for name, _ in low_rank_layers(model)], shrinks[step])
+            optimizers, since = after(way, model, one.rate, optimizers, ranks), step
+        share = rate_at(step, one.steps, since)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * share
+        model(**batch).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if way.product:
+            decay_products(model, one.rate * share * DECAY)
+        spent += time.perf_counter() - began
+    return model.eval(), spent
+
+
+def dense_layers(model: nn.Module) -> list[str]:
+    """Names of the linear layers inside the layers of the stack."""
+    return [name for name, x in model.named_modules() if isinstance(x, nn.Linear) and is_matrix(name, x.weight)]
+
+
+def optimisers(way: Way, model: nn.Module, rate: float) -> list[Optimizer]:
+    """Those of a way: AdamW, or Muon for the matrices and AdamW for the rest; `initial_lr` is the highest rate."""
+    factors = {id(x) for _, layer in low_rank_layers(model) for x in (layer.encoder.weight, layer.decoder.weight)}
+    apart = [(x, id(x) in factors, is_matrix(name, x)) for name, x in model.named_parameters()]
+    usual = RATE if way.muon or way.factors else rate
+    groups: list[dict[str, Any]] = []
+    if not way.muon:
+        of_factors = [x for x, is_factor, _ in apart if is_factor]
+        if of_factors:
+            decay = 0.0 if way.product else DECAY
+            groups.append({"params": of_factors, "lr": rate, "weight_decay": decay, "betas": way.betas})
+        groups.append({"params": [x for x, is_factor, _ in apart if not is_factor], "lr": usual})
+        made: list[Optimizer] = [AdamW(groups, weight_decay=DECAY)]
+    else:
+        matrices = [x for x, _, matrix in apart if matrix]
+        made = [
+            Muon([{"params": matrices, "weight_decay": DECAY}], lr=rate),
+            AdamW([x for x, _, matrix in apart if not matrix], lr=usual, weight_decay=DECAY),
+        ]
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return made
+
+
+def after(
+    way: Way, model: nn.Module, rate: float, before: list[Optimizer], ranks: dict[str, int]
+) -> list[Optimizer]:  # fmt: skip
+    """The optimisers after layers were truncated to these ranks, with what is known of parameters that stay."""
+    known: dict[Tensor, Any] = {x: state for optimizer in before for x, state in optimizer.state.items()}
+    known |= narrowed(model, ranks, None if way.muon or way.stages else before[0])
+    new = optimisers(way, model, rate)
+    for optimizer in new:
+        for group in optimizer.param_groups:
+            optimizer.state.update({x: known[x] for x in group["params"] if x in known})
+    return new
+
+
+def rate_at(step: int, steps: int, since: int) -> float:
+    """The share of the highest rate: linear warm-up and a cosine to 0; it rises again after a truncation."""
+    done = (step - WARMUP * steps) / ((1 - WARMUP) * steps)
+    share = (step + 1) / max(1, round(WARMUP * steps)) if done < 0 else 0.5 * (1 + math.cos(math.pi * done))
+    again = (step - since + 1) / max(1.0, AGAIN * steps) if since else 1.0
+    return min(share, 1.0) * min(again, 1.0)
+
+
+def best_rate(records: Sequence[Record], way: str, steps: int) -> float:
+    """The rate at which the first seed's loss on the half for choices is least."""
+    tried = {
+        record.setting["learning_rate"]: record.value
+        for record in records
+        if (record.variant, record.metric) == (way, "loss")
+        and record.setting.items() >= {"seed": 0, "half": "choice", "steps": steps}.items()
+    }
+    return min(tried, key=lambda rate: tried[rate])
+
+
+def shown(records: Sequence[Record], best: Mapping[str, float], steps: int) -> Table:
+    """A row for each way: the loss of all seeds at its best rate, parameters, and time beside dense."""
+    table = Table("way", "what it is", "best rate", "loss, each seed", "mean", "parameters", "time of dense")
+    times = {name: mean_of(values(records, name, best[name], "train_time", steps)) for name in best}
+    for name, rate in best.items():
+        losses = values(records, name, rate, "loss", steps, half="report")
+        count = values(records, name, rate, "parameters", steps)[0]
+        beside = f"{times[name] / times['dense']:.2f}" if "dense" in times else ""
+        table.add_row(
+            name, WAYS[name].about, f"{rate:g}", " ".join(f"{loss:.3f}" for loss in losses), f"{mean_of(losses):.3f}",
+            f"{count / 1000:,.0f} k", beside,
+        )  # fmt: skip
+    return table
+
+
+def values(records: Sequence[Record], way: str, rate: float, metric: str, steps: int, **more: Any) -> list[float]:
+    """The values of a metric of all seeds of a way at a rate."""
+    setting = {"learning_rate": rate, "steps": steps} | more
+    return [
+        record.value
+        for record in records
+        if (record.variant, record.metric) == (way, metric) and record.setting.items() >= setting.items()
+    ]
+
+
+def mean_of(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(main)
