@@ -34,9 +34,9 @@ HURDLES = (50, 200)
 FIRST = 4
 """Recipes that are healed for the same steps before there is a hurdle."""
 
-TRYING, HEALING = 0.3, 0.5
+TRYING, HEALING = 0.15, 0.4
 """Shares of the time after which no more recipes are tried without healing, and after which none are healed but one in
-full."""
+full, which all else only prepares."""
 
 STEPS, DOUBLING = 1000, -0.2
 """Steps in full, and the change of the logarithm of the loss by twice the steps, as long as no healing was seen."""
@@ -133,7 +133,8 @@ class Search:
     def expected(self, trial: Trial, number: int = 0) -> Trial:
         """What a trial will be where it is healed for as many steps as there is time for.
 
-        Its loss goes down with each doubling of the steps by the same factor, that of the trials between two hurdles.
+        Its loss goes down with each doubling of the steps by the same factor, that of the trials between two hurdles;
+        half of which is its own, where it passed both: what is narrower learns for longer.
         """
         steps = max(trial.steps, self._affordable(trial.genes, number))
         if steps <= HURDLES[-1] or steps == trial.steps:
@@ -141,7 +142,8 @@ class Search:
         if not trial.steps:
             lost = max(trial.lost, 0.0) * exp(self._level() + self._a_doubling() * log(steps / AT, 2))
             return replace(trial, steps=steps, lost=min(trial.lost, lost))
-        return replace(trial, steps=steps, lost=trial.lost * exp(self._a_doubling() * log(steps / trial.steps, 2)))
+        fall = self._a_doubling(trial.genes) * log(steps / trial.steps, 2)
+        return replace(trial, steps=steps, lost=trial.lost * exp(fall))
 
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
         """The changes of a recipe, healing among them."""
@@ -208,12 +210,23 @@ class Search:
                 levels.append(logged(trial.lost) - logged(before.lost) - self._a_doubling() * log(trial.steps / AT, 2))
         return float(np.average(levels, weights=weights))
 
-    def _a_doubling(self) -> float:
-        """The change of the logarithm of the loss by twice the steps; at most 0."""
+    def _a_doubling(self, genes: Genes | None = None) -> float:
+        """The change of the logarithm of the loss by twice the steps; at most 0. Half of it that of the recipe itself.
+
+        Args:
+            genes: The recipe; None for any.
+        """
         lower, upper = HURDLES
-        pairs = [(self.trials.of(trial.genes, lower), trial) for trial in self.trials.done(upper)]
-        falls = [logged(later.lost) - logged(early.lost) for early, later in pairs if early is not None]
-        return min(0.0, float(np.median(falls)) / log(upper / lower, 2)) if falls else DOUBLING
+        falls: dict[Genes, float] = {}
+        for trial in self.trials.done(upper):
+            early = self.trials.of(trial.genes, lower)
+            if early is not None:
+                falls[trial.genes] = (logged(trial.lost) - logged(early.lost)) / log(upper / lower, 2)
+        if not falls:
+            return DOUBLING
+        usual = float(np.median(list(falls.values())))
+        own = usual if genes is None else falls.get(genes, usual)
+        return min(0.0, (usual + own) / 2)
 
     def _affordable(self, genes: Genes, number: int = 0) -> int:
         """Steps of healing that are paid for by the time left, in whole hundreds."""
