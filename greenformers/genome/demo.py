@@ -49,6 +49,18 @@ NETWORK = Finetuning(
 )  # fmt: skip
 
 
+SHARED = (
+    "hidden", "layers", "heads", "feed_forward", "dropout", "k", "length", "residual", "pooling", "tokens", "sequences",
+)  # fmt: skip
+"""Settings that pre-training and fine-tuning have in common."""
+
+
+def pretraining_of(settings: Finetuning) -> Pretraining:
+    """Settings of a short pre-training of the network that is fine-tuned."""
+    same = {name: getattr(settings, name) for name in SHARED}
+    return Pretraining(**same, batch=16, steps=200, learning_rate=1e-3, decay=0.999, sentences=3000)
+
+
 class Files(NamedTuple):
     """Real data of the demonstration.
 
@@ -104,8 +116,10 @@ class Demo:
         files: Real data.
         out: Folder of the parts.
         console: Console that shows the progress.
-        splits: Number of draws of people; the study of surroundings has one.
+        splits: Number of draws of people.
         people: Number of synthetic people; half as many in the study of surroundings.
+        margins: Additional positions on each side of the gene, in the study of surroundings.
+        draws: Number of draws of people in the study of surroundings.
     """
 
     files: Files
@@ -113,6 +127,8 @@ class Demo:
     console: Console
     splits: int = 5
     people: int = 2000
+    margins: tuple[int, ...] = MARGINS
+    draws: int = 1
 
     def apoe(self) -> Part:
         """Real genotypes: odds ratios, pre-training, the network beside logistic regression, its explanation."""
@@ -124,23 +140,7 @@ class Demo:
             folder, self.files.apoe, reference, region, dict(zip(called.people, odds, strict=True)), 200
         )
         settings = replace(defaults, epochs=5)
-        shared = (
-            "hidden",
-            "layers",
-            "heads",
-            "feed_forward",
-            "dropout",
-            "k",
-            "length",
-            "residual",
-            "pooling",
-            "tokens",
-        )
-        pretraining = Pretraining(
-            **{name: getattr(settings, name) for name in shared}, sequences=settings.sequences,
-            batch=16, steps=200, learning_rate=1e-3, decay=0.999, sentences=3000,
-        )  # fmt: skip
-        run.ensure(folder / "before", pretraining, self.console)
+        run.ensure(folder / "before", pretraining_of(settings), self.console)
         settings = replace(settings, init=str(folder / "before"), tokens=None)
         people = People.load(Path(settings.sequences))
         positions = {effect.position: name for name, effect in APOE.items()}
@@ -154,6 +154,27 @@ class Demo:
 
     def pair(self, *, effect: bool) -> Part:
         """Synthetic people: a disease of those who have just one of two alleles, or a disease by chance."""
+        settings, folder = self._pair(effect=effect)
+        settings = replace(settings, epochs=15 if effect else 3, patience=15)
+        title = "Two sites that interact, synthetic people" if effect else "No effect, synthetic people"
+        return Part(title, self._judged(settings, folder, []), {})
+
+    def steps(self, snapshots: Sequence[int]) -> Part:
+        """The synthetic people of two sites that interact, after ever more steps of pre-training. Table 5.2.
+
+        Args:
+            snapshots: Steps of pre-training, the last of which is its end.
+        """
+        settings, folder = self._pair(effect=True)
+        *early, last = sorted(snapshots)
+        before = replace(pretraining_of(settings), steps=last, snapshots=",".join(map(str, early)) or None)
+        run.ensure(folder / "before", before, self.console)
+        settings = replace(settings, init=str(folder / "before"), tokens=None, epochs=5, patience=5)
+        records = studies.pretraining(settings, self.splits, folder / "steps", self.console)
+        return Part("Two sites that interact, after pre-training", records, {})
+
+    def _pair(self, *, effect: bool) -> tuple[Finetuning, Path]:
+        """Settings with the synthetic people of two sites, and their folder."""
         reference, folder = Reference(self.files.sequence), self.out / ("pair" if effect else "nothing")
         first, second = self._near(reference)
         region = Region(reference.regions[0].contig, first - 201, second + 200)
@@ -164,15 +185,12 @@ class Demo:
         for name, both in zip(called.people, simulate.bases_at(called, region, [first, second]), strict=True):
             has_first, has_second = (any(side[site] != letters[site] for side in both) for site in (0, 1))
             odds[name] = math.log(9) * (1 if has_first != has_second else -1) * effect
-        settings = self._cohort(folder, genotypes, reference, region, odds, 200)
-        settings = replace(settings, epochs=15 if effect else 3, patience=15)
-        title = "Two sites that interact, synthetic people" if effect else "No effect, synthetic people"
-        return Part(title, self._judged(settings, folder, []), {})
+        return self._cohort(folder, genotypes, reference, region, odds, 200), folder
 
     def surroundings(self) -> Part:
-        """Synthetic people with causes in a gene and 4 kb from it: ever larger surroundings of the gene, one draw."""
+        """Synthetic people with causes in a gene and 4 kb from it: ever larger surroundings of the gene. Figure 5.5."""
         reference, folder = Reference(self.files.sequence), self.out / "surroundings"
-        contig, most = reference.regions[0].contig, max(MARGINS)
+        contig, most = reference.regions[0].contig, max(self.margins)
         gene, region = (Region(contig, GENE.start - margin, GENE.end + margin) for margin in (0, most))
         genotypes = self._people(folder, reference, region, self.people // 2)
         called = variants.read(genotypes, reference, region)
@@ -180,7 +198,7 @@ class Demo:
         odds = dict(zip(called.people, simulate.log_odds(called, region, causes), strict=True))
         settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
         settings = replace(settings, region=str(gene), length=4096, epochs=8, patience=5)
-        records = studies.surroundings(settings, MARGINS, 1, folder / "risk", self.console)
+        records = studies.surroundings(settings, self.margins, self.draws, folder / "risk", self.console)
         return Part("A gene and what is around it, synthetic people", records, {})
 
     def _judged(self, settings: Finetuning, folder: Path, positions: Sequence[int]) -> list[Record]:
