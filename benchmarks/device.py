@@ -1,6 +1,10 @@
-"""Every mechanism and every change on an accelerator: the same numbers as on the CPU, and its speed beside SDPA.
+"""What waits for an accelerator: the thesis' grid, and every mechanism and change, beside the CPU's numbers and SDPA.
 
-    python benchmarks/device.py [--quick] [--only NAME] [--part checks|speed|changes] [--json results/device.jsonl]
+    python benchmarks/device.py [--quick] [--only NAME] [--part PART] [--json results/device.jsonl]
+
+In order of value; each part is run alone by `--part`. Grid: time, memory and FLOPs of the Low-Rank Transformer and of
+Linformer at all lengths and ranks of figures 3.4 to 3.7, beside the published figures. Table 3: Linformer's inference
+to N 65,536 and k 2,048 with the largest batch in 16 GiB. Both go on where they were stopped.
 
 Checks: outputs and gradients in float32 beside those of the CPU in float64, outputs in bfloat16 beside them, with a
 mask; causality to the bit; the amount of padding. Where a mechanism chooses keys by a step that rounding can change,
@@ -12,7 +16,8 @@ the same causal mask; and the peak memory. A mechanism is left out where N x M n
 Changes: a small BERT of drawn weights, changed on the accelerator; it is compared with the same change on the CPU,
 saved, and loaded again onto the accelerator.
 
-Skipped where there is no CUDA device; `--device cpu` runs the checks here.
+Skipped where there is no CUDA device; `--device cpu` runs all but the speed of mechanisms here, which takes long
+without `--quick`.
 """
 
 import copy
@@ -24,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import Benchmark, Option, Run, growth, yes
+from _device_thesis import grid, table3
+from _harness import REFERENCE, Benchmark, Option, Run, growth, yes
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedModel
@@ -60,7 +66,7 @@ EXACT, ROUNDED = 1e-4, 3e-2
 TOKENS = 32_768
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 SDPA = "full"
-PARTS = ("checks", "speed", "changes")
+PARTS = ("grid", "table3", "checks", "changes", "speed")
 
 BENCHMARK = Benchmark(
     __file__,
@@ -70,7 +76,8 @@ BENCHMARK = Benchmark(
         Option("--lengths", "of the timings, with commas between", default=",".join(map(str, LENGTHS))),
         Option("--only", "the mechanisms or changes whose name holds this"),
         Option("--part", "one part alone", choices=PARTS),
-        Option("--device", "cuda, or cpu for the checks alone", default="cuda", choices=("cuda", "cpu")),
+        Option("--device", "cuda, or cpu for all but speed", default="cuda", choices=("cuda", "cpu")),
+        Option("--references", "published tables", Path, REFERENCE),
     ),
 )
 
@@ -79,11 +86,14 @@ def main(run: Run) -> bool:
     given = run.given
     if given.device == "cuda" and not torch.cuda.is_available():
         run.skip("there is no CUDA device")
-    if given.device == "cpu" and given.part not in ("checks", "changes"):
-        run.refuse("--device cpu is for --part checks and --part changes")
-    met = True
-    for part, work in zip(PARTS, (checks, speeds, changes), strict=True):
-        if given.part in (None, part):
+    if given.device == "cpu" and given.part == "speed":
+        run.refuse("--part speed is for --device cuda")
+    if given.only and given.part in ("grid", "table3"):
+        run.refuse(f"--only is for mechanisms and changes, which are no part of {given.part}")
+    met, skipped = True, {"speed"} if given.device == "cpu" else set()
+    skipped |= {"grid", "table3"} if given.only else set()
+    for part, work in zip(PARTS, (grid, table3, checks, changes, speeds), strict=True):
+        if given.part in (None, part) and part not in skipped:
             met &= work(run, torch.device(given.device))
     return met
 
