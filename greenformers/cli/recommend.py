@@ -83,14 +83,6 @@ def recommend(
     recipes of changes of that model are searched, without training: made,
     judged on the texts and timed.
     """
-    from greenformers.advise.prices import prices, rates
-    from greenformers.advise.recommend import Need, finding, measured
-    from greenformers.advise.recommend import recommend as run
-    from greenformers.measure.bench_options import MODES, Network
-    from greenformers.measure.record import read
-    from greenformers.report.advice import table
-    from greenformers.report.fit import fitted
-
     terminal.quiet()
     console = terminal.console()
     _check_options(given, model is not None)
@@ -99,20 +91,27 @@ def recommend(
         return
     if length is None:
         raise ValueError("name a length with --length, or a trained model with --model and --texts")
-    if task not in MODES:
-        raise ValueError(f"task must be one of {', '.join(MODES)}; got {task!r}")
-    network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
-    need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     if quick and _typed(given, "seconds"):
         raise ValueError("--seconds is of no use with --quick, which times nothing")
     if not seconds > 0:
         raise ValueError(f"seconds must be above 0, got {seconds:g}")
-    benched = [] if records is None else read(records)
-    rank_values = terminal.numbers("ranks", ranks)
-    if not rank_values:
+    if not (rank_values := terminal.numbers("ranks", ranks)):
         raise ValueError("ranks must be at least one number")
+    from greenformers.advise.prices import prices, rates
+    from greenformers.advise.recommend import Need, finding, measured
+    from greenformers.advise.recommend import recommend as run
+    from greenformers.measure.bench_options import MODES, Network
+    from greenformers.measure.record import read
+    from greenformers.report.advice import table
+    from greenformers.report.fit import fitted
+
+    if task not in MODES:
+        raise ValueError(f"task must be one of {', '.join(MODES)}; got {task!r}")
+    network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
+    need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
+    benched = [] if records is None else read(records)
     with terminal.Steps(console) as steps:
         by_mode = prices(rates(device))
         rows = run(need, by_mode, rank_values, records=benched, progress=steps)
