@@ -22,6 +22,8 @@ class Size:
         layers: Number of layers of the network.
         ranks: LED ranks of linear layers by name (up, gate, down); those not named, or None, are dense.
         bias: Whether linear layers have a bias.
+        causal: Whether a position may not depend on later ones.
+        max_len: Length of the longest sequence; None where it is not known.
 
     Raises:
         ValueError: A number is out of range.
@@ -34,6 +36,8 @@ class Size:
     layers: int = 1
     ranks: Mapping[str, int | None] = field(default_factory=dict)
     bias: bool = True
+    causal: bool = False
+    max_len: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "hidden", "layers"):
@@ -58,11 +62,19 @@ class FeedForward(nn.Module):
     lacks.
     """
 
-    has_loss: ClassVar[bool] = False
+    has_loss: bool = False
     """Whether `forward_with_loss` gives a loss to train with."""
 
     by_position: ClassVar[bool] = True
-    """Whether the output at a position depends on no other position, so that a layer may call it on some positions."""
+    """Whether a layer may call it on some positions at a time: the output at a position depends on no other, and a call
+    on few positions costs no more for each."""
+
+    continues: bool = True
+    """Whether it may be called on positions whose earlier ones are in a cache."""
+
+    chooses: ClassVar[bool] = False
+    """Whether it makes a choice that rounding can change. `forward` and `forward_with_loss` then take `choice`, a
+    dictionary: an empty one is filled, and later calls on inputs that differ only by rounding go by what it holds."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

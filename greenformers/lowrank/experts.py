@@ -5,14 +5,16 @@ rows of an expert are a slice; row i of expert e gives W_e x_i. Of low rank, W_e
 expert and as many multiply-adds a row in place of m n. One rank for all experts keeps the factors in three dimensions.
 """
 
-from typing import NamedTuple, Self
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from greenformers._torch import is_fake
+from greenformers._gradients import by_hand
+from greenformers._torch import in_transform, is_fake
 from greenformers.lowrank.computed import computed
 
 
@@ -44,6 +46,87 @@ class Routed(NamedTuple):
         rows = sum(counts)
         return cls(counts, ids[:rows], order[:rows] // chosen.shape[-1], order[:rows], len(chosen))
 
+    @classmethod
+    def all(cls, length: int, experts: int, device: torch.device) -> Self:
+        """Every token once for each expert: `length` times as many rows as there are experts."""
+        order = torch.arange(length * experts, device=device)
+        return cls([length] * experts, order // length, order % length, order, length)
+
+    def summed(self, rows: Float[Tensor, "S m"], weights: Float[Tensor, "N k"]) -> Float[Tensor, "N m"]:
+        """The sum of the rows of each token, each times the weight of its choice; 0 for a token without a row."""
+        rows = rows * weights.flatten()[self.order, None]
+        # Sums in the order of the choices: `index_add` of rows is not deterministic on a GPU.
+        choices = rows.new_zeros(weights.numel(), rows.shape[1]).index_copy(0, self.order, rows)
+        return choices.unflatten(0, weights.shape).sum(1)
+
+
+def by_expert(
+    x: Float[Tensor, "S n"], W: Float[Tensor, "E m n"], bias: Float[Tensor, "E m"] | None, counts: list[int]
+) -> Float[Tensor, "S m"]:
+    """W_e x + b_e for each row x, the first `counts[0]` of expert 0 and so on; experts without rows are not computed.
+
+    Outputs and gradients of all experts are each written into one tensor, in place of being put together from parts:
+    the gradient of the weights is as large as all weights, most of which few rows may reach.
+    """
+    # Autocast chooses the types of single operators, and transforms of functions know operators alone.
+    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    alike = x.dtype == W.dtype and (bias is None or bias.dtype == x.dtype)
+    if autocast or not alike or torch.compiler.is_compiling() or in_transform():
+        return _in_parts(x, W, bias, counts)
+    output: Tensor = _ByExpert.apply(x, W, bias, counts)
+    return output
+
+
+def _in_parts(x: Tensor, W: Tensor, bias: Tensor | None, counts: list[int]) -> Tensor:
+    """The same in operations that torch differentiates."""
+    biases = [None] * len(counts) if bias is None else bias.unbind()
+    # One unbind for all: the gradient of each weight indexed by itself would be as large as that of all weights.
+    parts = zip(x.split(counts), W.unbind(), biases, strict=True)
+    outputs = [F.linear(part, weight, own) for part, weight, own in parts if len(part)]
+    return torch.cat(outputs) if outputs else x.new_zeros(0, W.shape[1])
+
+
+class _ByExpert(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, bias: Tensor | None, counts: list[int]) -> Tensor:
+        ctx.save_for_backward(x, W, bias)
+        ctx.counts = counts
+        output = x.new_empty(len(x), W.shape[1])
+        for e, part, y in _rows(counts, x, output):
+            if bias is None:
+                torch.mm(part, W[e].T, out=y)
+            else:
+                torch.addmm(bias[e], part, W[e].T, out=y)
+        return output
+
+    @staticmethod
+    @by_hand(3, lambda ctx, x, W, bias: _in_parts(x, W, bias, ctx.counts))
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, W, bias = ctx.saved_tensors
+        grad = grad.contiguous()
+        wants_x, wants_W, wants_bias = ctx.needs_input_grad[:3]
+        grad_x: Tensor | None = torch.empty_like(x) if wants_x else None
+        grad_W: Tensor | None = W.new_empty(W.shape) if wants_W else None
+        grad_bias: Tensor | None = bias.new_zeros(bias.shape) if wants_bias else None
+        for e, part, dy, *dx in _rows(ctx.counts, x, grad, *([] if grad_x is None else [grad_x])):
+            if dx:
+                torch.mm(dy, W[e], out=dx[0])
+            if grad_W is not None:
+                torch.mm(dy.T, part, out=grad_W[e])
+            if grad_bias is not None:
+                grad_bias[e] = dy.sum(0)
+        if grad_W is not None:
+            for idle in (e for e, count in enumerate(ctx.counts) if not count):
+                grad_W[idle].zero_()
+        return grad_x, grad_W, grad_bias, None
+
+
+def _rows(counts: list[int], *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Each expert that has rows, with its rows of every tensor."""
+    for e, *parts in zip(range(len(counts)), *(x.split(counts) for x in tensors), strict=True):
+        if counts[e]:
+            yield e, *parts
+
 
 class ExpertsLinear(nn.Module):
     """A dense linear layer of every expert: E weights and biases.
@@ -67,11 +150,7 @@ class ExpertsLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
         """W_e x for each row x, where e is its expert."""
-        biases = [None] * len(routed.counts) if self.bias is None else self.bias.unbind()
-        # One unbind for all: the gradient of each weight indexed by itself would be as large as that of all weights.
-        parts = zip(x.split(routed.counts), self.matrices.unbind(), biases, strict=True)
-        outputs = [F.linear(part, W, bias) for part, W, bias in parts if len(part)]
-        return torch.cat(outputs) if outputs else x.new_zeros(0, self.matrices.shape[1])
+        return by_expert(x, self.matrices, self.bias, routed.counts)
 
     def extra_repr(self) -> str:  # noqa: D102
         experts, m, n = self.matrices.shape
@@ -149,3 +228,41 @@ class ExpertsLED(nn.Module):
             f"{self.in_features}, {self.out_features}, experts={self.experts}, rank={self.rank}, "
             f"bias={self.bias is not None}"
         )
+
+
+def experts_layer(
+    experts: int, in_features: int, out_features: int, rank: int | None, *, bias: bool = True
+) -> ExpertsLinear | ExpertsLED:
+    """A linear layer of every expert, not initialised: dense, or with a rank low-rank.
+
+    Raises:
+        ValueError: The rank is out of range.
+    """
+    if rank is not None:
+        return ExpertsLED(experts, in_features, out_features, rank, bias)
+    weight = nn.Parameter(torch.empty(experts, out_features, in_features))
+    return ExpertsLinear(weight, nn.Parameter(torch.empty(experts, out_features)) if bias else None)
+
+
+def draw_experts(layer: nn.Module, std: float) -> None:
+    """Draw weights by `draw_truncated`, and set biases to 0.
+
+    The factors of a low-rank layer are drawn so that their product has that deviation, as `LED.reset_parameters` does.
+    Layers of another kind (int8, say) keep what they hold.
+    """
+    if isinstance(layer, ExpertsLED):
+        n = layer.in_features
+        draw_truncated(layer.encoders.weight, n**-0.5)
+        draw_truncated(layer.decoders.weight, std * (n / layer.rank) ** 0.5)
+    elif isinstance(layer, ExpertsLinear):
+        draw_truncated(layer.weight, std)
+    else:
+        return
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def draw_truncated(weight: Tensor, std: float) -> None:
+    """Draw a weight from a normal distribution of this standard deviation, cut at two of them."""
+    if not weight.is_meta:
+        nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

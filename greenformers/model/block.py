@@ -208,20 +208,26 @@ def feed_forward_of(config: GreenformerConfig, layer: int, *, causal: bool = Fal
         layers=config.num_hidden_layers + (config.decoder_layers or 0),
         ranks={name: config.rank_of(layer, name) for name in ("up", "gate", "down")},
         bias=config.resolved("bias", causal=causal),
+        causal=causal,
+        max_len=config.max_position_embeddings,
     )
     options = config.per_layer("feed_forward_options")[layer] or {}
     return build(name, size, **options)
 
 
-def feed(block: FeedForward, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def feed(
+    block: FeedForward, x: Tensor, mask: Tensor | None, choice: dict[str, Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The output of a feed-forward block, and in training the loss of a block that has one.
 
     Args:
         block: The feed-forward block.
         x: The sequence (..., N, d).
         mask: True = keep (..., M); its last N columns are those of the sequence.
+        choice: For blocks that choose, the choice of an earlier call on the same sequence, or an empty dictionary.
     """
     mask = None if mask is None else mask[..., -x.shape[-2] :]
+    further = {"choice": choice} if choice is not None and block.chooses else {}
     if block.has_loss and block.training:
-        return block.forward_with_loss(x, mask)
-    return block(x, mask), None
+        return block.forward_with_loss(x, mask, **further)
+    return block(x, mask, **further), None

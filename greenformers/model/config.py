@@ -162,8 +162,8 @@ class GreenformerConfig(PreTrainedConfig):
         rank_per_head: Whether the ranks of q, k and v are those of each head, with two factors of its own and no bias:
             LRMHA as printed in the Greenformers thesis (Cahyawijaya 2021), eq. 3.2. They must have ranks.
         feed_forward: Slot; a name, or one per layer, the encoder's first. "dense", "gated" (SwiGLU where hidden_act is
-            "silu"), or "chunked": computed in slices of positions, again in the backward pass. None: "gated" in a
-            causal stack, else "dense".
+            "silu"), "chunked": computed in slices of positions, again in the backward pass; or "switch": a mixture of
+            experts. None: "gated" in a causal stack, else "dense".
         feed_forward_options: Options of that feed-forward block; a dictionary, or one per layer.
         residual: Slot; "post" or "pre" norm, or "reversible": pre-norm, with activations computed back from the output,
             so that the memory they take does not grow with the layers; for a single stack. None: "pre" in a causal

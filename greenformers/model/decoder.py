@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.attention._aligned import is_traced
+from greenformers.feed_forward import FeedForward
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.block import Layer, feed, feed_forward_of, layer_of
 from greenformers.model.cache import length_of
@@ -23,6 +24,9 @@ from greenformers.model.packed import Lengths, packing
 from greenformers.model.stack import of_keys, rotation_of, run
 from greenformers.position import Rotation
 
+Block = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+"""Function from the input of a block of a layer to what is added to the residual stream, and a loss or None."""
+
 
 class DecoderLayer(Layer):
     """Causal self-attention, attention to the encoder, feed-forward; each with its residual and layer norm."""
@@ -34,10 +38,7 @@ class DecoderLayer(Layer):
             name = config.per_layer("decoder_attention")[layer]
             raise ValueError(f"decoder_attention must have no loss of its own beside an encoder, {name} has one")
         self.cross_attention = CrossAttention(config, layer)
-        self.feed_forward = feed_forward_of(config, layer + config.num_hidden_layers)
-        if self.feed_forward.has_loss:
-            name = config.feed_forward_names()[layer + config.num_hidden_layers]
-            raise ValueError(f"feed_forward must have no loss of its own beside an encoder, {name} has one")
+        self.feed_forward = feed_forward_of(config, layer + config.num_hidden_layers, causal=True)
         self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
         self.feed_forward_norm = norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -54,28 +55,35 @@ class DecoderLayer(Layer):
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
         attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
-    ) -> Float[Tensor, "B N d"]:
-        """One layer (B, N, d) over the last N of P positions; `attentions` are lists for self- and cross-attention."""
+    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
+        """One layer (B, N, d) over the last N of P positions; `attentions` are lists for self- and cross-attention.
+
+        In training it also returns the loss of a feed-forward block that has one.
+        """
         own_cache = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
-        x = self._residual(
+        x, _ = self._residual(
             x,
             self.attention_norm,
-            lambda y: attention.output(
-                attention.mix(y, key_mask, own_cache, rotation=rotation, pairs=pairs, attentions=attentions[0])[0]
+            lambda y: (
+                attention.output(
+                    attention.mix(y, key_mask, own_cache, rotation=rotation, pairs=pairs, attentions=attentions[0])[0]
+                ),
+                None,
             ),
         )
-        x = self._residual(
+        x, _ = self._residual(
             x,
             self.cross_attention_norm,
-            lambda y: cross.output(cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1])),
+            lambda y: (cross.output(cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1])), None),
         )
-        return self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask)[0])
+        x, loss = self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask))
+        return x if loss is None else (x, loss)
 
-    def _residual(self, x: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.pre_norm:
-            return x + self.dropout(block(norm(x)))
-        return norm(x + self.dropout(block(x)))
+    def _residual(self, x: Tensor, norm: nn.Module, block: Block) -> tuple[Tensor, Tensor | None]:
+        added, loss = block(norm(x) if self.pre_norm else x)
+        x = x + self.dropout(added)
+        return x if self.pre_norm else norm(x), loss
 
 
 class GreenformerDecoder(GreenformerPreTrainedModel):
@@ -96,6 +104,13 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         self.final_norm = nn.Identity() if config.resolved("residual", causal=True) == "post" else norm_of(config)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether keys and values can stand for earlier positions; else each pass reads the whole sequence."""
+        if self.config.block != "standard":
+            return False
+        return all(cast(FeedForward, layer.feed_forward).continues for layer in self.layers)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -182,6 +197,11 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             attention_mask, position_ids = packs.mask(tokens.device), None
         if past_key_values is None and use_cache and self.config.block == "standard":
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
+        if past_key_values is not None and not self.keeps_cache:
+            raise ValueError(
+                "feed_forward reads whole sequences here, as a switch with a capacity does, and keeps no cache: "
+                "use_cache must be False"
+            )
         past = 0 if past_key_values is None else length_of(past_key_values)
         if cache_position is not None and cache_position.tolist() != list(range(past, past + tokens.shape[1])):
             raise ValueError(
@@ -207,7 +227,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
                 given = {"past_key_values": past_key_values, "rotation": rotation, "pairs": pairs}
                 for layer in self.layers:
                     both = (attentions, cross_attentions)
-                    x = layer(x, encoder_hidden_states, key_mask, encoder_mask, **given, attentions=both)
+                    decoded = layer(x, encoder_hidden_states, key_mask, encoder_mask, **given, attentions=both)
+                    x, own = decoded if isinstance(decoded, tuple) else (decoded, None)
+                    loss = own if loss is None else loss if own is None else loss + own
             else:
                 x, loss, following = run(
                     self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,

@@ -52,10 +52,7 @@ class RoutedExperts(nn.Module):
         routed = Routed.of(top_k_index, self.form.experts)
         rows: Tensor = self.up(hidden_states[routed.tokens], routed)
         rows = normed(self.own, self.down(gated(self.own, rows), routed))
-        rows = rows * top_k_weights.flatten()[routed.order, None]
-        # Sums in the order of the choices: `index_add` of rows is not deterministic on a GPU.
-        choices = rows.new_zeros(top_k_index.numel(), rows.shape[1]).index_copy(0, routed.order, rows)
-        return choices.unflatten(0, top_k_index.shape).sum(1).to(hidden_states.dtype)
+        return routed.summed(rows, top_k_weights).to(hidden_states.dtype)
 
     def packed(self) -> nn.Module:
         """The module of transformers with these weights, which must be dense."""

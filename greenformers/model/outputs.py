@@ -18,7 +18,8 @@ class EncoderOutput(BaseModelOutputWithPooling):
     """Output of an encoder.
 
     Attributes:
-        auxiliary_loss: Weighted loss of mechanisms, summed over layers; None outside training and without such a loss.
+        auxiliary_loss: Weighted loss of mechanisms and feed-forward blocks, summed over layers; None outside training
+            and without such a loss.
     """
 
     auxiliary_loss: Tensor | None = None

@@ -34,6 +34,8 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
                 raise ValueError(f"an encoder-decoder needs {name}, got None")
         self.encoder = encoder(config)
         self.decoder = GreenformerDecoder(config)
+        if not self.decoder.keeps_cache and self.generation_config is not None:
+            self.generation_config.use_cache = False  # its layers read the whole sequence at each step
         self.narrow = narrow(config)
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
 
@@ -69,8 +71,10 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
         x, labels = asked_for(out.last_hidden_state, labels, self.config)
         logits = self.score(self.narrow(x))
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        for part in (encoder_outputs, out):
+            loss = with_auxiliary(loss, getattr(part, "auxiliary_loss", None), labels, num_items_in_batch)
         return Seq2SeqLMOutput(
-            loss=with_auxiliary(loss, getattr(encoder_outputs, "auxiliary_loss", None), labels, num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=out.past_key_values,
             decoder_hidden_states=out.hidden_states,

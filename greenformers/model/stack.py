@@ -133,9 +133,9 @@ def _halves(
 
 
 def _feed_forward(
-    layer: EncoderLayer, key_mask: Tensor | None, x: Tensor, _: dict[str, Tensor]
+    layer: EncoderLayer, key_mask: Tensor | None, x: Tensor, choice: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    added, loss = feed(layer.feed_forward, layer.feed_forward_norm(x), key_mask)
+    added, loss = feed(layer.feed_forward, layer.feed_forward_norm(x), key_mask, choice)
     return layer.dropout(added), loss
 
 

@@ -75,7 +75,7 @@ def tokens(length=N):
 @pytest.mark.parametrize("name", names())
 def test_the_contract(name, rank):
     torch.manual_seed(0)
-    block = build(name, Size(D, F, nn.GELU, ranks={"up": rank, "down": rank})).double()
+    block = build(name, Size(D, F, nn.GELU, ranks={"up": rank, "down": rank})).double().eval()
     x = torch.randn(2, N, D, dtype=torch.float64, requires_grad=True)
     mask = (torch.arange(N) < 7).expand(2, -1)
     y = block(x, mask)
@@ -102,7 +102,7 @@ def test_the_names_are_those_of_the_files():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: build("densely", Size(D, F)), ValueError, "feed_forward must be one of .*, gated; got 'densely'"),
+        (lambda: build("densely", Size(D, F)), ValueError, "feed_forward must be one of .*, switch; got 'densely'"),
         (lambda: build("_contract", Size(D, F)), ValueError, "got '_contract'"),
         (lambda: build("dense", Size(D, F), chunk=3), TypeError, "chunk"),
         (lambda: build("chunked", Size(D, F), chunk=0), ValueError, "chunk must be at least 1, got 0"),
@@ -181,13 +181,23 @@ def test_on_top_of_a_cache_it_is_given_the_mask_of_its_positions(toy):
 
 
 def test_where_there_is_no_place_for_its_loss_it_is_refused(toy):
-    with pytest.raises(ValueError, match="feed_forward must have no loss of its own beside an encoder, centred has"):
-        GreenformerForSeq2SeqLM(config(feed_forward=toy, decoder_layers=1, decoder_start_token_id=1))
     with pytest.raises(ValueError, match="feed_forward must have no loss of its own in a block, Centred has one"):
         GreenformerModel(config(feed_forward=toy, block="bp"))
-    kinds = [toy, toy, "dense"]  # the encoder has a place
-    model = GreenformerForSeq2SeqLM(config(feed_forward=kinds, decoder_layers=1, decoder_start_token_id=1)).train()
-    assert model(tokens(), labels=tokens()).loss.isfinite()
+
+
+@pytest.mark.parametrize("kinds", [[True, True, False], [False, False, True], [True, True, True]])
+def test_losses_of_an_encoder_and_of_a_decoder_are_added(toy, kinds):
+    names, scale = [toy if own else "dense" for own in kinds], {"scale": 2.0}
+    given = {"feed_forward": names, "feed_forward_options": [scale if own else None for own in kinds]}
+    model = GreenformerForSeq2SeqLM(config(**given, decoder_layers=1, decoder_start_token_id=1)).double()
+    for module in model.modules():
+        if hasattr(module, "only"):
+            module.only.weight.data.zero_()
+            module.only.bias.data.zero_()
+    task = model.eval()(tokens(), labels=tokens()).loss
+    assert model.train()(tokens(), labels=tokens()).loss.item() == pytest.approx(task.item() + sum(kinds) * 2 / 16)
+    model.activation_checkpointing_enable()
+    assert model(tokens(), labels=tokens()).loss.item() == pytest.approx(task.item() + sum(kinds) * 2 / 16)
 
 
 def test_a_block_gives_it_the_mask_of_all_its_nodes(monkeypatch):

@@ -33,7 +33,7 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         self.narrow = narrow(config)
         self.score = nn.Linear(config.embedding_size or config.hidden_size, config.vocab_size or 0, bias=False)
         self.post_init()
-        if config.block != "standard" and self.generation_config is not None:
+        if not self.decoder.keeps_cache and self.generation_config is not None:
             self.generation_config.use_cache = False  # its layers read the whole sequence at each step
 
     @staticmethod
