@@ -226,6 +226,8 @@ class Switch(FeedForward):
     def _mixture(self, x: Tensor, mask: Tensor | None, routing: Routing) -> Tensor:
         rows, held = x.flatten(0, -2), self.held(routing, mask, x.shape[-2])
         if torch.compiler.is_compiling() or in_transform():
+            if self.group is not None:
+                raise ValueError("experts spread over processes can be neither compiled nor transformed")
             return self.reference(rows, held, routing.gates).to(x.dtype).view_as(x)
         routed = Routed.of(held, self.experts)
         y = through_owners(self._experts, rows[routed.tokens], routed, self.group)
