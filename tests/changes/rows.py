@@ -24,6 +24,7 @@ from greenformers.changes import (
     Prune,
     Shrink,
     Sparse,
+    Upcycle,
     Width,
 )
 
@@ -67,6 +68,7 @@ QUERY = "bert.encoder.layer.0.attention.self.query"
 FIRST, SECOND = "bert.encoder.layer.0.intermediate.dense", "bert.encoder.layer.0.output.dense"
 OUTPUT = "bert.encoder.layer.0.attention.output.dense"
 SIZES = {"first": {QUERY: 16}, "second": 16, "sizes": {"num_attention_heads": 1}}
+EXPERTS = {"first": [FIRST], "experts": 3, "k": 2}
 NARROW = {"first": {FIRST: 8}, "second": 8, "sizes": {}}
 COORDINATES = {"width": 24, "dimensions": {"weight": [1]}, "bias": True, "eps": None}
 STUDENT = {"hidden": [32, 24], "heads": [2, 2], "head_dim": [16, 12], "neurons": [44, 32], "layers": None}
@@ -184,6 +186,18 @@ ROWS = [
         plain=True,
         shows=("heads", "neurons", "low_rank"),
         hostile=[{}, [], 1],
+    ),
+    Row(
+        Upcycle(experts=3, every=1),
+        ["--upcycle", "3", "--upcycle-every", "1"],
+        hostile=[
+            [], {}, 3, {SECOND: 3}, {SECOND: {"first": [FIRST]}}, {SECOND: EXPERTS | {"experts": 0}},
+            {SECOND: EXPERTS | {"experts": 10**9}}, {SECOND: EXPERTS | {"experts": True}},
+            {SECOND: EXPERTS | {"k": 4}}, {SECOND: EXPERTS | {"k": "1"}}, {SECOND: EXPERTS | {"first": FIRST}},
+            {SECOND: EXPERTS | {"first": []}}, {SECOND: EXPERTS | {"first": [SECOND]}},
+            {SECOND: EXPERTS | {"first": [FIRST, FIRST]}}, {SECOND: EXPERTS | {"first": [QUERY]}},
+            {SECOND: EXPERTS | {"first": ["bert.encoder"]}}, {"bert.encoder": EXPERTS}, {SECOND: EXPERTS | {"more": 1}},
+        ],
     ),
     Row(
         Sparse(keep=0.5),
