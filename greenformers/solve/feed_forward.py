@@ -51,7 +51,8 @@ def _apart(y: Tensor, x: Tensor) -> bool:
     if not x.requires_grad:
         return False
     at = x.shape[1] // 2
-    neurons = x[0, at].detach().abs().topk(min(TRIED, x.shape[2])).indices  # not those that ReLU silences
+    # Not those that ReLU silences; and not all, or a single small head would look like neurons apart from each other.
+    neurons = x[0, at].detach().abs().topk(min(TRIED, max(1, x.shape[2] // 2))).indices
     (slope,) = torch.autograd.grad(x[0, at, neurons].sum(), y, retain_graph=True, allow_unused=True)
     if slope is None:
         return False

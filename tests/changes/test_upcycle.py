@@ -17,6 +17,7 @@ from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.measure.flops import flops
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerForMaskedLM
 from greenformers.model.seq2seq import GreenformerForSeq2SeqLM
+from greenformers.solve.feed_forward import feed_forwards
 
 SIZES: dict[str, Any] = {
     "vocab_size": 53, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "num_hidden_layers": 4,
@@ -125,6 +126,13 @@ def test_it_is_the_mixture_of_experts() -> None:
                     inner = nn.functional.gelu(up.experts.weight[i] @ x[b, t] + up.experts.bias[i])
                     expected += g * (down.experts.weight[i] @ inner + down.experts.bias[i])
                 torch.testing.assert_close(y[b, t], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_attention_of_one_small_head_is_no_feed_forward_layer() -> None:
+    """All of its neurons together depend on as many queries at their position, as neurons of such a layer would."""
+    model = network("bert", hidden_size=8, num_attention_heads=1)
+    seconds = [layer.second for layer in feed_forwards(model, inputs("bert"))]
+    assert seconds == [f"bert.encoder.layer.{place}.output.dense" for place in range(2)]
 
 
 @pytest.mark.parametrize(("every", "layers"), [(1, [0, 1, 2, 3]), (2, [1, 3]), (3, [0, 3]), (9, [3])])
