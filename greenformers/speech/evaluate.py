@@ -109,6 +109,8 @@ def evaluate(
     first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(objective, split, min(count, TIMED))]
     times = generation_times({result.name: result.recogniser for result in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
+    if search.ctc_weight is not None:  # else each run has the share of its training
+        setting["ctc_weight"] = search.ctc_weight
     lengths = torch.tensor([len(text) for text in references])
     records = list(columns("speech_evaluate", setting, judged, references, lengths, times))
     return records, list(zip(references, judged[0].hypotheses, strict=True))

@@ -19,7 +19,7 @@ from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import batched, normalised
 from greenformers.speech.front_end import POOLED, heard
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
-from greenformers.speech.search import Search, beam_search
+from greenformers.speech.search import Search, beam_search, ctc_share
 from greenformers.train.run import MODEL
 
 T = TypeVar("T")
@@ -44,7 +44,8 @@ class Recogniser:
         """Load a recogniser from a finished run, or from a folder that holds a model and its tokenizer.
 
         Raises:
-            ValueError: There is no speech recogniser in the folder.
+            ValueError: There is no speech recogniser in the folder, or the search asks for a share of CTC and it was
+                trained without.
         """
         source = folder / MODEL if (folder / MODEL).is_dir() else folder
         # A folder that is not there would be taken for a name on the hub.
@@ -58,7 +59,12 @@ class Recogniser:
         except SafetensorError as error:
             raise ValueError(f"{source / 'model.safetensors'} is damaged: {error}") from error
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
-        return cls(model, tokenizer, search or Search())
+        search = search or Search()
+        try:
+            ctc_share(model, search)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+        return cls(model, tokenizer, search)
 
     @property
     def longest(self) -> float:

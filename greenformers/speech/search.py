@@ -1,5 +1,8 @@
 """Beam search. Cahyawijaya 2021, eq. 4.1: hypotheses are ranked by alpha log P(Y | X) + gamma sqrt(words of Y).
 
+With a share w of CTC, log P = (1 - w) log P_attention + w log P_ctc, where P_ctc of an open hypothesis is that of all
+texts that begin with it. Watanabe 2017 (hybrid CTC/attention), eq. 29 and 30 and algorithm 2.
+
 All beams of a batch are one batch of the decoder, which reads a character a step and keeps the keys and values of
 the characters before. Beams of one utterance share its encoder output. Utterances that are done leave the batch.
 """
@@ -15,6 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from greenformers.model.beams import BeamLayer, Beams
 from greenformers.speech.front_end import shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
+from greenformers.speech.prefixes import Prefixes
 from greenformers.speech.search_options import Search
 
 
@@ -25,7 +29,8 @@ class Hypothesis:
     Attributes:
         tokens: Tokens of its characters, without special tokens.
         score: Score by which it is ranked.
-        log_probability: Log-probability log P(Y | X) in nats, with that of the end.
+        log_probability: Log-probability log P(Y | X) in nats, with that of the end; the weighted sum of both where
+            CTC has a share.
     """
 
     tokens: tuple[int, ...]
@@ -49,6 +54,9 @@ def beam_search(
         attention_mask: Mask (B, T), True = keep.
         space: The token between words; None in a script without spaces, where every character counts as a word.
         search: Options of the search.
+
+    Raises:
+        ValueError: The search asks for a share of CTC, and the network was trained without.
     """
     with torch.inference_mode():
         memory = model.encoder(input_features, attention_mask, return_dict=True).last_hidden_state
@@ -72,6 +80,19 @@ def written(
     return [sorted(ended, key=lambda hypothesis: -hypothesis.score)[: beams.search.width] for ended in beams.ended]
 
 
+def ctc_share(model: GreenformerForSpeechSeq2Seq, search: Search) -> float:
+    """Share of CTC in the score of a hypothesis: that of the search, by default that of the training.
+
+    Raises:
+        ValueError: The search asks for CTC, and the network was trained without.
+    """
+    if search.ctc_weight is None:
+        return model.config.ctc_weight
+    if search.ctc_weight and not model.config.ctc_weight:
+        raise ValueError(f"ctc_weight must be 0 for a network that was trained without CTC, got {search.ctc_weight}")
+    return search.ctc_weight
+
+
 class _Beams:
     """The hypotheses of a batch, W of each utterance that is not done; `memory` is the encoder output."""
 
@@ -84,11 +105,17 @@ class _Beams:
         search: Search,
     ) -> None:
         batch, positions = memory.shape[:2]
+        self.share = ctc_share(model, search)
         self.model, self.memory, self.mask, self.search, self.space = model, memory, mask, search, space
         self.end = cast(int, model.config.eos_token_id)
         room = model.config.max_position_embeddings - 1
         most = positions if mask is None else mask.sum(1)
         self.longest = torch.full((batch,), 0, device=memory.device) + most
+        self.prefixes: Prefixes | None = None
+        if self.share:
+            blank = cast(int, model.config.pad_token_id)
+            logits = model.ctc(memory)
+            self.prefixes = Prefixes(logits, self.longest.clone(), search.width, blank=blank, end=self.end)
         if search.longest is not None:
             self.longest.fill_(search.longest)
         self.longest.clamp_(max=room)
@@ -102,7 +129,8 @@ class _Beams:
         self.words = torch.zeros_like(self.log_p)
         self.between = torch.ones_like(self.log_p, dtype=torch.bool)  # the next character begins a word
         self.history = Beams(batch, search.width, memory.device)
-        self.cache = EncoderDecoderCache(self._layers(), DynamicCache()) if search.cached else None
+        cached = search.cached and self.share < 1
+        self.cache = EncoderDecoderCache(self._layers(), DynamicCache()) if cached else None
 
     def _layers(self) -> DynamicCache:
         """Cache of the decoder's self-attention: beams share rows by a mask where that is enough, else each has one."""
@@ -122,7 +150,11 @@ class _Beams:
         total = self._next() + self.log_p[..., None]  # (B, W, V)
         last = step >= self.longest
         if step < search.shortest:
-            total[~last, :, self.end] = -torch.inf
+            going_on = total.clone()
+            going_on[..., self.end] = -torch.inf
+            # By CTC a text may have no room for a further character before its limit.
+            room = ~last & (going_on > -torch.inf).flatten(1).any(1)
+            total[room] = going_on[room]
         if bool(last.any()):
             ends = total[last][..., self.end].clone()
             total[last] = -torch.inf
@@ -141,6 +173,19 @@ class _Beams:
 
     def _next(self) -> Tensor:
         """Log-probability of each next character and of the end (B, W, V); -inf for other special tokens."""
+        if self.prefixes is None:
+            log_p = self._attended()
+        elif self.share == 1:
+            log_p = self.prefixes.next().float()
+        else:
+            log_p = (1 - self.share) * self._attended() + self.share * self.prefixes.next().float()
+        config = self.model.config
+        for mark in {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} - {None, self.end}:
+            log_p[..., mark] = -torch.inf
+        return log_p
+
+    def _attended(self) -> Tensor:
+        """Log-probability of each next token by the decoder (B, W, V)."""
         rows = self.tokens.flatten(0, 1)
         self.history.step()
         out = self.model.decoder(
@@ -153,11 +198,7 @@ class _Beams:
             return_dict=True,
         )
         logits = self.model.score(self.model.narrow(out.last_hidden_state[:, -1])).float()
-        config = self.model.config
-        log_p = logits.log_softmax(1).unflatten(0, self.log_p.shape)
-        for mark in {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} - {None, self.end}:
-            log_p[..., mark] = -torch.inf
-        return log_p
+        return logits.log_softmax(1).unflatten(0, self.log_p.shape)
 
     def _words(self, vocabulary: int) -> Tensor:
         """Number of words of each hypothesis with each character added (B, W, V)."""
@@ -184,6 +225,8 @@ class _Beams:
         self.log_p.masked_fill_((token == self.end) | (best == -torch.inf), -torch.inf)
         self.between = token == self.space if self.space is not None else self.between
         self.tokens = torch.cat([self.tokens.gather(1, beam[..., None].expand_as(self.tokens)), token[..., None]], 2)
+        if self.prefixes is not None:
+            self.prefixes.follow(beam, token)
         if self.cache is not None:
             # The keys and values of the encoder's output are the same for all beams.
             self.history.follow(beam)
@@ -216,6 +259,8 @@ class _Beams:
         for name in ("tokens", "log_p", "words", "between", "longest", "memory", "mask"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[rows])
+        if self.prefixes is not None:
+            self.prefixes.keep(rows)
         if self.cache is not None:
             self.history.keep(rows)
             for layer in cast(Any, self.cache.self_attention_cache.layers):

@@ -19,6 +19,11 @@ class Search:
     width: int = setting(8, "Width of the beam search: hypotheses kept at every step; 1 is greedy.")
     alpha: float = 1.0
     gamma: float = setting(0.1, "Weight of the square root of the number of words.")
+    ctc_weight: float | None = setting(
+        None,
+        "Share of CTC in the score, 0 to 1: 0 for the decoder alone, 1 for CTC alone, without the decoder; by default "
+        "that of the training.",
+    )
     longest: int | None = setting(None, "Most characters of a transcript; by default one for every 40 ms.")
     shortest: int = 0
     cached: bool = True
@@ -30,6 +35,8 @@ class Search:
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
         if not self.gamma >= 0:
             raise ValueError(f"gamma must be at least 0, got {self.gamma}")
+        if self.ctc_weight is not None and not 0 <= self.ctc_weight <= 1:
+            raise ValueError(f"ctc_weight must be in 0..1, got {self.ctc_weight}")
         if self.shortest < 0:
             raise ValueError(f"shortest must be at least 0, got {self.shortest}")
         if self.longest is not None and self.longest < max(1, self.shortest):
