@@ -1,10 +1,12 @@
 """Beam search: against all transcripts there are, against greedy generation, alone and in batches."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from greenformers.speech import search as source
@@ -87,15 +89,21 @@ def words_of(tokens, space):
 
 
 @torch.no_grad()
-def log_probabilities(model, features, transcripts):
-    """Of transcripts of one length with their ends, with teacher forcing; without padding."""
+def log_probabilities(model, features, transcripts, share=0.0):
+    """Of transcripts of one length with their ends, with teacher forcing; without padding. Share of CTC as given."""
     ids = torch.tensor([[SOS, *tokens, EOS] for tokens in transcripts])
     memory = model.encoder(features).last_hidden_state.expand(len(ids), -1, -1)
     scores = model(encoder_outputs=(memory,), decoder_input_ids=ids[:, :-1]).logits.log_softmax(2)
-    return scores.gather(2, ids[:, 1:, None]).sum((1, 2)).tolist()
+    attention = scores.gather(2, ids[:, 1:, None]).sum((1, 2))
+    if not share:
+        return attention.tolist()
+    lengths = [torch.full((len(ids),), count) for count in (memory.shape[1], ids.shape[1] - 2)]
+    by_position = model.ctc(memory).log_softmax(2).transpose(0, 1)
+    ctc = -F.ctc_loss(by_position, ids[:, 1:-1], *lengths, blank=PAD, reduction="none")
+    return ((1 - share) * attention + share * ctc).tolist()
 
 
-def check(model, features, found, search, space=None):
+def check(model, features, found, search, space=None, share=0.0):
     """What holds for every list of hypotheses."""
     assert found
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
@@ -104,7 +112,8 @@ def check(model, features, found, search, space=None):
         assert isinstance(one, Hypothesis)
         assert not set(one.tokens) & {PAD, SOS, EOS}
         assert search.shortest <= len(one.tokens)
-        assert one.log_probability == pytest.approx(log_probabilities(model, features, [one.tokens])[0], abs=1e-4)
+        expected = log_probabilities(model, features, [one.tokens], share)[0]
+        assert one.log_probability == pytest.approx(expected, abs=1e-4)
         words = words_of(one.tokens, space)
         score = search.alpha * one.log_probability + search.gamma * words**0.5
         assert one.score == pytest.approx(score, abs=1e-5)
@@ -117,12 +126,12 @@ def same(found, expected):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-5)
 
 
-def all_transcripts(model, features, search, letters, space):
+def all_transcripts(model, features, search, letters, space, share=0.0):
     """Every transcript and its score."""
     found = {}
     for length in range(search.shortest, search.longest + 1):
         some = list(product(letters, repeat=length))
-        for tokens, log_p in zip(some, log_probabilities(model, features, some), strict=True):
+        for tokens, log_p in zip(some, log_probabilities(model, features, some, share), strict=True):
             found[tokens] = search.alpha * log_p + search.gamma * words_of(tokens, space) ** 0.5
     return found
 
@@ -326,7 +335,7 @@ def test_the_end_comes_when_nothing_better_can():
 
 
 def test_without_options_it_is_the_thesis_search():
-    assert Search() == Search(width=8, alpha=1.0, gamma=0.1, longest=None, shortest=0, cached=True)
+    assert Search() == Search(width=8, alpha=1.0, gamma=0.1, ctc_weight=None, longest=None, shortest=0, cached=True)
     model, x = network(end=-3), sound(31)[0]
     assert beam_search(model, x) == beam_search(model, x, search=Search())
 
@@ -355,6 +364,9 @@ def test_gradients_are_not_kept_and_weights_stay():
         ({"alpha": float("nan")}, "alpha must be above 0, got nan"),
         ({"gamma": -0.1}, "gamma must be at least 0, got -0.1"),
         ({"gamma": float("nan")}, "gamma must be at least 0, got nan"),
+        ({"ctc_weight": -0.1}, r"ctc_weight must be in 0\.\.1, got -0.1"),
+        ({"ctc_weight": 1.1}, r"ctc_weight must be in 0\.\.1, got 1.1"),
+        ({"ctc_weight": float("nan")}, r"ctc_weight must be in 0\.\.1, got nan"),
         ({"shortest": -1}, "shortest must be at least 0, got -1"),
         ({"longest": 0}, "longest must be at least 1, got 0"),
         ({"longest": 4, "shortest": 5}, "longest must be at least 5, got 4"),
@@ -368,4 +380,91 @@ def test_wrong_options(options, message):
 def test_in_half_precision():
     x, mask = sound(43, 31)
     found = beam_search(network(2).bfloat16(), x.bfloat16(), mask, search=Search(width=3, longest=20))
+    assert all(rows and all(math.isfinite(one.score) for one in rows) for rows in found)
+
+
+# With a share of CTC.
+
+SHARES = (0.3, 0.8, 1.0)
+
+
+@pytest.mark.parametrize(("space", "alpha", "gamma"), [(None, 1.0, 0.0), (SPACE, 0.4, 4.0)])
+@pytest.mark.parametrize("share", SHARES)
+def test_wide_beams_find_the_best_of_all_with_ctc(share, space, alpha, gamma):
+    """Of 40 transcripts, some of which have no alignment with the 4 and 3 positions."""
+    lengths = (19, 13)
+    model, (x, mask) = network(1, vocabulary=6, end=-0.5, ctc_weight=0.3), sound(*lengths, seed=1)
+    search = Search(width=41, alpha=alpha, gamma=gamma, longest=3, ctc_weight=share)
+    found = beam_search(model, x, mask, space=space, search=search)
+    for row, frames in enumerate(lengths):
+        features = x[row : row + 1, :frames]
+        expected = all_transcripts(model, features, search, (3, 4, 5), space, share)
+        check(model, features, found[row], search, space, share)
+        best = max(expected, key=expected.get)
+        assert found[row][0].tokens == best
+        assert found[row][0].score == pytest.approx(expected[best], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dense", "lrt", "mixed decoder"])
+@pytest.mark.parametrize("share", SHARES)
+def test_alone_in_a_batch_and_without_a_cache_with_ctc(name, share):
+    lengths = (61, 43, 6, 30)
+    model, (x, mask) = network(2, name, end=-0.6, ctc_weight=0.5), sound(*lengths, seed=2)
+    search = Search(width=3, gamma=0.5, ctc_weight=share)
+    together = beam_search(model, x, mask, space=SPACE, search=search)
+    plain = beam_search(model, x, mask, space=SPACE, search=replace(search, cached=False))
+    same(together, plain)
+    for row, frames in enumerate(lengths):
+        features = x[row : row + 1, :frames]
+        check(model, features, together[row], search, SPACE, share)
+        same([together[row]], beam_search(model, features, space=SPACE, search=search))
+
+
+def test_the_share_is_that_of_the_training_unless_another_is_given():
+    model, (x, mask) = network(2, end=-0.6, ctc_weight=0.4), sound(61, 43)
+    by_training = beam_search(model, x, mask, search=Search(width=3))
+    assert by_training == beam_search(model, x, mask, search=Search(width=3, ctc_weight=0.4))
+    without = beam_search(model, x, mask, search=Search(width=3, ctc_weight=0.0))
+    assert [row[0].score for row in without] != [row[0].score for row in by_training]
+    for row, frames in enumerate((61, 43)):
+        check(model, x[row : row + 1, :frames], without[row], Search(width=3))
+
+
+def test_ctc_alone_leaves_the_decoder_out(monkeypatch):
+    model, (x, mask) = network(2, ctc_weight=0.4), sound(61, 43)
+    expected = beam_search(model, x, mask, search=Search(width=3, ctc_weight=1.0))
+    monkeypatch.setattr(model, "decoder", None)
+    assert beam_search(model, x, mask, search=Search(width=3, ctc_weight=1.0)) == expected
+
+
+def test_a_network_without_ctc_refuses_a_share():
+    model, x = network(), sound(31)[0]
+    for share in (0.3, 1.0):
+        message = rf"^ctc_weight must be 0 for a network that was trained without CTC, got {share}$"
+        with pytest.raises(ValueError, match=message):
+            beam_search(model, x, search=Search(ctc_weight=share))
+    assert beam_search(model, x, search=Search(ctc_weight=0.0)) == beam_search(model, x)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_no_longer_than_ctc_has_room_for(share):
+    """Of one letter 4 positions hold two at most, with a blank between; one position holds one."""
+    lengths = (19, 5, 3)
+    model, (x, mask) = network(vocabulary=4, end=-60, ctc_weight=0.3), sound(*lengths)
+    for options in ({"shortest": 3}, {"longest": 9, "shortest": 9}):
+        search = Search(width=3, ctc_weight=share, **options)
+        found = beam_search(model, x, mask, search=search)
+        assert [max(len(one.tokens) for one in row) for row in found] == [2, 1, 0]
+        for row, frames in enumerate(lengths[:2]):
+            assert all(math.isfinite(one.score) for one in found[row])
+            check(model, x[row : row + 1, :frames], found[row], replace(search, shortest=0), None, share)
+
+
+def test_ctc_in_other_types():
+    model, (x, mask) = network(1, spread=2, end=-5, ctc_weight=0.3), sound(61, 43, 18)
+    search = Search(width=4)
+    expected = beam_search(model, x, mask, search=search)
+    found = beam_search(model.float(), x.float(), mask, search=search)
+    same([row[:1] for row in found], [row[:1] for row in expected])
+    found = beam_search(model.bfloat16(), x.bfloat16(), mask, search=search)
     assert all(rows and all(math.isfinite(one.score) for one in rows) for rows in found)
