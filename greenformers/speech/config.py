@@ -17,8 +17,9 @@ class SpeechConfig(GreenformerConfig):
         hop: Distance from frame to frame, in samples.
         channels: Channels c of the front end, whose last convolutions have 2 c.
         input_rank: LED rank of the linear layer from the front end to width d; None where it is dense.
-        ctc_weight: Share of the CTC loss of the encoder output in the loss; 0 for none, and no linear layer for it.
-            Watanabe 2017 (hybrid CTC/attention), eq. 27.
+        ctc_weight: Share of the CTC loss of the encoder output in the loss, and by default in the score of a beam
+            search; 0 for none, and no linear layer for it. Kim 2017, arXiv:1609.06773; Watanabe 2017 (hybrid
+            CTC/attention), eq. 27.
         learnt_seconds: Duration of the longest training recording; None where it is not known.
 
     Raises:

@@ -17,8 +17,17 @@ POOLED = 4
 
 def heard(waveform: Float[Tensor, "n"], spectrogram: Spectrogram) -> Float[Tensor, "m"]:
     """A waveform (n,), padded with silence if it has too few frames for a position."""
-    needed = max(spectrogram.n_fft // 2 + 1, (POOLED - 1) * spectrogram.hop + spectrogram.n_fft % 2)
-    return F.pad(waveform, (0, max(0, needed - len(waveform))))
+    return F.pad(waveform, (0, max(0, _least(spectrogram) - len(waveform))))
+
+
+def positions(samples: int, spectrogram: Spectrogram) -> int:
+    """Number of positions of a waveform of so many samples, after `heard`."""
+    return spectrogram.frames(max(samples, _least(spectrogram))) // POOLED
+
+
+def _least(spectrogram: Spectrogram) -> int:
+    """Number of samples that have the frames of one position."""
+    return max(spectrogram.n_fft // 2 + 1, (POOLED - 1) * spectrogram.hop + spectrogram.n_fft % 2)
 
 
 class VGG(nn.Module):

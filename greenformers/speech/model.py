@@ -187,7 +187,8 @@ class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
     ) -> Tensor:
         """CTC loss in nats a label, without the end token; the padding token is the blank. Graves 2006.
 
-        An utterance with fewer positions than characters has no alignment, and its loss is 0.
+        An utterance with fewer positions than characters has no alignment, and its loss is 0; `Speech.build` tells how
+        many there are.
         """
         batch, positions = encoded.shape[:2]
         labelled = labels != IGNORED

@@ -1,6 +1,8 @@
 """Training of a recogniser: characters are predicted from the sound and those before them. Cahyawijaya 2021, 4.2.4."""
 
 import math
+import warnings
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.model.loss import IGNORED
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import Spectrogram, batched, normalised, spec_augment
-from greenformers.speech.front_end import heard
+from greenformers.speech.front_end import POOLED, heard, positions
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.recordings import Recordings
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -54,8 +56,7 @@ class Speech(Objective):
         features = normalised(self.spectrogram(heard(waveform, self.spectrogram)))
         if self.augment and split == "train":
             features = spec_augment(features, source)
-        ids = self.tokenizer(text, truncation=True, max_length=self.longest - 1, verbose=False)["input_ids"]
-        return {"input_features": features, "labels": torch.tensor([*ids, self.tokenizer.eos_token_id])}
+        return {"input_features": features, "labels": torch.tensor([*self._ids(text), self.tokenizer.eos_token_id])}
 
     def collate(self, examples: list[Example]) -> Batch:  # noqa: D102
         features, mask = batched([example["input_features"] for example in examples])
@@ -82,8 +83,42 @@ class Speech(Objective):
             **self.sizes | sizes,
         )
 
-    def build(self, config: SpeechConfig) -> PreTrainedModel:  # noqa: D102
+    def build(self, config: SpeechConfig) -> PreTrainedModel:
+        """A new network; with CTC, a warning tells how many training texts it can learn nothing from.
+
+        Raises:
+            ValueError: CTC could learn from no text at all.
+        """
+        if config.ctc_weight and (count := self.unaligned()):
+            size = self.size("train")
+            about = (
+                f"{count} of {size} training texts have more characters than their recordings have positions of "
+                f"{1000 * POOLED * config.hop / config.rate:g} ms, and a repeated one counts twice"
+            )
+            if count == size:
+                raise ValueError(f"ctc_weight must be 0, got {config.ctc_weight}: {about}")
+            warnings.warn(f"{about}; CTC learns nothing from these", stacklevel=2)
         return GreenformerForSpeechSeq2Seq(config)
+
+    def unaligned(self) -> int:
+        """Number of training texts that have no alignment by CTC: a position each, and a blank between two alike."""
+        return sum(not self._aligned(index) for index in range(self.size("train")))
+
+    def _aligned(self, index: int) -> bool:
+        text = self.recordings.text(index)
+        if text is None:
+            return True
+        room = positions(round(self.recordings.length(index) * self.spectrogram.rate), self.spectrogram)
+        # Most texts are far shorter, and are not taken apart.
+        if 2 * len(text) <= room:
+            return True
+        ids = self._ids(text)
+        return len(ids) + sum(one == next_one for one, next_one in pairwise(ids)) <= room
+
+    def _ids(self, text: str) -> list[int]:
+        """Tokens of a text, without marks."""
+        ids = self.tokenizer(text, truncation=True, max_length=self.longest - 1, verbose=False)["input_ids"]
+        return list(ids)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
         """Mean cross-entropy in nats of a character, and its perplexity, with teacher forcing."""

@@ -31,6 +31,9 @@ class Recordings(Protocol):
     def texts(self) -> Iterable[str]:
         """The texts of all training recordings."""
 
+    def text(self, index: int) -> str | None:
+        """The text of a training recording; None if the recording is drawn at random."""
+
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:
         """Waveform (n,) and text; anything random in them is drawn from `source`."""
 
@@ -67,6 +70,9 @@ class OnDisk:
     def texts(self) -> Iterable[str]:  # noqa: D102
         return (utterance.text for utterance in self.corpus.split("train"))
 
+    def text(self, index: int) -> str | None:  # noqa: D102
+        return self._used["train"][index][0].text
+
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
         utterance = self.corpus.split(split)[index] if split == "test" else self._used[split][index][0]
         waveform = audio.read(
@@ -98,6 +104,9 @@ class DigitStrings:
 
     def texts(self) -> Iterable[str]:  # noqa: D102
         return (" ".join(DIGITS),)
+
+    def text(self, index: int) -> str | None:  # noqa: D102
+        return None
 
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
         waveform, text, _ = self.digits.string(split, index, source)

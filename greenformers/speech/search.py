@@ -1,7 +1,7 @@
 """Beam search. Cahyawijaya 2021, eq. 4.1: hypotheses are ranked by alpha log P(Y | X) + gamma sqrt(words of Y).
 
 With a share w of CTC, log P = (1 - w) log P_attention + w log P_ctc, where P_ctc of an open hypothesis is that of all
-texts that begin with it. Watanabe 2017 (hybrid CTC/attention), eq. 29 and 30 and algorithm 2.
+texts that begin with it. Watanabe 2017 (hybrid CTC/attention), algorithm 2.
 
 All beams of a batch are one batch of the decoder, which reads a character a step and keeps the keys and values of
 the characters before. Beams of one utterance share its encoder output. Utterances that are done leave the batch.

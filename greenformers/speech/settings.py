@@ -30,7 +30,7 @@ class SpeechSettings(Training):
     window: int = setting(320, "Length of a frame, in samples.")
     hop: int = setting(160, "Distance from frame to frame, in samples.")
     channels: int = setting(64, "Channels of the first two convolutions; the other two have twice as many.")
-    ctc_weight: float = setting(0.0, "Share of CTC in the loss, for a faster start.")
+    ctc_weight: float = setting(0.0, "Share of CTC in the loss, for a faster start, and in later searches.")
     augment: bool = setting(False, "SpecAugment: mask stretches of frequencies and frames.")
 
     rank: int = setting(100, "Rank of the low-rank linear layers of lrt.")

@@ -7,7 +7,8 @@ from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 from torch.testing import assert_close
 
-from greenformers.speech.front_end import VGG, shortened
+from greenformers.speech.features import Spectrogram
+from greenformers.speech.front_end import VGG, heard, positions, shortened
 
 BINS, CHANNELS = 13, 3  # 13 // 4 = 3 and one left over twice
 CLOSE = {"atol": 1e-12, "rtol": 1e-12}
@@ -182,6 +183,16 @@ def test_wrong_inputs():
             net(x, wrong)
     mask[1] = False
     assert net(x, mask)[1].eq(0).all()
+
+
+@pytest.mark.parametrize("sizes", [(16, 16, 8), (17, 12, 5), (50, 16, 4)], ids=str)
+def test_positions_are_counted_before_sound_is_read(sizes):
+    n_fft, window, hop = sizes
+    spectrogram = Spectrogram(rate=4000, n_fft=n_fft, window=window, hop=hop)
+    net = VGG(spectrogram.bins, 1).float()
+    for samples in (1, 9, 31, 32, 33, 160, 161, 167, 168):
+        features = spectrogram(heard(torch.randn(samples), spectrogram))
+        assert net(features[None]).shape[1] == positions(samples, spectrogram)
 
 
 def test_shapes_of_signatures():

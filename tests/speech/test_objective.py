@@ -113,6 +113,51 @@ def test_a_batch(objective):
     assert objective.scored(batch) == 6 + 3 + 4
 
 
+def retold(folder: Path, **texts: list[str]) -> Path:
+    """The corpus with other texts for the same sounds."""
+    for split, written in texts.items():
+        path = folder / f"{split}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row | {"text": text} for row, text in zip(rows, written, strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_texts_that_ctc_cannot_align_are_told(tmp_path):
+    """Sounds of "a", of 3 positions: 13 frames. A text has a position for each character, and one between two alike."""
+    corpus(tmp_path, train=["a"] * 6, valid=["a"])
+    retold(tmp_path, train=["abc", "aab", "aba", "abcd", "aa", "a"])
+    task = settings(tmp_path, ctc_weight=0.3).task()
+    message = (
+        "^2 of 6 training texts have more characters than their recordings have positions of 40 ms, and a repeated one "
+        "counts twice; CTC learns nothing from these$"
+    )
+    with pytest.warns(UserWarning, match=message):
+        model = task.network().train()
+    for index, aligned in enumerate((True, False, True, False, True, True)):
+        batch = task.objective.collate([task.objective.example("train", index, source())])
+        memory = model.encoder(batch["input_features"], batch["attention_mask"]).last_hidden_state
+        assert memory.shape[1] == 3
+        assert bool(model._ctc_loss(memory, None, batch["labels"], None) > 0) == aligned
+        assert model(**batch).loss.isfinite()
+
+
+def test_no_text_that_ctc_can_align_is_refused(tmp_path):
+    place = retold(corpus(tmp_path / "tones", train=["a"] * 4, valid=["a"]), train=["abcd"] * 4)
+    message = r"^ctc_weight must be 0, got 0\.3: 4 of 4 training texts have more characters than .* counts twice$"
+    with pytest.raises(ValueError, match=message):
+        run.start(tmp_path / "run", settings(place, ctc_weight=0.3), QUIET)
+    assert not (tmp_path / "run").exists()
+    settings(place).task().network()  # without CTC it is no fault
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["tones", "digits"])
+def test_of_usual_texts_nothing_is_told(tmp_path, folder, kind):
+    given = {} if kind == "tones" else DIGITS | {"corpus": str(digits(tmp_path / "digits"))}
+    settings(folder, ctc_weight=0.3, **given).task().network()
+
+
 def test_lengths_bring_batches_of_like_length(objective):
     assert objective.lengths.tolist() == pytest.approx([0.12 * len(text) for text in TEXTS])
     assert [objective.size(split) for split in ("train", "valid", "test")] == [12, 5, 7]
