@@ -133,6 +133,20 @@ class GreenformerForSpeechSeq2Seq(Scaled, EncoderDecoder):
         """Replace the embedding of characters."""
         self.decoder.set_input_embeddings(value)
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Change the number of characters, as in transformers; the linear layer of CTC keeps those that it has."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        tokens = cast(int, self.config.vocab_size)
+        if self.config.ctc_weight and tokens != self.ctc.out_features:
+            old, rows = self.ctc, min(tokens, self.ctc.out_features)
+            self.ctc = nn.Linear(old.in_features, tokens).to(old.weight)
+            self._init_weights(self.ctc)
+            with torch.no_grad():
+                self.ctc.weight[:rows], self.ctc.bias[:rows] = old.weight[:rows], old.bias[:rows]
+        return embeddings
+
     @can_return_tuple
     def forward(
         self,

@@ -332,6 +332,22 @@ def test_more_characters():
     assert_close(model(x, mask, ids).logits[..., :VOCABULARY], before, **CLOSE)
 
 
+@pytest.mark.parametrize("count", [13, 9])
+def test_more_and_fewer_characters_with_ctc(count):
+    model = network(dtype=torch.float32, ctc_weight=0.4).train()
+    x, mask = sound(37, 22, dtype=torch.float32)
+    encoded = model.encoder(x, mask).last_hidden_state
+    before = model.ctc(encoded)
+    model.resize_token_embeddings(count)
+    same = min(count, VOCABULARY)
+    after = model.ctc(encoded)
+    assert after.shape[2] == count
+    assert_close(after[..., :same], before[..., :same])
+    labels = torch.tensor([[3, count - 1, EOS], [count - 1, 4, EOS]])
+    model(x, mask, labels=labels).loss.backward()
+    assert model.ctc.weight.grad[count - 1].any()
+
+
 def test_gradient_checkpointing_changes_nothing():
     model = network().train()
     x, mask = sound(37, 22)
