@@ -180,6 +180,7 @@ def test_transcripts_reach_a_file_from_a_terminal(monkeypatch, capsys, runs, tmp
         (["--width", "0"], "width must be at least 1, got 0"),
         (["--gamma", "-1"], "gamma must be at least 0, got -1.0"),
         (["--longest", "0"], "longest must be at least 1, got 0"),
+        (["--ctc-weight", "1.5"], "ctc_weight must be in 0..1, got 1.5"),
     ],
 )
 def test_options_of_transcribe_out_of_range(monkeypatch, capsys, runs, tmp_path, words, message):
@@ -189,6 +190,23 @@ def test_options_of_transcribe_out_of_range(monkeypatch, capsys, runs, tmp_path,
     assert re.findall("(?m)^greenformers: (.*)$", shown.err) == [message]
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+def test_a_share_of_ctc_in_the_search(monkeypatch, capsys, runs, config, tmp_path):
+    joint, path = tmp_path / "joint", sound(tmp_path / "one.wav", "abc")
+    assert run(monkeypatch, "speech", "train", str(config), "--out", str(joint), "--ctc-weight", "0.3") == 0
+    results = tmp_path / "speech.jsonl"
+    assert run(monkeypatch, "speech", "transcribe", str(joint), str(path), "--width", "2", "--ctc-weight", "0.5") == 0
+    for words in ([], ["--ctc-weight", "1"]):
+        shown = [str(joint), "--width", "2", "--limit", "2", "--results", str(results), *words]
+        assert run(monkeypatch, "speech", "evaluate", *shown) == 0
+    weights = [record.setting.get("ctc_weight") for record in read(results) if record.metric == "cer"]
+    assert weights == [None, 1.0]
+    capsys.readouterr()
+    message = "ctc_weight must be 0 for a network that was trained without CTC, got 0.5"
+    for command, more in (("transcribe", [str(path)]), ("evaluate", [])):
+        line = refused(monkeypatch, capsys, "speech", command, str(runs[0]), *more, "--ctc-weight", "0.5")
+        assert line == f"greenformers: {runs[0]}: {message}"
 
 
 def test_evaluate_two_runs(monkeypatch, capsys, runs, tmp_path):
