@@ -1,0 +1,204 @@
+"""Experts in a small language model of bytes, beside a dense twin of as many operations a token, and their time.
+
+    python benchmarks/switch.py [--quick] [--json results/switch.jsonl] [--part training]
+
+Training: causal on Tiny Shakespeare, 8 experts (top-1, dropless) in place of each feed-forward block of the same
+widths; three seeds, each with its own weights and batches, the same for both. Steps and time are counted until the
+dense twin's final loss; time is that of steps, without evaluation. Layer: one block of 8 experts beside the dense one,
+on one thread, forward in inference, and forward and backward in training; both take turns. Bars: a lower loss than the
+twin's in every seed, and a layer in at most 1.3 times its time. With --json a training that is in the file is not
+repeated.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from _harness import KNOWN, Benchmark, Option, Run, data, fitted, yes
+from rich.table import Table
+from torch import nn
+from transformers import set_seed
+
+from greenformers.data import Text, train_tokenizer
+from greenformers.data import load as load_data
+from greenformers.feed_forward import FeedForward, Size, build
+from greenformers.measure.record import Record
+from greenformers.train.causal_lm import CausalLM
+from greenformers.train.fit import Schedule
+
+DATA, LENGTH = "tinyshakespeare", 256
+HIDDEN, HEADS, LAYERS, FEED_FORWARD, EXPERTS = 64, 4, 2, 256, 8
+STEPS, TOKENS, RATE, EVALUATIONS = 2000, 1024, 5e-3, 40
+SEEDS = 3
+CHARACTERS = {"train": 1_000_000, "valid": 50_000}
+QUICK = {"train": 30_000, "valid": 2_000}
+DENSE, SWITCH = "dense", "switch"
+KINDS: dict[str, dict[str, Any]] = {DENSE: {}, SWITCH: {"experts": EXPERTS}}
+PARTS = ("training", "layer")
+SIZES = {"128 x 512": (128, 512), "256 x 1024": (256, 1024), "512 x 2048": (512, 2048)}
+POSITIONS, BAR = 2048, 1.3
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    quick="hardly any training, the smallest layer, 3 turns in place of 15; the figures mean nothing",
+    threads=1,
+    options=(
+        data("--data", ".", "folder of the data set's folder", DATA),
+        Option("--steps", f"of each training; {STEPS} if not given", int),
+        Option("--seeds", f"trainings of each; {SEEDS} if not given", int),
+        Option("--part", "one of the two; both if not given", choices=PARTS),
+    ),
+    json=KNOWN,
+)
+
+
+def main(run: Run) -> bool:
+    parts = PARTS if run.given.part is None else (run.given.part,)
+    met = True
+    if "training" in parts:
+        met &= trainings(run)
+    if "layer" in parts:
+        met &= layer(run)
+    return met
+
+
+class Training(NamedTuple):
+    """One training: a kind of feed-forward block, from a seed."""
+
+    kind: str
+    seed: int
+    steps: int
+    characters: int
+
+    def setting(self, step: int) -> dict[str, Any]:
+        """What tells its records from others."""
+        return {
+            "length": LENGTH, "batch": TOKENS // LENGTH, "hidden": HIDDEN, "layers": LAYERS, "heads": HEADS,
+            "feed_forward": FEED_FORWARD, "learning_rate": RATE, "options": KINDS[self.kind],
+            "characters": self.characters, "steps": self.steps, "seed": self.seed, "step": step,
+        }  # fmt: skip
+
+
+def trainings(run: Run) -> bool:
+    """Train both kinds, print their losses, and say whether the bar is met."""
+    given, characters = run.given, QUICK if run.quick else CHARACTERS
+    steps, seeds = given.steps or (4 if run.quick else STEPS), given.seeds or (1 if run.quick else SEEDS)
+    wanted = [Training(kind, seed, steps, characters["train"]) for seed in range(seeds) for kind in KINDS]
+    task = objective(given.data, characters)
+    records = run.trainings(
+        wanted,
+        lambda own: (own.kind, own.setting(steps)),
+        lambda own: trained(run, own, task),
+        lambda own: f"loss {own[-2].value:.4f}, {1000 * own[-1].value / steps:.0f} ms a step",
+    )
+    curves = {own: curve(own, records) for own in wanted}
+    table = Table("seed", "dense", "switch", "difference", "steps to the dense loss", "time to it, of the dense time")
+    table.title = f"Validation loss (nats a byte) after {steps} steps, {EXPERTS} experts, as many FLOPs a token"
+    for seed in range(seeds):
+        (dense, dense_time), (experts, time) = (
+            curves[Training(kind, seed, steps, characters["train"])] for kind in (DENSE, SWITCH)
+        )
+        final = dense[steps]
+        reached = next((step for step, loss in sorted(experts.items()) if loss <= final), None)
+        share = "never" if reached is None else f"{time * reached / steps / dense_time:.2f}"
+        table.add_row(
+            str(seed), f"{final:.4f}", f"{experts[steps]:.4f}", f"{experts[steps] - final:+.4f}",
+            "never" if reached is None else str(reached), share,
+        )  # fmt: skip
+    run.show(table)
+    ends = {own: losses[steps] for own, (losses, _) in curves.items()}
+    gaps = [ends[own] - ends[own._replace(kind=DENSE)] for own in wanted if own.kind == SWITCH]
+    met = all(gap < 0 for gap in gaps)
+    print(f"mean difference {mean(gaps):+.4f}; lower in every seed: {yes(met)}")
+    return met
+
+
+def curve(own: Training, records: list[Record]) -> tuple[dict[int, float], float]:
+    """Validation losses of a training by step, and its seconds."""
+    setting = {name: value for name, value in own.setting(0).items() if name != "step"}
+    ours = [record for record in records if record.variant == own.kind and record.setting.items() >= setting.items()]
+    losses = {record.setting["step"]: record.value for record in ours if record.metric == "loss"}
+    return losses, next(record.value for record in ours if record.metric == "train_time")
+
+
+def objective(folder: Path, characters: dict[str, int]) -> CausalLM:
+    """The task on the first bytes of its data; one token is one byte."""
+    text = load_data(DATA, folder / DATA)
+    assert isinstance(text, Text)
+    train, valid = (text.split(split)[:count] for split, count in characters.items())
+    return CausalLM(Text(DATA, train, valid, ""), train_tokenizer("bytes", train, max_length=LENGTH), LENGTH)
+
+
+def trained(run: Run, own: Training, task: CausalLM) -> list[Record]:
+    """Train, with the validation loss now and then. The seed is that of the weights and of the batches."""
+    config = task.config(
+        hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
+        hidden_dropout_prob=0.0, feed_forward=own.kind, feed_forward_options=KINDS[own.kind],
+    )  # fmt: skip
+    set_seed(own.seed)
+    model = task.build(config)
+    schedule = Schedule(
+        steps=own.steps, batch_size=TOKENS // LENGTH, learning_rate=RATE, seed=own.seed, log_every=own.steps,
+        evaluate_every=max(1, own.steps // EVALUATIONS), save_every=own.steps,
+    )  # fmt: skip
+    history = fitted(model, task, schedule, f"{own.kind} {own.seed}")
+    figures = [(step, "loss", value) for step, value in history.curve("eval_loss")]
+    figures.append((own.steps, "train_time", history.seconds))
+    return [run.record(metric, value, own.kind, own.setting(step), seed=own.seed) for step, metric, value in figures]
+
+
+def layer(run: Run) -> bool:
+    """Time one block of each kind, and say whether the bar is met."""
+    table = Table(
+        "widths", "pass", "dense, ms", "switch, ms", "ratio", title=f"{POSITIONS} positions, {EXPERTS} experts"
+    )
+    met, records = True, list[Record]()
+    for place, (width, hidden) in list(SIZES.items())[: 1 if run.quick else None]:
+        torch.manual_seed(0)
+        size = Size(width, hidden, nn.GELU)
+        blocks = {kind: build(kind, size, **options) for kind, options in KINDS.items()}
+        x = torch.randn(POSITIONS // LENGTH, LENGTH, width)
+        for metric, passes in (("latency", inference), ("train_step", training)):
+            times = run.times({kind: passes(block, x) for kind, block in blocks.items()}, repeats=15, quick=3)
+            ratio = times[SWITCH].median / times[DENSE].median
+            met &= ratio <= BAR
+            setting = {"width": width, "hidden": hidden, "positions": POSITIONS, "experts": EXPERTS}
+            for kind, timing in times.items():
+                own = ratio if kind == SWITCH else 1.0
+                records.append(run.record(metric, timing, kind, setting, ratio=own, to=DENSE))
+            cells = [f"{1e3 * times[kind].median:.1f}" for kind in KINDS]
+            table.add_row(place, "inference" if metric == "latency" else "training", *cells, f"{ratio:.2f}")
+    run.show(table)
+    print(f"at most {BAR} times the time of the dense block: {yes(met)}")
+    run.write(records)
+    return met
+
+
+def inference(block: FeedForward, x: torch.Tensor) -> Callable[[], object]:
+    """A pass without gradients."""
+
+    def call() -> None:
+        with torch.no_grad():
+            block.eval()(x)
+
+    return call
+
+
+def training(block: FeedForward, x: torch.Tensor) -> Callable[[], object]:
+    """A pass forward and backward."""
+    given = x.clone().requires_grad_()
+
+    def call() -> None:
+        block.train().zero_grad()
+        given.grad = None
+        y, loss = block.forward_with_loss(given) if block.has_loss else (block(given), 0.0)
+        (y.square().mean() + loss).backward()
+
+    return call
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(main)
