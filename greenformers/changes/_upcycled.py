@@ -200,6 +200,7 @@ def copy_experts(model: nn.Module, layer: Layer, before: Mapping[str, nn.Module]
         draw: Random numbers of the router.
     """
     now: Any = model.get_submodule(layer.path)
+    pairs: list[tuple[Any, Any]]
     if layer.first:
         first: Any = model.get_submodule(layer.first[0])
         router = first.router
@@ -289,7 +290,7 @@ def _check_fits(model: nn.Module, layer: Layer) -> None:
     if len({id(module) for module in modules}) < len(modules):
         raise ValueError(f"the layers of the mixture at {layer.path} must be different ones")
     for path, module in zip((*layer.first, layer.path), modules, strict=True):
-        if type(module) not in (nn.Linear, TransposedLinear):  # type: ignore[comparison-overlap]
+        if type(module) not in (nn.Linear, TransposedLinear):
             raise ValueError(f"{path}: a {type(module).__name__} is no dense linear layer")
     sizes = [_size(module) for module in modules]
     if len(set(sizes[:-1])) > 1 or sizes[0][1] != sizes[-1][0]:
