@@ -7,9 +7,10 @@
 from typing import Any
 
 from greenformers._registry import check_options, class_of, files
-from greenformers.blocks._contract import Block, Size
+from greenformers.blocks._contract import Block, Past, Size
+from greenformers.blocks._convolution import Convolution
 
-__all__ = ["Block", "Size", "block_class", "build", "names"]
+__all__ = ["Block", "Convolution", "Past", "Size", "block_class", "build", "names"]
 
 
 def names() -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -26,9 +26,14 @@ class Size:
         layers: Number of layers of the network.
         dropout: Probability, in training, of dropping an entry of an output before it is added to the residual.
         eps: Epsilon of layer norms.
-        ranks: LED ranks of linear layers by name (q, k, v, output, up, down); those not named, or None, are dense.
+        ranks: LED ranks of linear layers by name (q, k, v, output, up, gate, down); those not named, or None, are
+            dense.
         feed_forward: Function that makes the feed-forward block, for blocks that have one; by default `dense`, with
-            ReLU.
+            ReLU. It is told by keyword what a block does not leave as it is: `width`, `hidden`, `activation`.
+        attention: Function of a width and a number of heads that makes the self-attention, for blocks that have one
+            (`Block.attends`), see `make_attention`.
+        cross_attention: Function that makes an attention to the encoder output; None: there is no encoder.
+        norm: Function that makes the norm over a number of channels; by default layer norm.
 
     Raises:
         ValueError: A number is out of range.
@@ -44,7 +49,10 @@ class Size:
     dropout: float = 0.0
     eps: float = 1e-5
     ranks: Mapping[str, int | None] = field(default_factory=dict)
-    feed_forward: Callable[[], FeedForward] | None = None
+    feed_forward: Callable[..., FeedForward] | None = None
+    attention: Callable[[int, int], nn.Module] | None = None
+    cross_attention: Callable[[], nn.Module] | None = None
+    norm: Callable[[int], nn.Module] | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "hidden", "max_len", "layers"):
@@ -57,22 +65,62 @@ class Size:
         if not 0 <= self.layer < self.layers:
             raise ValueError(f"layer must be in 0..{self.layers - 1}, got {self.layer}")
 
-    def linear_layer(self, name: str) -> LinearLayer:
-        """A linear layer from d to d, dense or of the rank under its name."""
-        return linear_layer(self.width, self.width, self.ranks.get(name))
+    def linear_layer(self, name: str, inputs: int | None = None, outputs: int | None = None) -> LinearLayer:
+        """A linear layer from d to d, or between other widths, dense or of the rank under its name."""
+        return linear_layer(inputs or self.width, outputs or self.width, self.ranks.get(name))
 
-    def make_feed_forward(self) -> FeedForward:
+    def make_norm(self, width: int | None = None) -> nn.Module:
+        """A norm over d channels, or `width`."""
+        width = width or self.width
+        return nn.LayerNorm(width, eps=self.eps) if self.norm is None else self.norm(width)
+
+    def make_feed_forward(self, **other: Any) -> FeedForward:
         """The feed-forward block.
+
+        Args:
+            **other: What differs from the network: `width`, `hidden`, or `activation`, the name of the one that is
+                used where the network does not set one.
 
         Raises:
             ValueError: The feed-forward block has a loss of its own, which a block cannot return.
         """
         if self.feed_forward is None:
-            return build("dense", FeedForwardSize(self.width, self.hidden, ranks=self.ranks))
-        module = self.feed_forward()
+            if other.get("activation", "relu") != "relu":
+                raise ValueError(f"feed_forward must be given for the activation {other['activation']}, got None")
+            width, hidden = other.get("width", self.width), other.get("hidden", self.hidden)
+            return build("dense", FeedForwardSize(width, hidden, ranks=self.ranks))
+        module = self.feed_forward(**other)
         if module.has_loss:
             raise ValueError(f"feed_forward must have no loss of its own in a block, {type(module).__name__} has one")
         return module
+
+    def make_attention(self, width: int | None = None, heads: int | None = None) -> nn.Module:
+        """Self-attention of the kind in the attention slot: a module of (x, key_mask, past), all as in `Block.forward`.
+
+        Args:
+            width: Width of its input and output; by default d.
+            heads: Number of its heads, a divisor of the width; by default H.
+
+        Raises:
+            ValueError: No function that makes it is given, or it cannot be made.
+        """
+        if self.attention is None:
+            raise ValueError("attention must be given, a function that makes it (greenformers.model.block.size_of)")
+        return self.attention(width or self.width, heads or self.heads)
+
+
+class Past(Protocol):
+    """What a cache holds of the earlier positions of a sequence; what a layer reads is added to it."""
+
+    def recent(self, place: int, x: Float[Tensor, "B N C"], count: int) -> Float[Tensor, "B count+N C"]:
+        """The `count` positions before `x`, 0 where there are none, and `x`; the last `count` of these are kept.
+
+        Args:
+            place: Index in the cache, of one convolution of one layer.
+            x: Inputs of the convolution at the next N positions.
+            count: Number of earlier positions that it reads.
+        """
+        ...
 
 
 class Block(nn.Module):
@@ -90,6 +138,18 @@ class Block(nn.Module):
     positions: ClassVar[Literal["model", "own"]] = "model"
     """What encodes positions: the model, in its embedding, or the block itself, for sequences of any length."""
 
+    attends: ClassVar[bool] = False
+    """Whether its self-attention is of the kind in the attention slot of the network."""
+
+    keeps_cache: ClassVar[bool] = False
+    """Whether a causal one reads the next positions on top of a cache: `forward` then takes `past`."""
+
+    crosses: ClassVar[bool] = False
+    """Whether it may be a layer of the decoder of an encoder-decoder: `forward` then takes the encoder output."""
+
+    needs_final_norm: ClassVar[bool] = False
+    """Whether a norm follows the last layer: its own norms are at the beginning of residuals."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size = size
@@ -102,10 +162,14 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"] | None]:
         """One layer.
 
+        Blocks with `keeps_cache` also take `past`, None without a cache; those with `crosses`, `encoder_output`
+        (B, M, d) and `encoder_mask` (B, M), both by keyword.
+
         Args:
-            x: The sequence (B, N, d).
-            mask: True = keep. Outputs at kept positions depend neither on masked ones nor on how many of them stand
-                before and behind a text; outputs at masked positions are finite and mean nothing.
+            x: The sequence (B, N, d); on top of a cache, its last N positions.
+            mask: True = keep, on top of a cache for the earlier positions too. Outputs at kept positions depend neither
+                on masked ones nor on how many of them stand before and behind a text; outputs at masked positions are
+                finite and mean nothing.
             memory: State (B, S, d) returned by the layer before, of the same kind; None in the first layer.
 
         Returns:

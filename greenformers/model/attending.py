@@ -96,7 +96,7 @@ def stepping(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, 
     if extras.attentions is not None:
         raise ValueError("output_attentions must be False on top of a state that stands for all earlier keys")
     given = {name: block.for_every_head(x) for name, x in _inputs(block, codes, extras).items()}
-    held = StateLayer.of(cache, block.mechanism.shape.layer)
+    held = StateLayer.of(cache, block.place)
     mask = None if key_mask is None else key_mask[:, -given["v"].shape[2] :]
     return held.attend(block.mechanism, **given, key_mask=mask), None
 
@@ -115,7 +115,7 @@ def remembering(
         limit: Number of positions the cache keeps.
     """
     given = _inputs(block, codes, extras)
-    held = RecentLayer.of(cache, block.mechanism.shape.layer, limit)
+    held = RecentLayer.of(cache, block.place, limit)
     mask = None if key_mask is None else key_mask[:, -given["k"].shape[2] :]
     given["k"], given["v"], mask = held.add(given["k"], given["v"], mask, given["q"].shape[2])
     return _call(block, given, mask, extras)
@@ -124,7 +124,7 @@ def remembering(
 def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, cache: Cache) -> Mixed:
     """Attention to all earlier keys and values, from the cache, and to new ones."""
     mechanism = block.mechanism
-    given, layer = _inputs(block, codes, extras), mechanism.shape.layer
+    given, layer = _inputs(block, codes, extras), block.place
     GrowingLayer.make(cache, layer)
     held = cache.layers[layer] if layer < len(cache.layers) else None
     if isinstance(held, BeamLayer):

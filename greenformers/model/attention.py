@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from greenformers.attention import Attention, Role
 from greenformers.model.attending import Extras, plain, with_cache, without_cache
+from greenformers.model.cache import Past
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
@@ -46,6 +47,13 @@ class SelfAttention(Projected):
         self.asks_apart = mechanism.projections == ("q", "k", "v")
         self.without_cache = without_cache(self)
         self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
+
+    def forward(
+        self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B M"] | None = None, past: Past | None = None
+    ) -> Float[Tensor, "B N d"]:
+        """Attention of a sequence to itself and to its past, projected, for blocks; see `mix`."""
+        y: Tensor = self.output(self.mix(x, key_mask, None if past is None else past.own)[0])
+        return y
 
     def mix(
         self,
@@ -165,6 +173,18 @@ class CrossAttention(Projected):
         bias = config.resolved("bias")
         super().__init__(config, layer + config.num_hidden_layers, mechanism, bias=bias, prefix="cross_")
 
+    def forward(
+        self,
+        x: Float[Tensor, "B N d"],
+        encoder_output: Float[Tensor, "b M d"],
+        key_mask: Bool[Tensor, "b M"] | None = None,
+        past: Past | None = None,
+    ) -> Float[Tensor, "B N d"]:
+        """Attention to the encoder output, projected, for blocks; see `mix`."""
+        cache = None if past is None else cast(EncoderDecoderCache, past.cache)
+        y: Tensor = self.output(self.mix(x, encoder_output, key_mask, cache))
+        return y
+
     def mix(
         self,
         x: Float[Tensor, "B N d"],
@@ -212,7 +232,7 @@ class CrossAttention(Projected):
     def _keys_values(
         self, encoder_output: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None, *, reduces: bool
     ) -> tuple[Tensor, Tensor]:
-        layer = self.mechanism.shape.layer
+        layer = self.place
         if cache is not None and cache.is_updated.get(layer):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
             return stored.keys, stored.values

@@ -1,6 +1,7 @@
 """The layer of attention and feed-forward with residuals, and layers of other kinds. Vaswani 2017, 3.1."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import repeat
 
@@ -14,7 +15,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from greenformers import blocks
 from greenformers.feed_forward import FeedForward, Size, build
 from greenformers.lowrank.feed_forward import can_slice, slice_length
-from greenformers.model.attention import SelfAttention
+from greenformers.model.attention import CrossAttention, SelfAttention
+from greenformers.model.cache import Past
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.next_token import way_of
 from greenformers.model.norm import norm_of
@@ -44,6 +46,7 @@ class EncoderLayer(Layer):
         self.index = layer
         residual = config.resolved("residual", causal=causal)
         self.pre_norm, self.reversible = residual == "pre", residual == "reversible"
+        self.needs_final_norm = residual != "post"
 
     def forward(
         self,
@@ -158,15 +161,24 @@ class BlockLayer(Layer):
 
     reversible = False
 
-    def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False) -> None:
+    def __init__(self, config: GreenformerConfig, layer: int, *, causal: bool = False, decoder: bool = False) -> None:
         super().__init__()
-        self.block = blocks.build(config.block, size_of(config, layer, causal=causal), **config.block_options or {})
+        size = size_of(config, layer, causal=causal, decoder=decoder)
+        self.block = blocks.build(config.block, size, **config.block_options or {})
+        self.needs_final_norm = self.block.needs_final_norm
 
     def forward(
-        self, x: Float[Tensor, "B N d"], mask: Bool[Tensor, "B N"] | None, memory: Float[Tensor, "B S d"] | None
+        self,
+        x: Float[Tensor, "B N d"],
+        mask: Bool[Tensor, "B P"] | None,
+        memory: Float[Tensor, "B S d"] | None = None,
+        *,
+        past_key_values: Cache | None = None,
+        **encoded: Tensor | None,
     ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, "B S d"] | None]:
-        """See `Block.forward`."""
-        output: tuple[Tensor, Tensor | None] = self.block(x, mask, memory)
+        """See `Block.forward`; on top of a cache the last N of P positions."""
+        past = {} if past_key_values is None else {"past": Past(past_key_values)}
+        output: tuple[Tensor, Tensor | None] = self.block(x, mask, memory, **past, **encoded)
         return output
 
 
@@ -176,8 +188,16 @@ def layer_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> 
     return kind(config, layer, causal=causal)
 
 
-def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> blocks.Size:
-    """The sizes of the network that a block is built with."""
+def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False, decoder: bool = False) -> blocks.Size:
+    """The sizes of the network that a block is built with.
+
+    Args:
+        config: Sizes and slots of the network.
+        layer: Index of the layer in its stack, from 0.
+        causal: Whether position i may depend only on positions up to i.
+        decoder: Whether the stack is the decoder of an encoder-decoder.
+    """
+    counted = layer + config.num_hidden_layers * decoder
     return blocks.Size(
         config.hidden_size,
         config.num_attention_heads,
@@ -185,25 +205,82 @@ def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> b
         config.max_position_embeddings,
         causal=causal,
         layer=layer,
-        layers=config.num_hidden_layers,
+        layers=(config.decoder_layers or 0) if decoder else config.num_hidden_layers,
         dropout=config.hidden_dropout_prob,
         eps=config.layer_norm_eps,
-        ranks={name: config.rank_of(layer, name) for name in ("q", "k", "v", "output", "up", "down")},
-        feed_forward=lambda: feed_forward_of(config, layer),
+        ranks={name: config.rank_of(counted, name) for name in ("q", "k", "v", "output", "up", "gate", "down")},
+        feed_forward=partial(feed_forward_of, config, counted),
+        attention=partial(_attention_of, config, layer, causal=causal, decoder=decoder),
+        cross_attention=partial(CrossAttention, config, layer) if decoder else None,
+        norm=partial(norm_of, config),
     )
 
 
-def feed_forward_of(config: GreenformerConfig, layer: int, *, causal: bool = False) -> FeedForward:
+def _attention_of(
+    config: GreenformerConfig, layer: int, width: int, heads: int, *, causal: bool, decoder: bool
+) -> SelfAttention:
+    """Self-attention of a block, of its own width and number of heads.
+
+    Raises:
+        ValueError: They do not fit each other, or the mechanism has a loss of its own, which a block cannot return.
+    """
+    if width % heads:
+        raise ValueError(f"heads of a block's attention must divide its width {width}, got {heads}")
+    own, key_heads = copy.copy(config), config.num_key_value_heads
+    if key_heads is not None and key_heads * heads % config.num_attention_heads:
+        raise ValueError(
+            f"num_key_value_heads of {config.num_attention_heads} must be as many of {heads} heads, got {key_heads}"
+        )
+    own.hidden_size, own.num_attention_heads = width, heads
+    own.num_key_value_heads = None if key_heads is None else key_heads * heads // config.num_attention_heads
+    attention = SelfAttention(own, layer, causal=causal, decoder=decoder)
+    if attention.mechanism.has_loss:
+        name = type(attention.mechanism).__name__
+        raise ValueError(f"attention must have no loss of its own in a block, {name} has one")
+    return attention
+
+
+def places_of(layers: Iterable[nn.Module]) -> tuple[list[SelfAttention | blocks.Convolution], list[CrossAttention]]:
+    """What of a decoder's layers has a place in the cache of the sequence, and in that of the encoder output."""
+    parts = [part for layer in layers for part in layer.modules()]
+    own = [part for part in parts if isinstance(part, SelfAttention | blocks.Convolution)]
+    return own, [part for part in parts if isinstance(part, CrossAttention)]
+
+
+def number(layers: Iterable[nn.Module]) -> None:
+    """Number the places of a decoder's layers in its cache."""
+    for parts in places_of(layers):
+        for place, part in enumerate(parts):
+            part.place = place
+
+
+def feed_forward_of(
+    config: GreenformerConfig,
+    layer: int,
+    *,
+    causal: bool = False,
+    width: int | None = None,
+    hidden: int | None = None,
+    activation: str | None = None,
+) -> FeedForward:
     """The feed-forward block of one layer, of the kind in its slot; a decoder's layers count on from the encoder's.
+
+    Args:
+        config: Sizes and slots of the network.
+        layer: Index of the layer.
+        causal: Whether the stack is causal.
+        width: Width of its input and output; None: d.
+        hidden: Its inner width; None: f.
+        activation: Name of the activation where the configuration does not set one; None: that of its kind.
 
     Raises:
         ValueError: It cannot do what is asked for, or an option is out of range.
     """
     name = config.feed_forward_names(causal=causal)[layer]
     size = Size(
-        config.hidden_size,
-        config.intermediate_size,
-        lambda: ACT2FN[config.activation_of(name)],
+        width or config.hidden_size,
+        hidden or config.intermediate_size,
+        lambda: ACT2FN[config.hidden_act or activation or config.activation_of(name)],
         layer=layer,
         layers=config.num_hidden_layers + (config.decoder_layers or 0),
         ranks={name: config.rank_of(layer, name) for name in ("up", "gate", "down")},

@@ -1,11 +1,12 @@
 """Layers of the cache of `generate`: a state of fixed size, all keys and values, or those of the last positions."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
 from greenformers.attention import Attention
@@ -16,6 +17,47 @@ Kind = TypeVar("Kind", bound=CacheLayerMixin)
 
 State = tuple[Tensor, ...]
 """State of a mechanism in place of keys and values, see `Attention.step`."""
+
+
+class Recent(NamedTuple):
+    """State of a convolution: the inputs (B, K - 1, C) that the next position reads beside its own."""
+
+    inputs: Tensor
+
+
+class Past:
+    """What a cache holds of the earlier positions of a sequence, see `greenformers.blocks.Past`.
+
+    Args:
+        cache: The cache of a decoder.
+
+    Attributes:
+        own: The part of it of the sequence itself, where another is of the encoder output.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.own: Cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+    def recent(self, place: int, x: Float[Tensor, "B N C"], count: int) -> Float[Tensor, "B count+N C"]:
+        """See `greenformers.blocks.Past.recent`."""
+        return StateLayer.of(self.own, place).recent(x, count)
+
+
+def make_room(cache: Cache, own: int, cross: int) -> None:
+    """Add layers to a plain cache that was made with fewer than a network has places for.
+
+    Args:
+        cache: The cache of a decoder.
+        own: Number of places of the sequence itself.
+        cross: Number of places of the encoder output.
+    """
+    parts = [(cache, own)]
+    if isinstance(cache, EncoderDecoderCache):
+        parts = [(cache.self_attention_cache, own), (cache.cross_attention_cache, cross)]
+    for part, count in parts:
+        if type(part) is DynamicCache and part.layer_class_to_replicate is None and not part.offloading:
+            part.layers += [DynamicLayer() for _ in range(count - len(part.layers))]
 
 
 def length_of(cache: Cache, layer: int = 0) -> int:
@@ -73,9 +115,23 @@ class StateLayer(WithWay):
             mask = None if key_mask is None else key_mask[:, :count]
             return mechanism.step(q[:, :, :0], k[:, :, :count], v[:, :, :count], before, mask)[1]
 
-        self.before, self.count, self.again = before, v.shape[2], again
-        self.state, self.length, self.is_initialized = state, self.length + v.shape[2], True
+        self._follow(state, v.shape[2], again)
         return out
+
+    def recent(self, x: Float[Tensor, "B N C"], count: int) -> Float[Tensor, "B count+N C"]:
+        """The last `count` positions, 0 where there are none, and the next N, the last of which become the state."""
+        before = x.new_zeros(x.shape[0], count, x.shape[2]) if self.state is None else self.state[0]
+
+        def until(end: int) -> Recent:
+            return Recent(torch.cat([before, x[:, :end]], 1)[:, end:])
+
+        self._follow(until(x.shape[1]), x.shape[1], until)
+        return torch.cat([before, x], 1)
+
+    def _follow(self, state: State, count: int, again: Callable[[int], State]) -> None:
+        """Hold the state after `count` more positions; `again` gives it after fewer of them."""
+        self.before, self.count, self.again = self.state, count, again
+        self.state, self.length, self.is_initialized = state, self.length + count, True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last positions from the state; their number is given negative.

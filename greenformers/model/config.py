@@ -176,8 +176,10 @@ class GreenformerConfig(PreTrainedConfig):
         position_options: Options of that kind of position.
         memory_length: Number of positions of earlier segments that each layer attends, see `SegmentMemory`; for causal
             attention with positions of its own. `generate` keeps as many; 0: all.
-        block: Slot; "standard", or a layer that is more than attention and then feed-forward ("bp", "isab", "star"): a
-            file of `greenformers.blocks`. It has residuals of its own, and does not use `attention`.
+        block: Slot; "standard", or a layer that is more than attention and then feed-forward ("bp", "evolved",
+            "independent", "isab", "lite", "star"): a file of `greenformers.blocks`. It has residuals of its own, and
+            uses `attention` only where it is made of one. In an encoder-decoder it is also the decoder's layer, where
+            it has a form that attends the encoder output ("evolved", "lite").
         block_options: Options of that layer.
         pooling: Slot; "cls", "mean", or a block that does not keep the length ("pma": attention of a learned seed).
         contrastive_temperature: Divisor of similarities of sentences in their loss. Chen 2020,
@@ -366,9 +368,12 @@ class GreenformerConfig(PreTrainedConfig):
 
     def _check_block(self) -> None:
         """Raise ValueError for slots that a block of its own kind does not use."""
-        required = {"attention": "full", "residual": "post", "feed_forward": "dense"}
-        if blocks.block_class(self.block).has_feed_forward:
-            del required["feed_forward"]
+        kind = blocks.block_class(self.block)
+        required = {"residual": "post"}
+        required |= {} if kind.attends else {"attention": "full"}
+        required |= {} if kind.has_feed_forward else {"feed_forward": "dense"}
+        if self.memory_length:
+            raise ValueError(f"memory_length must be 0 where block is {self.block}, got {self.memory_length}")
         for slot, value in required.items():
             if getattr(self, slot) not in (None, value):
                 raise ValueError(f"{slot} must be {value} where block is {self.block}, got {getattr(self, slot)!r}")
@@ -466,13 +471,25 @@ class GreenformerConfig(PreTrainedConfig):
     @property
     def own_positions(self) -> bool:
         """Whether the attention of all layers, or the block, has positions of its own."""
-        if self.block != "standard":
+        if self.block != "standard" and not blocks.block_class(self.block).attends:
             return blocks.block_class(self.block).positions == "own"
         return all(
             attention_class(name).positions_with(**options or {}) == "own"
             for slot in self._self_slots()
             for name, options in zip(self.per_layer(slot), self.per_layer(f"{slot}_options"), strict=True)
         )
+
+    @property
+    def crosses_by_block(self) -> bool:
+        """Whether the decoder of an encoder-decoder has layers of the kind in the slot `block`."""
+        return self.block != "standard" and self.is_encoder_decoder and blocks.block_class(self.block).crosses
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether a decoder can read on from a cache of earlier positions."""
+        if self.block == "standard" or (self.is_encoder_decoder and not self.crosses_by_block):
+            return True
+        return blocks.block_class(self.block).keeps_cache
 
     def per_layer(self, slot: str) -> list[Any]:
         """The value of an attention or feed-forward slot, its options or `rank` in each of its layers."""

@@ -12,8 +12,8 @@ from transformers.utils.output_capturing import capture_outputs
 from greenformers.attention._aligned import is_traced
 from greenformers.feed_forward import FeedForward
 from greenformers.model.attention import CrossAttention, SelfAttention
-from greenformers.model.block import Layer, feed, feed_forward_of, layer_of
-from greenformers.model.cache import length_of
+from greenformers.model.block import BlockLayer, Layer, feed, feed_forward_of, layer_of, number, places_of
+from greenformers.model.cache import length_of, make_room
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
@@ -42,7 +42,7 @@ class DecoderLayer(Layer):
         self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
         self.feed_forward_norm = norm_of(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.pre_norm = config.resolved("residual") == "pre"
+        self.pre_norm = self.needs_final_norm = config.resolved("residual") == "pre"
 
     def forward(
         self,
@@ -86,6 +86,42 @@ class DecoderLayer(Layer):
         return x if self.pre_norm else norm(x), loss
 
 
+class BlockDecoderLayer(BlockLayer):
+    """A layer of its own kind that attends the encoder output too, see `greenformers.blocks`."""
+
+    def __init__(self, config: GreenformerConfig, layer: int) -> None:
+        super().__init__(config, layer, causal=True, decoder=True)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "B N d"],
+        encoder_output: Float[Tensor, "b M d"],
+        key_mask: Bool[Tensor, "B P"] | None = None,
+        encoder_mask: Bool[Tensor, "b M"] | None = None,
+        *,
+        past_key_values: EncoderDecoderCache | None = None,
+        rotation: Rotation | None = None,
+        pairs: Tensor | None = None,
+        attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
+    ) -> Float[Tensor, "B N d"]:
+        """See `DecoderLayer.forward`.
+
+        Raises:
+            ValueError: A mask of queries and keys is given, or attention weights are asked for.
+        """
+        if pairs is not None or rotation is not None:
+            raise ValueError("a mask of queries and keys, and rotary positions, are for layers of attention")
+        if attentions[0] is not None:
+            raise ValueError("output_attentions is for layers of attention one after the other: it must be False here")
+        encoded = {"encoder_output": encoder_output, "encoder_mask": encoder_mask}
+        return super().forward(x, key_mask, past_key_values=past_key_values, **encoded)[0]
+
+
+def decoder_layer_of(config: GreenformerConfig, layer: int) -> DecoderLayer | BlockDecoderLayer:
+    """A layer of the decoder of an encoder-decoder: of the kind in the slot `block`, if that attends an encoder."""
+    return (BlockDecoderLayer if config.crosses_by_block else DecoderLayer)(config, layer)
+
+
 class GreenformerDecoder(GreenformerPreTrainedModel):
     """Decoder without a head; with `decoder_layers` in the configuration, that of an encoder-decoder."""
 
@@ -100,17 +136,19 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             stack = [layer_of(config, layer, causal=True) for layer in range(config.num_hidden_layers)]
             self.layers = nn.ModuleList(stack)
         else:
-            self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
-        self.final_norm = nn.Identity() if config.resolved("residual", causal=True) == "post" else norm_of(config)
+            self.layers = nn.ModuleList(decoder_layer_of(config, layer) for layer in range(config.decoder_layers))
+        number(self.layers)
+        own, cross = places_of(self.layers)
+        self._places_in_cache = len(own), len(cross)
+        self.final_norm = norm_of(config) if self.layers[0].needs_final_norm else nn.Identity()
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
     @property
     def keeps_cache(self) -> bool:
         """Whether keys and values can stand for earlier positions; else each pass reads the whole sequence."""
-        if self.config.block != "standard":
-            return False
-        return all(cast(FeedForward, layer.feed_forward).continues for layer in self.layers)
+        blocks = [module for module in self.layers.modules() if isinstance(module, FeedForward)]
+        return self.config.keeps_cache and all(block.continues for block in blocks)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -177,7 +215,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         crossed = self.config.is_encoder_decoder
         if crossed != (encoder_hidden_states is not None):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
-        if self.config.block != "standard" and past_key_values is not None:
+        if past_key_values is not None and not self.config.keeps_cache:
             raise ValueError(f"a network of {self.config.block} keeps no cache: use_cache must be False")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens is None:
@@ -195,13 +233,15 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             input_ids, inputs_embeds, token_type_ids = packs.all_unpacked(input_ids, inputs_embeds, token_type_ids)
             tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
             attention_mask, position_ids = packs.mask(tokens.device), None
-        if past_key_values is None and use_cache and self.config.block == "standard":
+        if past_key_values is None and use_cache and self.config.keeps_cache:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
         if past_key_values is not None and not self.keeps_cache:
             raise ValueError(
                 "feed_forward reads whole sequences here, as a switch with a capacity does, and keeps no cache: "
                 "use_cache must be False"
             )
+        if past_key_values is not None:
+            make_room(past_key_values, *self._places_in_cache)
         past = 0 if past_key_values is None else length_of(past_key_values)
         if cache_position is not None and cache_position.tolist() != list(range(past, past + tokens.shape[1])):
             raise ValueError(

@@ -88,7 +88,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     config_class = GreenformerConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["EncoderLayer", "DecoderLayer", "BlockLayer"]  # noqa: RUF012 - the name and type transformers wants
+    _no_split_modules = ["EncoderLayer", "DecoderLayer", "BlockLayer", "BlockDecoderLayer"]  # noqa: RUF012 - the name and type transformers wants
     _can_record_outputs = {"hidden_states": Layer}  # noqa: RUF012 - as above
     _supports_sdpa = True
     # Every head divides its loss by `num_items_in_batch`, so that losses of parts of a batch add up.
@@ -142,7 +142,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             module.draw_decoder(std)
         elif isinstance(module, LED) and module.bias is not None:
             nn.init.zeros_(module.bias)
-        elif isinstance(module, Attention | blocks.Block | FeedForward):
+        elif isinstance(module, Attention | blocks.Block | blocks.Convolution | FeedForward):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
             draw(module, std)
@@ -169,7 +169,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.embedding = self.embed(config)
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
-        self.final_norm = nn.Identity() if config.resolved("residual") == "post" else norm_of(config)
+        self.final_norm = norm_of(config) if self.layers[0].needs_final_norm else nn.Identity()
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 

@@ -26,6 +26,9 @@ class Projected(nn.Module):
         mechanism: Mechanism of the attention slot.
         bias: Whether the projections have a bias.
         prefix: Prefix of the names of these projections in `config.rank`.
+
+    Attributes:
+        place: Index in a cache of its keys and values; a stack whose layers have several of them numbers them.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class Projected(nn.Module):
     ) -> None:
         super().__init__()
         d, D = config.hidden_size, mechanism.shape.head_dim
-        self.mechanism = mechanism
+        self.mechanism, self.place = mechanism, mechanism.shape.layer
         self.key_heads = config.num_key_value_heads or config.num_attention_heads
         self.head_dim, self.shares_keys = D, self.key_heads < mechanism.shape.heads
         if mechanism.shares_qk and self.key_heads != config.num_attention_heads:

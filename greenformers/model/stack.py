@@ -63,11 +63,11 @@ def run(
         halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask, rotation)]
         return *reversible(x, halves), None
     if isinstance(whole[0], BlockLayer):
-        if any(argument is not None for argument in (past_key_values, global_mask, memory)):
-            raise ValueError("blocks of their own kind take no cache, no global mask and no memory of segments")
+        if any(argument is not None for argument in (global_mask, memory)):
+            raise ValueError("blocks of their own kind take no global mask and no memory of segments")
         carried: Tensor | None = None
         for layer in whole:
-            x, carried = layer(x, key_mask, carried)
+            x, carried = layer(x, key_mask, carried, past_key_values=past_key_values)
         return x, None, None
     losses: list[Tensor] = []
     inputs: list[Tensor] = []
