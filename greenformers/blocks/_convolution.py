@@ -159,9 +159,8 @@ class Lightweight(Softmax):
 
     def reset_parameters(self) -> None:
         """Draw w within sqrt(6 / (h + K)) of 0."""
-        nn.init.uniform_(
-            self.weight, -((6 / (self.heads + self.kernel)) ** 0.5), (6 / (self.heads + self.kernel)) ** 0.5
-        )
+        most = (6 / (self.heads + self.kernel)) ** 0.5
+        nn.init.uniform_(self.weight, -most, most)
 
     def forward(self, x: Float[Tensor, "B N C"], past: Past | None = None) -> Float[Tensor, "B N C"]:
         """Convolve; see the top of the file for what is read at the ends."""

@@ -28,7 +28,7 @@ class Independent(Block):
     Args:
         size: Sizes of the network around it. The ranks are those of every mechanism; the linear layers of the
             communication, which are narrow, are dense.
-        mechanisms: Number n_s of mechanisms, a divisor of d, H and f.
+        mechanisms: Number n_s of mechanisms, a divisor of H and so of d; f / n_s is rounded down.
         communication_heads: Number H_c of heads of the communication.
         first: Number of first layers that are standard: a single mechanism, nothing to compete and communicate with.
             None: 2, as in the paper, in a network of at least 4 layers, else 0.
@@ -55,11 +55,10 @@ class Independent(Block):
         last: int | None = None,
     ) -> None:
         super().__init__(size)
-        if mechanisms < 1 or size.width % mechanisms or size.heads % mechanisms or size.hidden % mechanisms:
-            raise ValueError(
-                f"mechanisms must divide the width {size.width}, the {size.heads} heads and the inner width "
-                f"{size.hidden}, got {mechanisms}"
-            )
+        if mechanisms < 1 or size.heads % mechanisms:
+            raise ValueError(f"mechanisms must divide the {size.heads} heads, got {mechanisms}")
+        if mechanisms > size.hidden:
+            raise ValueError(f"mechanisms must be at most the inner width {size.hidden}, got {mechanisms}")
         if communication_heads < 1:
             raise ValueError(f"communication_heads must be at least 1, got {communication_heads}")
         for name, value in (("first", first), ("last", last)):

@@ -48,7 +48,7 @@ class Lite(Block):
             hold for the linear layers before and after the convolution too.
         kernels: Numbers K of positions in the kernels of layers 0, 1, ...; later layers have the last one. Odd, if not
             causal.
-        conv_heads: Number h of heads of the convolution, a divisor of d / 2.
+        conv_heads: Number h of heads of the convolution, a divisor of d / 2; None: H.
         weight_dropout: Probability of dropping a weight of the convolution in training.
         lightweight: Whether the weights of the convolution are the same at all positions.
 
@@ -66,7 +66,7 @@ class Lite(Block):
         size: Size,
         *,
         kernels: Sequence[int] = (3, 7, 15, 31, 31, 31),
-        conv_heads: int = 4,
+        conv_heads: int | None = None,
         weight_dropout: float = 0.0,
         lightweight: bool = False,
     ) -> None:
@@ -77,7 +77,8 @@ class Lite(Block):
             raise ValueError(f"kernels must have at least one entry, got {kernels}")
         self.attention = size.make_attention(size.width // 2)
         kernel = kernels[min(size.layer, len(kernels) - 1)]
-        self.branch = _Branch(size, kernel, heads=conv_heads, dropout=weight_dropout, lightweight=lightweight)
+        heads = size.heads if conv_heads is None else conv_heads
+        self.branch = _Branch(size, kernel, heads=heads, dropout=weight_dropout, lightweight=lightweight)
         self.attention_norm = size.make_norm()
         self.cross_attention = None if size.cross_attention is None else size.cross_attention()
         self.cross_attention_norm = None if size.cross_attention is None else size.make_norm()

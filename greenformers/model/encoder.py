@@ -55,17 +55,18 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
 
 
 def _tied_mechanisms(layers: nn.ModuleList) -> dict[str, str]:
-    tied = {}
-    for place in ("attention.mechanism", "cross_attention.mechanism"):
-        if not hasattr(layers[0], place.partition(".")[0]):
-            continue
-        mechanisms = [cast(Attention, layer.get_submodule(place)) for layer in layers]
-        first = mechanisms[0]
-        for index, mechanism in enumerate(mechanisms):
-            if index and type(mechanism) is type(first):
+    tied: dict[str, str] = {}
+    firsts: dict[tuple[str, int, int], tuple[int, Attention]] = {}
+    for index, layer in enumerate(layers):
+        for place, mechanism in layer.named_modules():
+            if not isinstance(mechanism, Attention):
+                continue
+            alike = (place, mechanism.shape.heads, mechanism.shape.head_dim)
+            owner, first = firsts.setdefault(alike, (index, mechanism))
+            if mechanism is not first and type(mechanism) is type(first):
                 mechanism.shared(first)
             for name in mechanism.shared_parameters:
-                tied[f"layers.{index}.{place}.{name}"] = f"layers.0.{place}.{name}"
+                tied[f"layers.{index}.{place}.{name}"] = f"layers.{owner}.{place}.{name}"
     return tied
 
 

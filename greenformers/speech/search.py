@@ -15,7 +15,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from greenformers.model.attention import SelfAttention
 from greenformers.model.beams import BeamLayer, Beams
+from greenformers.model.block import places_of
 from greenformers.speech.front_end import shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.prefixes import Prefixes
@@ -135,8 +137,8 @@ class _Beams:
     def _layers(self) -> DynamicCache:
         """Cache of the decoder's self-attention: beams share rows by a mask where that is enough, else each has one."""
         cache = DynamicCache()
-        for layer in cast(Any, self.model.decoder.layers):
-            masks = layer.attention.mechanism.only_masks
+        for part in places_of(cast(Any, self.model.decoder.layers))[0]:
+            masks = isinstance(part, SelfAttention) and part.mechanism.only_masks
             cache.layers.append(BeamLayer(self.history) if masks else DynamicLayer())
         return cache
 

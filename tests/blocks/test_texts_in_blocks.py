@@ -4,9 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from greenformers.blocks import Size, block_class, build, names
+from greenformers.blocks import block_class, build, names
+from greenformers.model import GreenformerConfig
+from greenformers.model.block import size_of
 
-WIDTH, HEADS, MAX_LEN, LAYERS = 15, 3, 37, 2
+WIDTH, MAX_LEN, LAYERS = 12, 37, 2
+CONFIG = GreenformerConfig(
+    hidden_size=WIDTH, num_attention_heads=2, intermediate_size=31, max_position_embeddings=MAX_LEN,
+    num_hidden_layers=LAYERS, position="learned",
+)  # fmt: skip
 TEXTS = [slice(4, MAX_LEN), slice(0, 7), slice(3, 8), slice(0, MAX_LEN), slice(MAX_LEN - 1, MAX_LEN)]
 """Where the text of each example stands: behind padding, before it, between, without any, and the shortest."""
 AT = torch.arange(MAX_LEN)
@@ -18,7 +24,7 @@ def stack(name, causal):
     """Two layers, one on the memory of the other, with parameters far from their first values."""
     torch.manual_seed(0)
     layers = nn.ModuleList(
-        build(name, Size(WIDTH, HEADS, 31, MAX_LEN, causal=causal, layer=layer, layers=LAYERS))
+        build(name, size_of(CONFIG, layer, causal=causal))
         for layer in range(LAYERS if block_class(name).keeps_length else 1)
     ).double()
     for parameter in layers.parameters():
@@ -37,7 +43,7 @@ def forms():
     for name in names():
         yield name, False
         try:
-            build(name, Size(WIDTH, HEADS, 31, MAX_LEN, causal=True))
+            build(name, size_of(CONFIG, 0, causal=True))
         except ValueError:
             continue
         yield name, True
