@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -109,6 +109,7 @@ class Size:
         return self.attention(width or self.width, heads or self.heads)
 
 
+@runtime_checkable
 class Past(Protocol):
     """What a cache holds of the earlier positions of a sequence; what a layer reads is added to it."""
 

@@ -51,7 +51,7 @@ def test_sizes_are_those_of_bert_base():
         ({"norm": "batch"}, "norm must be one of layer, rms; got 'batch'"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
         ({"num_key_value_heads": 2}, "num_key_value_heads must divide num_attention_heads 3, got 2"),
-        ({"block": "stars"}, "block must be one of standard, bp, isab, star; got 'stars'"),
+        ({"block": "stars"}, "block must be one of standard, bp, evolved, independent, isab, lite, star; got 'stars'"),
         ({"pooling": "max"}, "pooling must be one of cls, mean, pma; got 'max'"),
         ({"attention": ["full"]}, "attention must have one entry a layer, 3, got 1"),
         ({"attention_options": [{}, {}]}, "attention_options must have one entry a layer, 3, got 2"),

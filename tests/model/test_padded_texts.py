@@ -48,6 +48,8 @@ def has_form(name, **form):
 
 
 CAUSAL = [name for name in names() if has_form(name, causal=True)]
+BLOCKS = [name for name in blocks.names() if blocks.block_class(name).keeps_length]
+CAUSAL_BLOCKS = ["bp", *(name for name in blocks.names() if blocks.block_class(name).keeps_cache)]
 CROSS = {
     "full": {},
     "linformer": {"k": 5},
@@ -61,15 +63,24 @@ def attention(name):
     return {"attention": name, "attention_options": SMALL.get(name)}
 
 
+def of_block(name):
+    """Of an even width and number of heads, which some halve."""
+    return {"block": name, "hidden_size": 12, "num_attention_heads": 2}
+
+
 ENCODERS = {
     **{name: attention(name) for name in names()},
-    **{f"{name}, a block": {"block": name} for name in blocks.names() if blocks.block_class(name).keeps_length},
+    **{f"{name}, a block": of_block(name) for name in BLOCKS},
     "sinusoidal": {"position": "sinusoidal"},
     "mean": {"pooling": "mean"},
     "pma": {"pooling": "pma"},
     "reversible": {"residual": "reversible"} | attention("routing"),
     "linformer, lrt": {"rank": 7} | attention("linformer"),
     "linformer, mean": {"attention": "linformer", "attention_options": {"k": 5, "projection": "mean"}},
+}
+DECODERS = {
+    **{name: attention(name) for name in CAUSAL},
+    **{f"{name}, a block": of_block(name) for name in CAUSAL_BLOCKS},
 }
 
 
@@ -94,31 +105,45 @@ def test_an_encoder(name):
     compare(out.pooler_output, lambda b, text: model(given[b : b + 1, text]).pooler_output)
 
 
-@pytest.mark.parametrize("name", [*CAUSAL, "bp, a block"])
+@pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
 def test_a_decoder(name):
     torch.manual_seed(0)
-    model, given = causal(**({"block": "bp"} if name == "bp, a block" else attention(name))), ids()
+    model, given = causal(**DECODERS[name]), ids()
     compare(model(given, MASK).logits, lambda b, text: model(given[b : b + 1, text]).logits)
 
 
-@pytest.mark.parametrize("cross", CROSS)
+PAIRS = {
+    **{
+        name: attention("local_blocks") | {"cross_attention": name, "cross_attention_options": options}
+        for name, options in CROSS.items()
+    },
+    **{f"{name}, a block": of_block(name) for name in BLOCKS if blocks.block_class(name).crosses},
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
 @torch.no_grad()
-def test_an_encoder_decoder(cross):
+def test_an_encoder_decoder(name):
     torch.manual_seed(0)
-    options = {"cross_attention": cross, "cross_attention_options": CROSS[cross]}
-    model, given, target = pair(**attention("local_blocks"), **options), ids(), tokens(len(TEXTS), 7)
+    model, given, target = pair(**PAIRS[name]), ids(), tokens(len(TEXTS), 7)
     out = model(given, MASK, decoder_input_ids=target).logits
     for b, text in enumerate(TEXTS):
         alone = model(given[b : b + 1, text], decoder_input_ids=target[b : b + 1]).logits
         torch.testing.assert_close(out[b : b + 1], alone, **CLOSE)
 
 
-@pytest.mark.parametrize("name", [name for name in CAUSAL if name in SMALL or name.startswith("synthesizer")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in CAUSAL if name in SMALL or name.startswith("synthesizer")),
+        *(f"{name}, a block" for name in CAUSAL_BLOCKS if blocks.block_class(name).keeps_cache),
+    ],
+)
 def test_generation_behind_padding(name):
     """Token for token, with what is kept of earlier positions and without."""
     torch.manual_seed(0)
-    model, given = causal(**attention(name)), ids()
+    model, given = causal(**DECODERS[name]), ids()
     options = {"max_new_tokens": NEW, "pad_token_id": PAD, "eos_token_id": None, "do_sample": False}
     rows = [b for b, text in enumerate(TEXTS) if text.stop == LENGTH]
     for kept in (True, False):

@@ -57,7 +57,7 @@ def test_blocks_and_dense_networks_keep_everything():
 def test_no_such_variant(variant):
     with pytest.raises(ValueError, match="variant must be one of") as caught:
         slots(variant, rank=7)
-    allowed = ", ".join(["transformer", "lrt", *names(), "bp", "isab", "star"])
+    allowed = ", ".join(["transformer", "lrt", *names(), "bp", "evolved", "independent", "isab", "lite", "star"])
     assert str(caught.value) == f"variant must be one of {allowed}, or lrt+ and an attention or block; got {variant!r}"
 
 

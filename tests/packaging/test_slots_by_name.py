@@ -8,7 +8,10 @@ import pytest
 import greenformers
 
 PACKAGE = Path(greenformers.__file__).parent
-NAMES = {"linformer", "bp", "isab", "star", "pma", "chunked", "performer", "compressive", "transformer_xl", "reformer"}
+NAMES = {
+    "linformer", "bp", "isab", "star", "pma", "lite", "evolved", "independent", "chunked", "performer", "compressive",
+    "transformer_xl", "reformer",
+}  # fmt: skip
 
 
 def compared(source: str) -> set[str]:
