@@ -209,7 +209,7 @@ def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False, deco
         dropout=config.hidden_dropout_prob,
         eps=config.layer_norm_eps,
         ranks={name: config.rank_of(counted, name) for name in ("q", "k", "v", "output", "up", "gate", "down")},
-        feed_forward=partial(feed_forward_of, config, counted),
+        feed_forward=partial(feed_forward_of, config, counted, causal=causal),
         attention=partial(_attention_of, config, layer, causal=causal, decoder=decoder),
         cross_attention=partial(CrossAttention, config, layer) if decoder else None,
         norm=partial(norm_of, config),

@@ -12,6 +12,7 @@ from greenformers.blocks._convolution import Dynamic, in_tiles
 from greenformers.lowrank.linear import LED
 from greenformers.measure.flops import flops
 from greenformers.measure.parameters import parameters
+from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 from greenformers.model.cache import Past
 
 
@@ -210,3 +211,25 @@ def test_a_text_without_kept_positions_is_finite():
     out.sum().backward()
     assert out.isfinite().all()
     assert x.grad.isfinite().all()
+
+
+def test_experts_in_a_causal_block_are_causal() -> None:
+    torch.manual_seed(0)
+    options = {"experts": 4, "balance": 0.0, "z": 0.0}
+    config = GreenformerConfig(
+        vocab_size=20, hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=2,
+        max_position_embeddings=16, block="lite", feed_forward="switch", feed_forward_options=options,
+    )  # fmt: skip
+    model = GreenformerForCausalLM(config).eval()
+    ids = torch.randint(1, 20, (2, 12))
+    other = torch.cat([ids[:, :7], ids[:, 7:].flip(1)], 1)
+    # Products of other numbers of rows round differently.
+    torch.testing.assert_close(model(ids).logits[:, :7], model(other).logits[:, :7])
+    whole = model(ids).logits[:, -1]
+    past = model(ids[:, :-1], use_cache=True).past_key_values
+    torch.testing.assert_close(model(ids[:, -1:], past_key_values=past).logits[:, -1], whole)
+    config.feed_forward_options = options | {"capacity": 1.0}
+    bounded = GreenformerForCausalLM(config).eval()
+    assert not bounded.generation_config.use_cache
+    with pytest.raises(ValueError, match="keeps no cache: use_cache must be False"):
+        bounded(ids, use_cache=True)
