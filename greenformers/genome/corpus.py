@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from greenformers.genome import encode, variants
+from greenformers.genome.alleles import edit_of
 from greenformers.genome.diplotype import Haplotype, encoded
 from greenformers.genome.files import GenomeError, Region
 from greenformers.genome.reference import Reference
@@ -52,8 +53,8 @@ def haplotypes(
         if not common:
             continue
         best = 0 if frequencies is None else int(np.argmax(frequencies))
-        edit = variants.edit_of(start, ref, alts[best])
-        if edit is not None and edit.bases is not None:
+        # Of a structural variant the bases are not known.
+        if (edit := edit_of(start, ref, alts[best])) is not None:
             second.put(edit)
     if not has_frequencies:
         raise GenomeError(f"{sites}: no record at {region} has a frequency (AF) or is marked COMMON")

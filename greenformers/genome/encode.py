@@ -6,7 +6,7 @@ Memory does not grow with the number of people, and the work can be stopped and 
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -21,6 +21,8 @@ from greenformers.genome.read_options import Thresholds
 from greenformers.genome.reference import Reference
 
 MODES = ("diplotype", "haplotype")
+STRUCTURAL = ("unknown", "refuse")
+"""What becomes of a structural variant: its positions are unknown (N), or its file is refused."""
 TOGETHER = 250
 """Number of people of one file whose variants are in memory at once."""
 
@@ -36,9 +38,10 @@ class Encoding:
             variants.
         alphabet: Alphabet of the pairs.
         thresholds: Thresholds of the reads that count.
+        structural: "unknown" for N at the positions of a structural variant; "refuse" for an error. See `alleles`.
 
     Raises:
-        ValueError: There is no such mode or alphabet.
+        ValueError: There is no such mode, alphabet or `structural`.
     """
 
     reference: Path
@@ -46,9 +49,12 @@ class Encoding:
     mode: str = "diplotype"
     alphabet: str = "iupac"
     thresholds: Thresholds = field(default_factory=Thresholds)
+    structural: str = "unknown"
 
     def __post_init__(self) -> None:
         check_kind(self.mode, self.alphabet)
+        if self.structural not in STRUCTURAL:
+            raise ValueError(f"structural must be one of {', '.join(STRUCTURAL)}; got {self.structural!r}")
 
     def settings(self) -> dict[str, object]:
         """The settings in the first line of a file."""
@@ -72,6 +78,42 @@ class Source:
     people: tuple[str, ...]
 
 
+@dataclass
+class Tally:
+    """Numbers of alleles that are not in the sequences as their files have them.
+
+    Attributes:
+        structural: Number of alleles of structural variants, which are N, by their kind.
+        overlapping: Number of alleles that are left out, as another one of the haplotype is there.
+        disagreeing: Files and positions of records whose END and SVLEN differ.
+    """
+
+    structural: Counter[str] = field(default_factory=Counter)
+    overlapping: int = 0
+    disagreeing: set[tuple[Path, int]] = field(default_factory=set)
+
+    def add(self, other: Tally) -> None:
+        """Add the numbers of other people."""
+        self.structural += other.structural
+        self.overlapping += other.overlapping
+        self.disagreeing |= other.disagreeing
+
+    def lines(self) -> Iterator[str]:
+        """The numbers that are not 0, a line each."""
+        if total := self.structural.total():
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.structural.items()))
+            yield f"structural variants: {_counted(total, 'allele')}, unknown (N) at their positions: {kinds}"
+        if self.disagreeing:
+            records = _counted(len(self.disagreeing), "record")
+            yield f"END and SVLEN differ in {records} of structural variants; the larger span is unknown (N)"
+        if self.overlapping:
+            yield f"overlapping: {_counted(self.overlapping, 'allele')} left out, as another of the haplotype is there"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def is_reads(path: Path) -> bool:
     """Whether a file is one of reads, by its name."""
     return path.suffix.lower() in (".bam", ".cram")
@@ -91,11 +133,16 @@ def people(path: Path) -> list[str]:
     return names
 
 
-def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
+def sequences(source: Source, encoding: Encoding, tally: Tally | None = None) -> Iterator[tuple[str, str]]:
     """The people of a source and their sequences, in the order of `Source.people`.
 
+    Args:
+        source: File, and the people to read from it.
+        encoding: Options of the sequences.
+        tally: Numbers to which those of these people are added.
+
     Raises:
-        GenomeError: The file cannot be used.
+        GenomeError: The file cannot be used, or has a structural variant that the encoding refuses.
     """
     # The time of change is part of the cache key: a file may be replaced.
     whole = encoding.reference.resolve()
@@ -112,7 +159,20 @@ def sequences(source: Source, encoding: Encoding) -> Iterator[tuple[str, str]]:
     if encoding.mode == "haplotype" and not called.phased:
         raise GenomeError(f"{source.path}: haplotypes need phased genotypes (0|1), some are not (0/1)")
     for person in source.people:
-        yield person, _written(called.haplotypes(person), encoding)
+        both = called.haplotypes(person)
+        structural = called.structural(person)
+        if structural and encoding.structural == "refuse":
+            kind, first = structural[0].kind, encoding.region.start + structural[0].start + 1
+            raise GenomeError(
+                f"{source.path}: has a structural variant ({kind}) at {encoding.region.contig}:{first}, whose bases "
+                "are not known; --structural unknown makes them N"
+            )
+        if tally is not None:
+            tally.structural.update(edit.kind for edit in structural)
+        yield person, _written(both, encoding)
+    if tally is not None:
+        tally.overlapping += called.left_out
+        tally.disagreeing |= {(source.path, position) for position in called.disagreeing}
 
 
 def _written(both: tuple[Haplotype, Haplotype], encoding: Encoding) -> str:
@@ -126,8 +186,9 @@ def _reference(path: Path, _: int) -> Reference:
     return Reference(path)
 
 
-def _all(source: Source, encoding: Encoding) -> list[tuple[str, str]]:
-    return list(sequences(source, encoding))
+def _all(source: Source, encoding: Encoding) -> tuple[list[tuple[str, str]], Tally]:
+    tally = Tally()
+    return list(sequences(source, encoding, tally)), tally
 
 
 def encode(
@@ -138,6 +199,7 @@ def encode(
     phenotypes: dict[str, str] | None = None,
     workers: int = 1,
     resume: bool = False,
+    tally: Tally | None = None,
 ) -> Iterator[int]:
     """Write the sequences of all people; yields the number of people done. The file gets its name when it is finished.
 
@@ -148,6 +210,7 @@ def encode(
         phenotypes: Phenotypes of the people, for a column of their own.
         workers: Number of files of reads or variants that are read at a time, each by a process.
         resume: Whether to go on with a .part file.
+        tally: Numbers to which those of the people are added who are not in a .part file.
 
     Raises:
         GenomeError: A person is in two files, or a file cannot be used; lines written before stay in .part.
@@ -175,7 +238,7 @@ def encode(
         with part.open("a", encoding="utf-8", newline="") as file:
             if file.tell() == 0:
                 file.write(head)
-            for group in _results(list(_left(sources, done)), encoding, workers):
+            for group in _results(list(_left(sources, done)), encoding, workers, tally):
                 for person, sequence in group:
                     fields = [person, *([phenotypes[person]] if phenotypes is not None else []), sequence]
                     file.write("\t".join(fields) + "\n")
@@ -215,20 +278,29 @@ def _left(sources: Iterable[Source], done: dict[str, str]) -> Iterator[Source]:
             yield Source(source.path, tuple(people[start : start + TOGETHER]))
 
 
-def _results(sources: list[Source], encoding: Encoding, workers: int) -> Iterator[Iterable[tuple[str, str]]]:
+def _results(
+    sources: list[Source], encoding: Encoding, workers: int, tally: Tally | None
+) -> Iterator[Iterable[tuple[str, str]]]:
     """People and sequences of each source, in the order of the sources; a few are read ahead."""
     if workers == 1 or len(sources) == 1:
-        yield from (sequences(source, encoding) for source in sources)
+        yield from (sequences(source, encoding, tally) for source in sources)
         return
     # Forked workers would inherit the threads of whatever has been imported.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        ahead: deque[Future[list[tuple[str, str]]]] = deque()
+        ahead: deque[Future[tuple[list[tuple[str, str]], Tally]]] = deque()
         for source in sources:
             ahead.append(pool.submit(_all, source, encoding))
             if len(ahead) > 2 * workers:
-                yield ahead.popleft().result()
+                yield _added(ahead.popleft(), tally)
         while ahead:
-            yield ahead.popleft().result()
+            yield _added(ahead.popleft(), tally)
+
+
+def _added(future: Future[tuple[list[tuple[str, str]], Tally]], tally: Tally | None) -> list[tuple[str, str]]:
+    group, own = future.result()
+    if tally is not None:
+        tally.add(own)
+    return group
 
 
 def _resumed(part: Path, head: str, resume: bool) -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from greenformers._extras import needed
 from greenformers.genome import variants
+from greenformers.genome.alleles import edit_of
 from greenformers.genome.corpus import frequency
 from greenformers.genome.files import GenomeError, Region, checked, htslib
 from greenformers.genome.reference import Reference
@@ -205,6 +206,8 @@ def synthetic(
 ) -> Iterator[tuple[int, int]]:
     """Write a VCF of people whose haplotypes are drawn from the frequencies of sites; yields position done, records.
 
+    Sites of structural variants, of which the bases are not known, are left out.
+
     Args:
         sites: VCF or BCF file with frequencies (INFO AF).
         reference: Reference of the sites.
@@ -235,6 +238,9 @@ def synthetic(
                     continue
                 share = [max(0.0, 1 - sum(frequencies)), *frequencies]
                 drawn = source.choice(len(share), size=(people, 2), p=np.array(share) / sum(share))
+                # After the draw, so that those of the other sites do not depend on it.
+                if any(edit_of(start, ref, alt) is None for alt in alts):
+                    continue
                 calls = "\t".join(f"{first}|{second}" for first, second in drawn.tolist())
                 place = region.start + start + 1
                 file.write(f"{region.contig}\t{place}\t.\t{ref}\t{','.join(alts)}\t.\t.\t.\tGT\t{calls}\n".encode())

@@ -1,8 +1,13 @@
 """Haplotypes and diplotypes of any region and person, from genotypes (VCF, BCF). Cahyawijaya 2021, 5.3.1.
 
 The alleles of a genotype are put into the reference: substitutions, insertions, deletions, mixtures of them. A missing
-genotype makes the positions of its record N. Where genotypes are not phased, an allele goes to the first haplotype, in
-the order it is written, that has no other allele there; the diplotype of single substitutions does not depend on this.
+genotype makes the positions of its record N, and so does a structural variant on the haplotype that has it, see
+`alleles`. Where genotypes are not phased, an allele goes to the first haplotype, in the order it is written, that has
+no other allele there; the diplotype of single substitutions does not depend on this.
+
+A structural variant counts where its record begins in the region, or reaches into it by END, or by SVLEN but in a
+.vcf.gz file with an index, which has END alone. A breakend counts where its record is in the region: of a pair that
+begins before it and ends after it, nothing is read.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from greenformers.genome.alleles import MISSING, Edit, Site, reach
 from greenformers.genome.diplotype import Haplotype, N, encoded
 from greenformers.genome.files import (
     INDEXES,
@@ -28,23 +34,8 @@ from greenformers.genome.files import (
 )
 from greenformers.genome.reference import Reference
 
-_MISSING = -1
 Genotype = tuple[tuple[int, ...], bool]
 """The alleles of a call, -1 where missing, and whether they are phased."""
-
-
-class Edit(NamedTuple):
-    """The change that an allele makes to the reference.
-
-    Attributes:
-        start: First position that is replaced, from 0 in the region.
-        removed: Number of positions that are replaced.
-        bases: Bases in their place; None where they are not known.
-    """
-
-    start: int
-    removed: int
-    bases: str | None
 
 
 @dataclass
@@ -56,18 +47,25 @@ class Variants:
         people: Names of the people, in the order of the file.
         edits: For every record, the edit of each alternative allele, and of a missing one.
         calls: For every record, the genotype of each person with another allele than the reference's.
+        disagreeing: Positions, from 1 on the contig, of records whose END and SVLEN differ.
     """
 
     reference: str
     people: list[str]
     edits: list[dict[int, Edit]]
     calls: list[dict[int, Genotype]]
+    disagreeing: list[int] = field(default_factory=list)
     _left_out: dict[str, int] = field(default_factory=dict)
+    _structural: dict[str, list[Edit]] = field(default_factory=dict)
 
     @property
     def left_out(self) -> int:
         """Number of alleles left out of the haplotypes computed so far, as they overlap another allele."""
         return sum(self._left_out.values())
+
+    def structural(self, person: str) -> list[Edit]:
+        """The structural alleles in the haplotypes of a person, which must have been computed."""
+        return self._structural[person]
 
     @property
     def phased(self) -> bool:
@@ -83,17 +81,25 @@ class Variants:
         if person not in self.people:
             raise ValueError(f"person must be one of the {len(self.people)} of the variants, got {person!r}")
         number = self.people.index(person)
-        left_out = 0
+        left_out, structural = 0, list[Edit]()
         spelled = [Spelled(Haplotype(encoded(self.reference))) for _ in range(2)]
         for edits, calls in zip(self.edits, self.calls, strict=True):
             if number not in calls:
                 continue
             alleles, phased = calls[number]
             for side, allele in enumerate(alleles):
-                if allele in edits:
-                    order = spelled[side : side + 1] if phased else [spelled[side], spelled[1 - side]]
-                    left_out += not any(haplotype.put(edits[allele]) for haplotype in order)
-        self._left_out[person] = left_out
+                if (edit := edits.get(allele)) is None:
+                    continue
+                order = spelled[side : side + 1] if phased else [spelled[side], spelled[1 - side]]
+                if edit.spanned and any(not haplotype.free(edit) for haplotype in order):
+                    # The deletion of an earlier record is there.
+                    continue
+                chosen = next((haplotype for haplotype in order if haplotype.free(edit)), order[0])
+                if not chosen.put(edit):
+                    left_out += 1
+                elif edit.kind:
+                    structural.append(edit)
+        self._left_out[person], self._structural[person] = left_out, structural
         return spelled[0].haplotype, spelled[1].haplotype
 
 
@@ -104,16 +110,25 @@ class Spelled:
         # A deletion may begin before the region.
         self.haplotype, self._busy = haplotype, -(2**31)
 
+    def free(self, edit: Edit) -> bool:
+        """Whether an edit overlaps no earlier one."""
+        return edit.start >= self._busy and (edit.removed > 0 or edit.start not in self.haplotype.inserted)
+
     def put(self, edit: Edit) -> bool:
-        """Apply an edit, unless it overlaps an earlier one; returns whether it was applied."""
-        start, removed, bases = edit
-        if start < self._busy or (not removed and start in self.haplotype.inserted):
+        """Apply an edit, unless it overlaps an earlier one; returns whether it was applied.
+
+        A structural allele of unknown bases is applied whatever is there, and a missing one as far as nothing is there.
+        """
+        start, removed, bases, kind = edit
+        if bases is None:
+            first = start if kind else max(start, self._busy)
+            if first < start + removed:
+                self._unknown(first, start + removed)
+            return first < start + removed
+        if not self.free(edit):
             return False
         length = len(self.haplotype.bases)
         self._busy = max(self._busy, start + removed)
-        if bases is None:
-            self.haplotype.bases[max(start, 0) : max(min(start + removed, length), 0)] = N
-            return True
         # Bases are substituted as far as both go; the rest is deleted or inserted.
         both = min(removed, len(bases))
         for place in range(max(start, 0), min(start + removed, length)):
@@ -124,6 +139,12 @@ class Spelled:
         if len(bases) > both and 0 < start + both <= length:
             self.haplotype.insert(start + both, bases[both:])
         return True
+
+    def _unknown(self, start: int, end: int) -> None:
+        self._busy = max(self._busy, end)
+        self.haplotype.bases[max(start, 0) : max(end, 0)] = N
+        for place in [place for place in self.haplotype.inserted if start < place < end]:
+            del self.haplotype.inserted[place]
 
 
 def read(path: Path, reference: Reference, region: Region, people: Sequence[str] | None = None) -> Variants:
@@ -220,7 +241,9 @@ def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[
     if any(theirs != here for theirs, here in zip(ours, inside, strict=True) if "N" not in (theirs, here)):
         mismatch = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
         raise GenomeError(f"{path}: is not of this reference, {mismatch}")
-    return start, ref, [] if record[4] == "." else record[4].upper().split(",")
+    # Names of contigs in breakends have small letters too.
+    alts = [alt if re.search(r"[\[\]<]", alt) else alt.upper() for alt in record[4].split(",")]
+    return start, ref, [] if alts == ["."] else alts
 
 
 def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
@@ -254,8 +277,14 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
         if record.start < before:
             raise GenomeError(f"{path}: must be sorted, position {record.pos} comes after {before + 1}")
         before = record.start
-        if record.start < region.end and record.start + len(record.ref) > region.start:
-            yield str(record).rstrip("\n").split("\t")
+        if record.start >= region.end:
+            continue
+        inside = record.start + len(record.ref) > region.start
+        # The text of a record is long where there are many people.
+        if inside or any(alt.startswith("<") for alt in record.alts or ()):
+            columns = str(record).rstrip("\n").split("\t")
+            if inside or reach(record.start, columns[3], columns[4].split(","), columns[7]) > region.start:
+                yield columns
     if not any(seen.values()):
         named(region.contig, header_contigs | set(seen), path)
 
@@ -273,12 +302,16 @@ def _add(variants: Variants, record: list[str], region: Region, path: Path, geno
             calls[number] = genotypes[written]
     if not calls:
         return
-    edits = {number: edit for number, alt in enumerate(alts, 1) if (edit := edit_of(start, ref, alt)) is not None}
-    highest = max(max(alleles) for alleles, _ in calls.values())
-    if highest > len(alts):
-        raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has allele {highest} of {len(alts)}")
-    edits[_MISSING] = Edit(start, len(ref), None)
-    variants.edits.append(edits)
+    called = {allele for alleles, _ in calls.values() for allele in alleles}
+    if max(called) > len(alts):
+        raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has allele {max(called)} of {len(alts)}")
+    site = Site(record[0], region.start, start, ref, alts, record[7])
+    try:
+        variants.edits.append(site.edits(called))
+        if any(edit.kind for edit in variants.edits[-1].values()) and site.disagrees:
+            variants.disagreeing.append(int(record[1]))
+    except ValueError as error:
+        raise GenomeError(f"{path}: at {record[0]}:{record[1]} {error}") from error
     variants.calls.append(calls)
 
 
@@ -288,23 +321,5 @@ def _genotype(text: str, path: Path) -> Genotype:
     if not 1 <= len(alleles) <= 2 or not all(allele == "." or allele.isdecimal() for allele in alleles):
         raise GenomeError(f"{path}: a genotype must have one or two alleles, one has {len(alleles)}")
     # A single chromosome, as X in men, counts as both.
-    numbers = tuple(_MISSING if allele == "." else int(allele) for allele in alleles) * (3 - len(alleles))
+    numbers = tuple(MISSING if allele == "." else int(allele) for allele in alleles) * (3 - len(alleles))
     return numbers, "/" not in text or numbers[0] == numbers[1]
-
-
-def edit_of(start: int, ref: str, alt: str) -> Edit | None:
-    """The shortest edit of an alternative allele; None for an allele that changes nothing by itself."""
-    if alt in ("*", ".", "<*>", "<NON_REF>"):
-        # Deleted by another record, or not an allele.
-        return None
-    if not re.fullmatch("[ACGTN]+", alt):
-        return Edit(start, len(ref), None)
-    end = 0
-    # The last base stays: VCF puts what is inserted or deleted after it.
-    while end < min(len(ref), len(alt)) - 1 and ref[-1 - end] == alt[-1 - end]:
-        end += 1
-    ref, alt = ref[: len(ref) - end], alt[: len(alt) - end]
-    shared = 0
-    while shared < min(len(ref), len(alt)) and ref[shared] == alt[shared]:
-        shared += 1
-    return Edit(start + shared, len(ref) - shared, alt[shared:])

@@ -82,7 +82,7 @@ def test_encode_a_cohort(here, shown):
     out = shown("encode --reference ref.fa --out new.tsv all.vcf.gz --cohort all.tsv --alphabet thesis")
     assert out == [
         "new.tsv: 2 people, diplotypes of 19:1-300 (300 positions)",
-        "phenotypes: 1 0, 1 1",
+        "phenotypes: 1 person with 0, 1 person with 1",
         "left out: 1 without phenotype, 1 not in the table",
     ]
     rows = list(load(here / "new.tsv"))
@@ -112,7 +112,7 @@ def test_encode_by_the_paths_of_a_table(monkeypatch, capsys, here):
     assert run(monkeypatch, "genome", *words.split(), "--resume", "--index") == 0
     whole = capsys.readouterr()
     assert re.findall("(?m)^index:  (.*)$", whole.err) == ["dan.bam.bai", "ref.fa.fai"]
-    assert whole.out.splitlines()[1:] == ["phenotypes: 1 0, 1 1"]
+    assert whole.out.splitlines()[1:] == ["phenotypes: 1 person with 0, 1 person with 1"]
     assert [row["person"] for row in load(here / "new.tsv")] == ["ann", "dan"]
     assert not list(here.glob(".*"))
 
@@ -190,7 +190,7 @@ def test_from_phenotypes_to_tokens(here, shown):
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert sum(row["phenotype"] == "1" for row in rows) == int(ill)
     out = shown("encode --reference ref.fa made.vcf.gz --cohort made.tsv --mode haplotype --out new.tsv")
-    assert out[1] == f"phenotypes: {well} 0, {ill} 1"
+    assert out[1] == f"phenotypes: {well} people with 0, {ill} people with 1"
     assert [row["phenotype"] for row in load(here / "new.tsv")] == [row["phenotype"] for row in rows]
     out = shown("tokenize --sequences new.tsv --out tokens --size 60 --alphabet iupac")
     assert re.fullmatch(r"tokens: 60 tokens of \d+ sentences", out[0])
@@ -268,7 +268,9 @@ def test_brackets_in_names(here, shown, name):
 @pytest.mark.parametrize("phenotype", ["[red]", "[/x]"])
 def test_brackets_in_phenotypes(here, shown, phenotype):
     (here / "all.tsv").write_text(f"person\tphenotype\nann\t{phenotype}\nbob\t0\n")
-    assert f"1 {phenotype}" in shown("encode --reference ref.fa all.vcf.gz --cohort all.tsv --out new.tsv")[1]
+    assert (
+        f"1 person with {phenotype}" in shown("encode --reference ref.fa all.vcf.gz --cohort all.tsv --out new.tsv")[1]
+    )
 
 
 @pytest.mark.parametrize(

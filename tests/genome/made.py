@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from greenformers.genome.diplotype import SYMBOLS, symbols
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
+_SPANS = (("END", 1), ("SVLEN", "."))
 ABSENT = "shared/data is not beside the repository on this machine"
 
 
@@ -94,6 +96,7 @@ def vcf(
     *,
     contig: str = "19",
     index: bool = True,
+    infos: Sequence[str] = (),
 ) -> Path:
     """Write .vcf, .vcf.gz or .bcf.
 
@@ -103,6 +106,7 @@ def vcf(
         people: their names.
         contig: of the records.
         index: whether one is made, where there can be one.
+        infos: INFO of each record, where there are any.
     """
     import pysam
 
@@ -110,14 +114,15 @@ def vcf(
         "##fileformat=VCFv4.3",
         f"##contig=<ID={contig},length=1000000>",
         '##FORMAT=<ID=GT,Number=1,Type=String,Description="Genotype">',
+        *(f'##INFO=<ID={name},Number={number},Type=Integer,Description="Span">' for name, number in _SPANS if infos),
         "\t".join(
             ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", *(["FORMAT", *people] * bool(people))]
         ),
     ]
     lines = []
-    for place, ref, alt, *calls in records:
+    for info, (place, ref, alt, *calls) in zip_longest(infos, records, fillvalue="."):
         lines.append(
-            "\t".join(map(str, [contig, place, ".", ref, alt, ".", ".", ".", *(["GT"] * bool(calls)), *calls]))
+            "\t".join(map(str, [contig, place, ".", ref, alt, ".", ".", info, *(["GT"] * bool(calls)), *calls]))
         )
     text = "".join(one + "\n" for one in header + lines)
     if path.suffix == ".vcf":

@@ -40,6 +40,12 @@ def encode(
     alphabet: Annotated[
         str, typer.Option(help="Characters of the pairs: iupac, or thesis (Cahyawijaya 2021, table 5.1).")
     ] = "iupac",
+    structural: Annotated[
+        str,
+        typer.Option(
+            help="Structural variants, whose bases are not known: unknown (N at their positions), or refuse the file."
+        ),
+    ] = "unknown",
     thresholds: Thresholds,
     workers: Annotated[int, typer.Option(help="Number of files that are read at a time, each in a process.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run was stopped.")] = False,
@@ -48,7 +54,7 @@ def encode(
     ] = False,
 ) -> None:
     """Write the diplotype, or both haplotypes, of every person in a region."""
-    from greenformers.genome.encode import Encoding
+    from greenformers.genome.encode import Encoding, Tally
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import make_indexes
     from greenformers.genome.reference import Reference
@@ -58,13 +64,18 @@ def encode(
     selection = Selection.of(files or (), cohort)
     for created in make_indexes([*selection.paths, reference]) if index else ():
         print(f"index:  {created}", file=sys.stderr)
-    encoding = Encoding(reference, Reference(reference).region(region), mode, alphabet, thresholds)
+    encoding = Encoding(reference, Reference(reference).region(region), mode, alphabet, thresholds, structural)
     sources, others = selection.sources()
-    total = sum(len(source.people) for source in sources)
+    total, tally, before = sum(len(source.people) for source in sources), Tally(), None
     with terminal.Steps(console) as steps:
-        for done in run(sources, encoding, out, phenotypes=selection.phenotypes, workers=workers, resume=resume):
+        for done in run(
+            sources, encoding, out, phenotypes=selection.phenotypes, workers=workers, resume=resume, tally=tally
+        ):
+            before = done if before is None else before
             steps("people", done / total)
     _encoded(out, encoding, total, others, selection.cohort)
+    for line in tally.lines():
+        print(line + (f" (without the {before:,} people of the earlier run)" if before else ""))
 
 
 def _encoded(out: Path, encoding: "Encoding", people: int, others: int, cohort: "Cohort | None") -> None:
@@ -72,7 +83,10 @@ def _encoded(out: Path, encoding: "Encoding", people: int, others: int, cohort: 
     region = encoding.region
     print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)")
     if cohort is not None:
-        balance = ", ".join(f"{count:,} {phenotype}" for phenotype, count in cohort.balance().items())
+        balance = ", ".join(
+            f"{count:,} {'person' if count == 1 else 'people'} with {phenotype}"
+            for phenotype, count in cohort.balance().items()
+        )
         print(f"phenotypes: {balance}")
         if cohort.unknown or others:
             print(f"left out: {cohort.unknown:,} without phenotype, {others:,} not in the table")
