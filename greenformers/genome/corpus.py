@@ -10,6 +10,7 @@ import numpy as np
 
 from greenformers.genome import encode, variants
 from greenformers.genome.alleles import edit_of
+from greenformers.genome.assemblies import is_assembly, samples
 from greenformers.genome.diplotype import Haplotype, encoded
 from greenformers.genome.files import GenomeError, Region
 from greenformers.genome.reference import Reference
@@ -128,7 +129,9 @@ def pieces(
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """Mode and alphabet of a file that `genome encode` wrote."""
+    """Mode and alphabet of a file that `genome encode` wrote, or of a FASTA file of haplotypes."""
+    if is_assembly(path):
+        return "haplotype", "iupac"
     settings = encode.settings_of(path)
     return str(settings["mode"]), str(settings["alphabet"])
 
@@ -136,13 +139,13 @@ def kind_of(path: Path) -> tuple[str, str]:
 def sentences_of(
     path: Path, seed: int, *, count: int = SENTENCES, share: tuple[int, ...] = tuple(range(20))
 ) -> Iterator[str]:
-    """Sentences of the people of a file that `genome encode` wrote: each sequence is cut once, from a random start on.
+    """Sentences of the people of a file: each sequence is cut once, from a random start on.
 
-    The file is read line by line, and may be larger than memory. Where there are more sentences than `count`, each is
-    taken with the same probability.
+    A file of `genome encode` is read line by line, and may be larger than memory. Where there are more sentences than
+    `count`, each is taken with the same probability.
 
     Args:
-        path: Path of the file.
+        path: Path of a file that `genome encode` wrote, or of a FASTA file of haplotypes, which is held in memory.
         seed: Seed of the draw.
         count: Approximate number of sentences.
         share: People to read: their places in every 20 consecutive people, 0..19.
@@ -164,9 +167,14 @@ def sentences_of(
 
 
 def _sequences(path: Path, share: tuple[int, ...]) -> Iterator[str]:
-    for number, row in enumerate(encode.load(path)):
+    people = samples(path) if is_assembly(path) else map(_columns, encode.load(path))
+    for number, own in enumerate(people):
         if number % 20 in share:
-            yield from (row[name] for name in ("sequence", "first", "second") if row.get(name))
+            yield from own
+
+
+def _columns(row: dict[str, str]) -> list[str]:
+    return [row[name] for name in ("sequence", "first", "second") if row.get(name)]
 
 
 def sentences(sequences: Sequence[str], seed: int, **options: int) -> Iterator[str]:

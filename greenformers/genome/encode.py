@@ -14,7 +14,7 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from greenformers.genome import reads, variants
+from greenformers.genome import assemblies, reads, variants
 from greenformers.genome.diplotype import ALPHABETS, Haplotype, diplotype, text
 from greenformers.genome.files import GenomeError, Region, checked
 from greenformers.genome.read_options import Thresholds
@@ -35,7 +35,7 @@ class Encoding:
         reference: FASTA file.
         region: Region of the reference, as `Reference.region` gives it.
         mode: "diplotype" for one sequence of pairs; "haplotype" for two of bases, with a tab between them, from phased
-            variants.
+            variants or assembled haplotypes.
         alphabet: Alphabet of the pairs.
         thresholds: Thresholds of the reads that count.
         structural: "unknown" for N at the positions of a structural variant; "refuse" for an error. See `alleles`.
@@ -72,7 +72,7 @@ def check_kind(mode: str, alphabet: str) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A file of genotypes and the people to read from it: variants of many people, or reads of one."""
+    """A file and the people to read from it: variants or assembled haplotypes of many people, or reads of one."""
 
     path: Path
     people: tuple[str, ...]
@@ -125,7 +125,8 @@ def people(path: Path) -> list[str]:
     Raises:
         GenomeError: Nobody is in the file, or it cannot be used.
     """
-    names = reads.people(path) if is_reads(path) else variants.people(path)
+    module = reads if is_reads(path) else assemblies if assemblies.is_assembly(path) else variants
+    names = module.people(path)
     if not names:
         raise GenomeError(f"{path}: has no genotypes, only sites")
     if not all(name and name.isprintable() for name in names):
@@ -154,6 +155,12 @@ def sequences(source: Source, encoding: Encoding, tally: Tally | None = None) ->
             raise GenomeError(f"{source.path}: reads do not tell which haplotype a base is of; use phased variants")
         pairs = reads.read(source.path, reference, encoding.region, encoding.thresholds)
         yield source.people[0], text(pairs, encoding.alphabet)
+        return
+    if assemblies.is_assembly(source.path):
+        for person, both in assemblies.read(
+            source.path, reference, encoding.region, source.people, aligned=encoding.mode == "diplotype"
+        ):
+            yield person, _written(both, encoding)
         return
     called = variants.read(source.path, reference, encoding.region, source.people)
     if encoding.mode == "haplotype" and not called.phased:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from greenformers.genome import corpus, tokenizer
 from greenformers.genome.diplotype import diplotype, text
+from greenformers.genome.files import GenomeError
 from greenformers.genome.reference import Reference
 from greenformers.genome.token_options import TokenOptions
 
@@ -76,6 +77,11 @@ def _read(options: TokenOptions) -> tuple[Iterable[str], Iterator[str], str | No
         return [], sentences, characters if mode == "diplotype" else None
     assert options.reference is not None  # TokenOptions has one of them
     genome = Reference(options.reference)
+    if options.region is None and len(genome.regions) > 1:
+        raise GenomeError(
+            f"{options.reference}: has {len(genome.regions)} sequences; name one with --region, or --sequences learns "
+            "from all of them"
+        )
     both = corpus.haplotypes(genome, genome.region(options.region), options.sites, least=options.least)
     alphabet = options.alphabet if options.mode == "diplotype" else None
     whole = [haplotype.sequence() for haplotype in both] if alphabet is None else [text(diplotype(*both), alphabet)]

@@ -16,7 +16,7 @@ class Selection:
     """Files, and the people to read from them.
 
     Attributes:
-        paths: The files: BAM or CRAM of one person each, or VCF or BCF of any number.
+        paths: The files: BAM or CRAM of one person each; VCF or BCF, or FASTA of haplotypes, of any number.
         table: The table of the cohort; None for all people in the files.
         cohort: The cohort of the table.
         owners: The person of each file, where the table has paths.

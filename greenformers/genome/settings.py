@@ -74,7 +74,9 @@ class Pretraining(Network):
     region: str | None = setting(None, "Region of the genome; by default its only sequence.")
     sites: str | None = setting(None, "VCF or BCF file of common variants to put into the genome.")
     least: float = setting(0.01, "Least frequency of the rarer allele of a common variant.")
-    sequences: str | None = setting(None, "File of `genome encode` to train on, instead of a genome.")
+    sequences: str | None = setting(
+        None, "File of `genome encode`, or FASTA of haplotypes, to train on, instead of a genome."
+    )
     mode: str = setting("diplotype", "Sequences of a genome: diplotype or haplotype.")
     alphabet: str = setting("iupac", "Characters of the pairs of a genome: iupac or thesis.")
     starts: int = setting(50, "Number of beginnings from which the genome is cut into sentences.")

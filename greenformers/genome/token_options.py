@@ -20,7 +20,9 @@ class TokenOptions:
     )
     sites: Path | None = setting(None, "VCF or BCF file of common variants to put into the genome.")  # noqa: RUF009
     least: float = setting(0.01, "Least frequency of the rarer allele of a common variant.")
-    sequences: Path | None = setting(None, "File of `genome encode` to train on, instead of a genome.")  # noqa: RUF009
+    sequences: Path | None = setting(  # noqa: RUF009
+        None, "File of `genome encode`, or FASTA of haplotypes, to train on, instead of a genome."
+    )
     mode: str = setting("diplotype", "Sequences: diplotype (66 characters) or haplotype (5).")
     alphabet: str = setting("iupac", "Characters of the pairs: iupac, or thesis (Cahyawijaya 2021, table 5.1).")
     size: int = setting(32_000, "Size of the vocabulary, in tokens.")

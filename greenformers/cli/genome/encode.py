@@ -29,7 +29,9 @@ def encode(
     out: Annotated[Path, typer.Option(help="File that is written, with one line for each person.")],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="BAM or CRAM files of one person each, or VCF or BCF files of any number."),
+        typer.Argument(
+            help="BAM or CRAM files of one person each; VCF or BCF, or FASTA of assembled haplotypes, of any number."
+        ),
     ] = None,
     region: Where = None,
     cohort: Annotated[
@@ -54,6 +56,7 @@ def encode(
     ] = False,
 ) -> None:
     """Write the diplotype, or both haplotypes, of every person in a region."""
+    from greenformers.genome.assemblies import is_assembly, unpaired
     from greenformers.genome.encode import Encoding, Tally
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import make_indexes
@@ -74,6 +77,9 @@ def encode(
             before = done if before is None else before
             steps("people", done / total)
     _encoded(out, encoding, total, others, selection.cohort)
+    for path in selection.paths:
+        if is_assembly(path) and (single := unpaired(path)):
+            print(f"left out: {single:,} samples of {path} without two haplotypes")
     for line in tally.lines():
         print(line + (f" (without the {before:,} people of the earlier run)" if before else ""))
 
