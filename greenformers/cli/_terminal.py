@@ -144,8 +144,10 @@ class Steps:
     def __enter__(self) -> "Steps":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._tasks:
+            # What stopped the work is said in the place of the bars.
+            self._bars.live.transient = kind is not None
             self._bars.stop()
 
     def __call__(self, step: str, share: float) -> None:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.genome import variants
 from greenformers.genome.diplotype import places
 from greenformers.genome.files import Region
+from greenformers.genome.finetune import splits_of
 from greenformers.genome.people import People
 from greenformers.genome.settings import Finetuning, sequences_of
 from greenformers.measure.quality import evaluating
@@ -166,9 +167,11 @@ def explained(
 
     Raises:
         OSError: There is no finished run in the folder, or its file of people is missing.
-        ValueError: The tokens of the run are k-mers.
+        ValueError: The folder holds runs of splits and is none itself, or the tokens of the run are k-mers.
         GenomeError: The file of names cannot be used.
     """
+    if not (folder / run.SETTINGS).exists() and (splits := splits_of(folder)):
+        raise ValueError(f"{folder} holds a run for each split; name one: {', '.join(splits)}")
     settings = run.settings_of(folder, Finetuning)
     everybody = People.load(sequences_of(settings), settings.region)
     numbers = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]

@@ -12,6 +12,9 @@ from greenformers.genome.risk import Chances, DiseaseRisk
 from greenformers.genome.settings import Finetuning, sequences_of
 from greenformers.train import run
 
+SPLIT = "split"
+"""Beginning of the name of the run folder of a draw, before its number."""
+
 
 def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> list[Chances]:
     """Train and score on several draws of train, valid and test people; stopped runs are resumed.
@@ -25,18 +28,33 @@ def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> 
     Returns:
         Probabilities and labels of the people of each draw.
     """
-    if splits < 1:
-        raise ValueError(f"splits must be at least 1, got {splits}")
+    check(settings, splits)
     results = []
     settings = replace(settings, digest=digest(sequences_of(settings)))
     for number in range(splits):
         drawn = replace(settings, split=settings.split + number, seed=settings.seed + number)
-        folder = out / f"split{number}"
+        folder = out / f"{SPLIT}{number}"
         if (folder / run.SETTINGS).exists():
             sequences_of(run.settings_of(folder, Finetuning))
         run.ensure(folder, drawn, console)
         results.append(chances(folder))
     return results
+
+
+def check(settings: Finetuning, splits: int) -> None:
+    """Raise ValueError where settings are wrong without a look at the people, or OSError where a file is missing."""
+    if splits < 1:
+        raise ValueError(f"splits must be at least 1, got {splits}")
+    if settings.steps is None and settings.epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {settings.epochs}")
+    _ = settings.schedule, settings.lottery, settings.snapshot_steps, settings.start()
+    settings.tokenizer()
+
+
+def splits_of(out: Path) -> list[str]:
+    """The run folders of the draws in a folder of `finetune`, in their order."""
+    folders = [path for path in out.glob(f"{SPLIT}*") if (path / run.SETTINGS).is_file()]
+    return [str(path) for path in sorted(folders, key=lambda path: (len(path.name), path.name))]
 
 
 def chances(folder: Path) -> Chances:

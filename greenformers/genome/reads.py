@@ -99,9 +99,19 @@ def profile(path: Path, reference: Reference, region: Region, thresholds: Thresh
     """Number of fragments with each symbol in a region. Memory is O(region + some reads); arguments as in `read`."""
     whole = encoded(reference.fetch(region))
     fragments = Profile(np.zeros((len(region), 5), np.int32), {}, 0.0)
-    with told(path, "damaged, or its index is that of another file"):
-        for reads, start, end in _stretches(_reads(path, reference, region, thresholds), region):
-            _count(fragments, reads, start, end, region.start, whole, thresholds.base_quality)
+    try:
+        with told(path, "damaged, or its index is that of another file"):
+            for reads, start, end in _stretches(_reads(path, reference, region, thresholds), region):
+                _count(fragments, reads, start, end, region.start, whole, thresholds.base_quality)
+    except GenomeError as error:
+        # For a CRAM file of another reference htslib says that it is truncated.
+        if (
+            error.__cause__ is not None
+            and (same := _same_reference(path, reference, region)) is not None
+            and not same[0]
+        ):
+            raise GenomeError(f"{path}: needs another reference than {reference.path.name}, {same[1]}") from error
+        raise
     if not fragments.counts.any():
         raise GenomeError(f"{path}: has no reads that count at {region}")
     is_base = whole < N
@@ -110,8 +120,31 @@ def profile(path: Path, reference: Reference, region: Region, thresholds: Thresh
         fragments.different = 1 - int(fragments.counts[is_base, whole[is_base]].sum()) / total
     if fragments.different > _DIFFERENT and int(is_base.sum()) >= _ENOUGH:
         share = f"{100 * fragments.different:.0f} % of its bases at {region} differ"
-        raise GenomeError(f"{path}: is not aligned to {reference.path.name}, {share}")
+        if (same := _same_reference(path, reference, region)) is None:
+            raise GenomeError(f"{path}: is not aligned to {reference.path.name}, {share}")
+        version = htslib().version.__htslib_version__
+        wrongly = f"htslib {version} decodes the file wrongly: turn it into BAM with the program that wrote it"
+        reason = wrongly if same[0] else f"as {same[1]}; or {wrongly}"
+        raise GenomeError(f"{path}: {share} from {reference.path.name}, {reason}")
     return fragments
+
+
+def _same_reference(path: Path, reference: Reference, region: Region) -> tuple[bool, str] | None:
+    """Whether a CRAM file is written against a reference, by length and MD5 of the contig, and the reason if not.
+
+    None for a BAM file, and for a CRAM file whose header does not tell.
+    """
+    if path.suffix.lower() != ".cram":
+        return None
+    with told(path, "no BAM or CRAM file that can be read"), htslib().AlignmentFile(checked(path)) as file:
+        contig = named(region.contig, file.references, path)
+        about = next(entry for entry in file.header.to_dict()["SQ"] if entry["SN"] == contig)
+    if "M5" not in about or contig not in reference.names:
+        return None
+    theirs, (length, own) = str(about["M5"]).lower(), reference.checksum(contig)
+    if length != int(about["LN"]):
+        return False, f"its {contig} has {int(about['LN']):,} bases, and here it has {length:,}"
+    return theirs == own, f"the MD5 of its {contig} is {theirs[:8]}..., and here it is {own[:8]}..."
 
 
 def _reads(path: Path, reference: Reference, region: Region, thresholds: Thresholds) -> Iterator[_Read]:

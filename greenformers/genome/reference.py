@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import md5
 from pathlib import Path
 
 from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told
@@ -100,6 +101,20 @@ class Reference:
         if len(bases) != len(region):
             raise GenomeError(f"{self.path}: has {len(bases)} of the {len(region)} bases of {region}")
         return re.sub("[^ACGT]", "N", bases.upper())
+
+    def checksum(self, contig: str) -> tuple[int, str]:
+        """Length and MD5 of a sequence of the file, as in the header of a CRAM file (SAM specification, 1.3.2).
+
+        Args:
+            contig: Name of the sequence in the file.
+
+        Raises:
+            GenomeError: There is no such sequence, or the file is damaged.
+        """
+        named(contig, self._parts, self.path)
+        with told(self.path, "damaged, or its index is that of another file"):
+            bases = self._held[contig] if self._file is None else self._file.fetch(contig)
+        return len(bases), md5(re.sub("[^!-~]", "", bases).upper().encode(), usedforsecurity=False).hexdigest()
 
     def _sequence(self, region: Region) -> str:
         """The name of the sequence that holds a region."""

@@ -32,7 +32,7 @@ class Selection:
         """Select the people of given files, or of the files that a table has paths to.
 
         Raises:
-            GenomeError: The table cannot be used, or has two people with one path.
+            GenomeError: The table cannot be used, or has two people with one path; or a file is given twice.
             ValueError: Both files and paths in the table are given, or neither.
         """
         cohort = None if table is None else Cohort.load(table)
@@ -45,7 +45,14 @@ class Selection:
                 owners[person.path] = person.name
         if bool(files) == bool(owners):
             raise ValueError("name FILES, or a cohort with the column path; not both")
-        return cls(tuple(files or owners), table, cohort, owners)
+        given: dict[Path, Path] = {}
+        for path in files or owners:
+            whole = path.resolve()
+            if whole in given:
+                other = "" if given[whole] == path else f", it is {given[whole]} too"
+                raise GenomeError(f"{path}: is given twice{other}")
+            given[whole] = path
+        return cls(tuple(given.values()), table, cohort, owners)
 
     @property
     def phenotypes(self) -> dict[str, str] | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenformers.train.settings import Training, setting
+from greenformers.train.settings import Training, read, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -156,6 +156,41 @@ class Finetuning(Network):
         data = Labelled("cohort", tuple(people.phenotypes), **examples)
         tokenizer = self.tokenizer()
         return Task(DiseaseRisk(data, tokenizer, self.length), tokenizer, self.start())
+
+
+_OF_THE_RUN = (
+    "variant", "rank", "hidden", "layers", "heads", "feed_forward", "residual", "share", "position",
+)  # fmt: skip
+"""Settings that must be those of the run that a network starts from."""
+
+_AS_IN_THE_RUN = (*_OF_THE_RUN, "k", "option", "pooling", "length")
+"""Settings that are those of the run that a network starts from, unless others are given."""
+
+
+def inherited(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings that were given, and the sizes of the run in `init` in place of those that were not.
+
+    Args:
+        given: Settings by name. `init` may be a run or one of its snapshots; without it, or where no run is there, the
+            settings come back as they are.
+
+    Raises:
+        ValueError: A size is given that is not the run's.
+    """
+    from greenformers.train.run import SETTINGS
+
+    if given.get("init") is None:
+        return given
+    folder = Path(given["init"])
+    # A snapshot is two folders below its run.
+    path = next((place / SETTINGS for place in (folder, folder.parent.parent) if (place / SETTINGS).is_file()), None)
+    if path is None:
+        return given
+    stored = read(path, Pretraining if "starts" in path.read_text() else Finetuning)
+    for name in _OF_THE_RUN:
+        if name in given and given[name] != stored.get(name, given[name]):
+            raise ValueError(f"{name} must be {stored[name]}, that of the run in init, or left out; got {given[name]}")
+    return {name: stored[name] for name in _AS_IN_THE_RUN if name in stored} | given
 
 
 def sequences_of(settings: Finetuning) -> Path:

@@ -337,7 +337,7 @@ REFUSED = {
     "steps --init before --length 9": "length must be at least .*, got 9",
     "steps --init before --known 305": "positions must have variants, none of 305 has",
     "steps --init before --out tokens": "tokens is there already; --resume goes on with it",
-    "steps --init before --hidden 8": r"init must have the sizes of this network: .*\(120, 16\) there and \(120, 8\).*",
+    "steps --init before --hidden 8": "hidden must be 16, that of the run in init, or left out; got 8",
     "steps --init gone --results fresh/new.jsonl": r"gone/metrics\.jsonl: No such file or directory",
     "bare --tokens gone": "tokens must be a folder of `genome tokenize`, got 'gone'",
     "bare --tokens letters": r"tokens must be subwords, more than \d+; letters has \d+",

@@ -183,7 +183,10 @@ def test_records_are_for_the_report(monkeypatch, capsys, there, risk):
 
 def test_finetuning_starts_from_what_was_pretrained(there, before):
     words = f"{FINETUNE} --sequences people.tsv --splits 1 --epochs 1 --learning-rate 1e-12"
-    shown(there, f"{words} --init before --out after")
+    # The sizes are those of the run; they need not be given.
+    shown(there, f"{words.replace(NETWORK, '')} --init before --out after")
+    own = runs.settings_of(there / "after" / "split0", Finetuning)
+    assert (own.hidden, own.layers, own.heads, own.feed_forward, own.k, own.length) == (16, 1, 2, 16, 4, 64)
     shown(there, f"{words} --tokens tokens --out scratch")
     after, scratch, stored = (load(weights(one)) for one in (there / "after/split0", there / "scratch/split0", before))
     body = [name for name in stored if name.startswith("encoder.") and name in after]
@@ -286,6 +289,8 @@ REFUSED = {
     "risk --region 19:290-340": r"people\.tsv: has 19:301-360; 19:290-340 is not within",
     "risk --length 9": "length must be at least 3., the tokens of the longest sequence, got 9",
     "risk --known 320,x": "known must be whole numbers from 1 on, with commas between; got '320,x'",
+    "finetune --sequences people.tsv --init before --heads 8": "heads must be 2, that of the run in init, .*",
+    "explain risk": "risk holds a run for each split; name one: risk/split0, risk/split1",
     "finetune --sequences people.tsv --init risk": "tokens must be a folder .* got 'risk/model'",
     "risk --sequences three.tsv": r"three\.tsv: must have two phenotypes, has 3",
     "risk --sequences bare.tsv": r"bare\.tsv: has no phenotypes; encode with --cohort",

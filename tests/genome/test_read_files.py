@@ -141,6 +141,32 @@ def test_cram_of_another_contig_name(tmp_path, long):
     refused(path, long, r"a\.cram: .*chr17.*long\.fa.*")
 
 
+def test_cram_of_another_reference(tmp_path, long):
+    """htslib says that it is truncated; one base is enough."""
+    path = aligned(tmp_path / "a.cram", many(long), {"17": LONG}, reference=long.path)
+    whole = long.fetch(Region("17", 0, LONG))
+    digest = r"the MD5 of its 17 is [0-9a-f]{8}\.\.\., and here it is [0-9a-f]{8}\.\.\."
+    for name, sequence, reason in (
+        ("other", bases(LONG, 4), digest),
+        ("one", whole[:300] + "ACGT"["CGTA".index(whole[300])] + whole[301:], digest),
+        ("short", bases(59_500, 4), "its 17 has 60,000 bases, and here it has 59,500"),
+    ):
+        other = fasta(tmp_path / f"{name}.fa", **{"17": sequence})
+        make_index(other)
+        refused(path, Reference(other), rf"a\.cram: needs another reference than {name}\.fa, {reason}", PART)
+    # The same in small letters is the same.
+    small = fasta(tmp_path / "small.fa", **{"17": whole.lower()})
+    make_index(small)
+    assert text(reads.read(path, Reference(small), PART)) == long.fetch(PART)
+
+
+def test_cram_that_is_decoded_wrongly(monkeypatch, tmp_path, long):
+    path = aligned(tmp_path / "a.cram", many(long), {"17": LONG}, reference=long.path)
+    monkeypatch.setattr(reads, "_DIFFERENT", -1.0)
+    wrongly = r"htslib [\d.]+ decodes the file wrongly: turn it into BAM with the program that wrote it"
+    refused(path, long, rf"a\.cram: 0 % of its bases at 17:101-59000 differ from long\.fa, {wrongly}", PART)
+
+
 def test_no_such_contig(tmp_path, reference):
     path = aligned(tmp_path / "a.bam", four("18"), {str(number): 200 for number in range(18, 25)})
     refused(path, reference, r"a\.bam: has no contig 17, it has 18, 19, 20, 21, 22, \.\.\.")

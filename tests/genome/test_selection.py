@@ -84,6 +84,15 @@ def test_somebody_in_two_files() -> None:
         Selection.of(files, table(Path("c.tsv"), "ann\t1", "eve\t0")).sources()
 
 
+def test_a_file_given_twice() -> None:
+    file = variants(Path("a.vcf"), "ann")
+    with pytest.raises(GenomeError, match=r"^a\.vcf: is given twice$"):
+        Selection.of([file, Path("a.vcf")])
+    Path("b.vcf").symlink_to("a.vcf")
+    with pytest.raises(GenomeError, match=r"^b\.vcf: is given twice, it is a\.vcf too$"):
+        Selection.of([file, Path("b.vcf")])
+
+
 @pytest.mark.parametrize(
     ("rows", "missing"), [(["ann\t1", "eve\t0"], "eve"), (["dan\t1", "ann\t1", "eve\t0"], "dan, and 1 more")]
 )

@@ -17,8 +17,10 @@ EXAMPLES = ("greenformers genome demo --data data --out genome_demo",)
 def demo(
     data: Annotated[Path, typer.Option(help="Folder with the data genomics_apoe_1000g and genomics_chr20_1mb.")],
     out: Annotated[Path, typer.Option(help="Folder of the runs, and of the page.")] = Path("genome_demo"),
-    splits: Annotated[int, typer.Option(help="Number of random splits into train, valid and test people.")] = 5,
-    people: Annotated[int, typer.Option(help="Number of synthetic people.")] = 2000,
+    splits: Annotated[
+        int, typer.Option(help="Number of random splits into train, valid and test people, at least 1.")
+    ] = 5,
+    people: Annotated[int, typer.Option(help="Number of synthetic people, at least 200.")] = 2000,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run was stopped.")] = False,
     results: Results = None,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Results
 from greenformers.cli._training import training
-from greenformers.genome.settings import Finetuning, sequences_of
+from greenformers.genome.settings import Finetuning, inherited, sequences_of
 
 ORDER = 50
 EXAMPLES = (
@@ -21,21 +21,22 @@ def _finetune(
     given: dict[str, Any], out: Path, resume: bool, splits: int, known_positions: str, results: Path | None
 ) -> None:
     from greenformers.genome import judge
-    from greenformers.genome.finetune import finetune
+    from greenformers.genome.finetune import check, finetune
     from greenformers.genome.people import People
     from greenformers.measure.record import append, context
     from greenformers.report.fit import fitted
 
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is there already; --resume goes on with it")
-    settings = Finetuning(**given)
+    settings = Finetuning(**inherited(given))
     positions = terminal.numbers("known", known_positions)
-    # Wrong settings must be refused before the training, not after it.
-    people = People.load(sequences_of(settings), settings.region)
-    features = judge.features(people, positions)
-    settings.task()
+    # What is wrong must be refused before the training, and what can be told at once, before the people are read.
+    check(settings, splits)
     if results is not None:
         terminal.check_writable(results)
+    people = People.load(sequences_of(settings), settings.region)
+    settings.task().network()
+    features = judge.features(people, positions)
     console = terminal.console()
     with terminal.resumable():
         probabilities = finetune(settings, out, splits, console)
@@ -51,8 +52,9 @@ finetune = training(
     """Fine-tune a network to predict a disease from diplotypes, beside logistic regression, on several random splits.
 
     OUT holds one run folder for each split: split0 and so on. With
-    --init they start from a pre-trained run. Work that was stopped goes
-    on with --resume.
+    --init they start from a pre-trained run, and have its tokenizer and
+    its sizes, which need not be given. Work that was stopped goes on
+    with --resume.
     """,
     _finetune,
     splits=(Annotated[int, typer.Option(help="Number of random splits into train, valid and test people.")], 5),

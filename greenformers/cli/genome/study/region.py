@@ -9,7 +9,7 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Results
 from greenformers.cli._training import training
 from greenformers.cli.genome.study._study import KnownPositions, Splits, study
-from greenformers.genome.settings import Finetuning
+from greenformers.genome.settings import Finetuning, inherited
 
 ORDER = 10
 EXAMPLES = (
@@ -36,7 +36,7 @@ def _surroundings(
     positions = terminal.numbers("known", known_positions)
     study(
         lambda settings, console: surroundings(settings, chosen, splits, out, console, positions),
-        Finetuning(**given), out, resume, results, "margin", "Positions more on each side",
+        Finetuning(**inherited(given)), out, resume, results, "margin", "Positions more on each side",
     )  # fmt: skip
 
 

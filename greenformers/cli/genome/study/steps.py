@@ -7,7 +7,7 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Results
 from greenformers.cli._training import training
 from greenformers.cli.genome.study._study import KnownPositions, References, Splits, study
-from greenformers.genome.settings import Finetuning
+from greenformers.genome.settings import Finetuning, inherited
 
 ORDER = 20
 EXAMPLES = ("greenformers genome study steps --sequences apoe.tsv --init runs/before --out runs/steps",)
@@ -23,7 +23,7 @@ def _pretraining(
     positions = terminal.numbers("known", known_positions)
     study(
         lambda settings, console: pretraining(settings, splits, out, console, positions),
-        Finetuning(**given), out, resume, results, "pretraining_steps", "Steps of pre-training",
+        Finetuning(**inherited(given)), out, resume, results, "pretraining_steps", "Steps of pre-training",
     )  # fmt: skip
     for row in published.rows(references, "thesis_table5_2_alzheimer.csv"):
         print(
