@@ -96,8 +96,8 @@ def attributions(
     return values
 
 
-def importance(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Importance of each position: the standard deviation of its attributions over people, (positions,).
+def spreads(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spread of each position: the standard deviation of its attributions over people, (positions,).
 
     A position at which all people are equal changes all their logits equally.
     """
@@ -107,10 +107,10 @@ def importance(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def ranked(
     people: People, numbers: Sequence[int], values: NDArray[np.float64], *, reach: int = 16
 ) -> list[tuple[int, float]]:
-    """Variants by how strongly the attributions near them depend on them, the most important first.
+    """Variants and their importance: how strongly the attributions near them depend on them. The largest first.
 
     A token holds a variant together with its neighbours, and a variant changes how the bases around it are divided into
-    tokens. So the attributions of `reach` positions on either side are summed for each person; the value is the
+    tokens. So the attributions of `reach` positions on either side are summed for each person; the importance is the
     standard deviation of the part of these sums that is linear in how often a person has the variant's symbol.
 
     Args:
@@ -120,7 +120,7 @@ def ranked(
         reach: Number of positions on either side, about the characters of a token.
 
     Returns:
-        Position of each variant, from 1, and its value; the largest one where a position has several symbols.
+        Position of each variant, from 1, and its importance; the largest one where a position has several symbols.
     """
     counts, features = people.counts()
     sums = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
@@ -141,8 +141,8 @@ class Explained:
     Attributes:
         region: The region of the sequences.
         people: Number of people it is computed from.
-        values: Importance of every position, (positions,).
-        ranked: Positions and values of the variants, the most important first.
+        values: Spread of every position, see `spreads`, (positions,).
+        ranked: Positions and importance of the variants, see `ranked`, the most important first.
         names: Names of known variants, by position.
     """
 
@@ -180,20 +180,19 @@ def explained(
         raise ValueError(f"{folder}: its tokens are k-mers, which overlap; explain needs subwords")
     variant_names = {} if names is None else variants.names(names, everybody.region)
     values = attributions(model, tokenizer, everybody, numbers, steps=steps, progress=progress)
-    return Explained(
-        everybody.region, len(numbers), importance(values), ranked(everybody, numbers, values), variant_names
-    )
+    return Explained(everybody.region, len(numbers), spreads(values), ranked(everybody, numbers, values), variant_names)
 
 
 def picture(explanation: Explained, count: int) -> Figure:
-    """A track along the region, with the `count` most important variants: their names and the table's figures."""
+    """The `count` most important variants with the table's figures, and below them the spread of every position."""
     marks = {
         position: (explanation.names.get(position, str(position)), score)
         for position, score in explanation.ranked[:count]
     }
     title = f"What the network looks at, {explanation.region}"
     return track(
-        title, explanation.region.start + 1, explanation.values.tolist(), marks, quantity="Importance (logit)",
-        each="one position: standard deviation of its attributions",
-        marked="a variant: what follows it within 16 positions, as in the table",
+        title, explanation.region.start + 1, explanation.values.tolist(), marks,
+        quantities=("Importance\nof a variant (logit)", "Spread\nof a position (logit)"),
+        each="spread of a position: standard deviation of its attributions over people",
+        marked="importance of a variant, as in the table: what follows its copies within 16 positions",
     )  # fmt: skip

@@ -47,6 +47,17 @@ def test_a_track_shows_the_figures_of_its_names_and_writes_them_apart() -> None:
     names = boxes(figure)
     assert len(names) == 10
     assert all(not box.overlaps(other) for place, box in enumerate(names) for other in names[place + 1 :])
-    (axes,) = figure.axes
+    axes, below = figure.axes
+    assert axes.get_ylabel() != below.get_ylabel()
     assert list(axes.containers[0].markerline.get_ydata()) == [0.5 - place / 100 for place in range(10)]
     assert axes.get_ylim()[1] == pytest.approx(1.05 * 0.5)
+    assert below.get_ylim()[1] == pytest.approx(1.05 * 0.01)
+
+
+def test_a_track_writes_as_many_names_as_have_room() -> None:
+    figure = track("x", 100, [0.01] * 1000, {100 + 9 * place: (f"4541{place:04}", place / 10) for place in range(100)})
+    names = boxes(figure)
+    assert len(names) == 37
+    assert all(not box.overlaps(other) for place, box in enumerate(names) for other in names[place + 1 :])
+    assert {text.get_text() for text in figure.axes[0].texts} == {f"4541{place:04}" for place in range(63, 100)}
+    assert len(figure.axes[0].containers[0].markerline.get_ydata()) == 100
