@@ -27,7 +27,7 @@ def drawn(data: Data, limit: int | None, seed: int) -> Data:
         return data
     _check(data, limit)
     if isinstance(data, Splits):
-        return replace(data, train=_images(data.train, limit, seed), test=_images(data.test, limit, seed))
+        return data.each(lambda split: _images(split, limit, seed))
     if isinstance(data, Text):
         train, valid, test = (_first_lines(text, limit) for text in (data.train, data.valid, data.test))
         return replace(data, train=train, valid=valid, test=test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,17 +55,24 @@ class Splits:
         classes: Number of classes.
         train: Examples to train on.
         test: Examples to test on.
+        valid: Examples to validate on; None where the data set has none, and models are validated on the test.
     """
 
     name: str
     classes: int
     train: Split
     test: Split
+    valid: Split | None = None
 
     @property
     def length(self) -> int:
         """Number of pixels of an image, N, without the [CLS]."""
         return self.train.pixels.shape[1]
+
+    def each(self, change: Callable[[Split], Split]) -> Splits:
+        """The data set with every split changed alike."""
+        valid = None if self.valid is None else change(self.valid)
+        return replace(self, train=change(self.train), test=change(self.test), valid=valid)
 
 
 def pooled(images: Splits, pool: int) -> Splits:
@@ -79,7 +87,7 @@ def pooled(images: Splits, pool: int) -> Splits:
         raise ValueError(f"pool must be one of {', '.join(map(str, divisors))} for {side}x{side} images, got {pool}")
     if pool == 1:
         return images
-    return replace(images, train=_pooled(images.train, side, pool), test=_pooled(images.test, side, pool))
+    return images.each(lambda split: _pooled(split, side, pool))
 
 
 def _pooled(split: Split, side: int, pool: int) -> Split:

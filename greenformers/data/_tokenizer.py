@@ -1,6 +1,7 @@
-"""Tokenizers made from the training texts: characters, bytes, or byte-level BPE (Sennrich, Haddow, Birch 2016).
+"""Tokenizers made from the training texts: characters, bytes, words, or byte-level BPE (Sennrich, Haddow, Birch 2016).
 
 Bytes are written as the printable characters that GPT-2 gave them; BPE splits words as GPT-2 does before it merges.
+Words stand between white space and are written with a mark before them, so that none is taken for a special token.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-KINDS = ("characters", "bytes", "bpe")
+KINDS = ("characters", "bytes", "words", "bpe")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0..4
 BYTES = 256
 LEAST = len(SPECIAL) + BYTES
 VOCABULARY = 8000
+WORD = "▁"  # what tokenizers write before a word
 
 
 def train_tokenizer(
@@ -27,12 +29,13 @@ def train_tokenizer(
 
     Ids 0..4 are [PAD], [UNK], [CLS], [SEP], [MASK]; a sequence is [CLS] A [SEP], a pair [CLS] A [SEP] B [SEP] with
     token types 0 and 1 (given with `return_token_type_ids=True`). Special tokens written out in a text are read as
-    plain characters. Decoding without special tokens gives the text back exactly; with "characters", if the training
-    texts had all of its characters.
+    plain characters. Decoding without special tokens gives the text back exactly; with "characters" and "words", if the
+    training texts had all of them, and with "words" as words between single spaces.
 
     Args:
         kind: "characters", one id for each character of the texts, [UNK] for others; "bytes", one for each of the 256
-            bytes of UTF-8, byte b being id 5 + b; "bpe", the bytes and the pairs most frequent in the texts.
+            bytes of UTF-8, byte b being id 5 + b; "words", one for each word of the texts between white space, [UNK]
+            for others; "bpe", the bytes and the pairs most frequent in the texts.
         texts: Texts to train on; read once, and only as far as needed. One string is read line by line.
         max_length: Most tokens of a sequence, with the special ones, to which `truncation=True` cuts; at least 3.
         vocab_size: For "bpe", number of ids with the special ones, 261 or more; 8000 if not given. Short texts may
@@ -55,6 +58,8 @@ def train_tokenizer(
         return _wrapped(_characters(some), max_length)
     if kind == "bytes":
         return _wrapped(_bytes(), max_length)
+    if kind == "words":
+        return _wrapped(_words(some), max_length)
     return _wrapped(_bpe(some, VOCABULARY if vocab_size is None else vocab_size), max_length)
 
 
@@ -75,6 +80,22 @@ def _characters(texts: Iterable[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _words(texts: Iterable[str]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    words: set[str] = set().union(*(text.split() for text in texts))
+    vocabulary = {
+        token: number for number, token in enumerate([*SPECIAL, *(f"{WORD}{word}" for word in sorted(words))])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"(?<!\S)(?=\S)"), WORD)  # where a word begins
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # A mark within a word is the text's own.
+    spaces = decoders.Replace(Regex(f"^{WORD}"), " ")
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return tokenizer
 
 

@@ -22,7 +22,7 @@ from greenformers.train.settings import Training
 from greenformers.train.stream import generator
 
 HELD_OUT = 5
-"""One in so many training images judges the search, as there is no validation split."""
+"""One in so many training images judges the search, where there is no validation split."""
 
 REPEATS = 15
 """Timed runs of each network."""
@@ -130,7 +130,7 @@ def quality_of(objective: Objective, score: float) -> float:
 
 def with_validation(objective: Objective) -> Objective:
     """The objective, where it has no validation split of its own with one that is held out of the training split."""
-    if not isinstance(objective, ImageClassification):
+    if not isinstance(objective, ImageClassification) or objective.data.valid is not None:
         return objective
     data = objective.data
     held = torch.arange(len(data.train)) % HELD_OUT == 0

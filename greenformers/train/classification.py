@@ -17,7 +17,7 @@ from greenformers.train.text import vocabulary
 
 
 class ImageClassification(Objective):
-    """Classification of images as sequences of pixels. The test images are also the validation split, as there is none.
+    """Classification of images as sequences of pixels. Where there is no validation split, it is the test images.
 
     Args:
         data: Labelled images.
@@ -28,7 +28,11 @@ class ImageClassification(Objective):
 
     def __init__(self, data: Splits) -> None:
         self.data = data
-        self._splits = {"train": data.train, "valid": data.test, "test": data.test}
+        self._splits = {
+            "train": data.train,
+            "valid": data.test if data.valid is None else data.valid,
+            "test": data.test,
+        }
 
     def size(self, split: str) -> int:  # noqa: D102
         return len(self._split(split))

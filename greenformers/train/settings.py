@@ -269,7 +269,7 @@ class Settings(Training):
     )
     tokenizer: str = setting(
         "bpe",
-        "Text: characters, bytes or bpe, trained on the training split; or a run folder, whose tokenizer is used.",
+        "Text: characters, bytes, words or bpe, trained on the training split; or a run folder, to use its tokenizer.",
     )
     vocabulary: int | None = setting(None, "Size of the bpe vocabulary; 8000 if not given.")
     length: int = setting(128, "Text: longest sequence in tokens.")

@@ -108,6 +108,25 @@ def test_characters():
     assert plain(tokenizer, "a z\nb") == [7, 6, 1, 5, 8]
 
 
+def test_words(tmp_path):
+    tokenizer = train_tokenizer("words", ["[MAX 2 9 ]\n", " the [CLS] the ▁x▁ "], max_length=64)
+    words = ["2", "9", "[CLS]", "[MAX", "]", "the", "▁x▁"]
+    assert tokenizer.get_vocab() == {
+        token: number
+        for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *("▁" + word for word in words)])
+    }
+    assert plain(tokenizer, "[MAX  9\t2 cat\n] ") == [8, 6, 5, 1, 9]
+    assert plain(tokenizer, "[CLS] x ▁x▁") == [7, 1, 11]  # no special token, whatever the text says
+    assert plain(tokenizer, "") == []
+    assert tokenizer("2 9", "the")["input_ids"] == [2, 5, 6, 3, 10, 3]
+    assert tokenizer("2 " * 100, truncation=True)["input_ids"] == [2, *[5] * 62, 3]
+    assert tokenizer.decode(tokenizer("[MAX  2 ▁x▁\n]")["input_ids"], skip_special_tokens=True) == "[MAX 2 ▁x▁ ]"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    assert plain(loaded, "[MAX [SEP] ▁x▁ the") == [8, 1, 11, 10]
+
+
 def test_bytes_are_their_numbers():
     tokenizer = train_tokenizer("bytes", ["x"], max_length=64)
     assert len(tokenizer) == 261
@@ -147,7 +166,7 @@ def test_one_string_is_read_by_lines():
 @pytest.mark.parametrize(
     ("kind", "texts", "options", "expected"),
     [
-        ("words", ["a"], {}, "kind must be one of characters, bytes, bpe, got 'words'"),
+        ("syllables", ["a"], {}, "kind must be one of characters, bytes, words, bpe, got 'syllables'"),
         ("bpe", ["a"], {"vocab_size": 260}, "vocab_size must be at least 261 for bpe, got 260"),
         (
             "bytes",

@@ -139,8 +139,9 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
         ({"objective": "masked_lm"}, "objective must be one of classification for sst2, got 'masked_lm'"),
         ({"length": 3}, "length must be at least 4, got 3"),
         (
-            {"tokenizer": "words"},
-            "tokenizer must be one of characters, bytes, bpe or the folder of a finished run on text, got 'words'",
+            {"tokenizer": "syllables"},
+            "tokenizer must be one of characters, bytes, words, bpe or the folder of a finished run on text, got "
+            "'syllables'",
         ),
         ({"hidden": 0}, "hidden must be at least 1, got 0"),
         ({"precision": "half"}, "precision must be one of fp32, bf16, fp16; got 'half'"),
