@@ -21,7 +21,9 @@ EXAMPLES = (
 @from_fields
 def compare(
     *,
-    data: Annotated[str, typer.Option(help="Data set: digits (comes with greenformers) or mnist.")] = "digits",
+    data: Annotated[
+        str, typer.Option(help="Data set of images: digits (comes with greenformers), mnist, ...")
+    ] = "digits",
     folder: Folder = None,
     limit: Annotated[int | None, typer.Option(help="Largest number of training, and of test examples.")] = None,
     pool: Annotated[int, typer.Option(help="Side of the squares of pixels that are averaged into one.")] = 1,

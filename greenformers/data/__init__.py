@@ -1,8 +1,9 @@
 """Data sets, one a file; `load(name, ...)` finds them by file name.
 
 An image of side S is a sequence of N = S * S pixels, row by row; the model itself puts [CLS] in front of it. Text stays
-text: `train_tokenizer` makes the tokenizer that turns it into ids. A module here is one data set and has one public
-function, `load(folder) -> Splits` for images, `load(folder, dataset) -> Text | Pairs | Labelled` for text.
+text: `train_tokenizer` makes the tokenizer that turns it into ids. A module here is one data set and has a public
+function, `load(folder) -> Splits` for images, `load(folder, dataset) -> Text | Pairs | Labelled` for text. One whose
+examples are drawn has `generate` too, and `write(folder, data)` where its `load` reads files of its own.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Pictures of dashed paths. Linsley et al. 2018, arXiv:1805.08315, and Kim et al. 2020, arXiv:1906.01558: an own generator.
+"""Pictures of dashed paths, drawn after Linsley 2018, arXiv:1805.08315, and Kim 2020, arXiv:1906.01558.
 
 A picture has two long paths, short ones that distract, and two discs: both on the ends of one long path, or one on an
-end of each. Paths grow by a dash at a time. With a dash of length l, half the gap between dashes m and heading h, the
-next dash turns about the point p that lies m ahead of the last one, and begins m ahead of p:
+end of each. Paths grow dash by dash. With dashes of length l, half the gap between them m, the next dash turns about
+the point that lies m ahead of the last one, and begins m ahead of that point, by
 
     P(turn) ~ free(turn) cos^2(min(c |turn|, pi / 2))
 
 where free(turn) is 0 if the dash would come nearer than 2 m to any other, or leave the picture, else the square of the
-share of the way ahead that is free; the larger c, the straighter the path. All pictures of a batch grow together: what a picture has no place for is seen in a mask of the places too
-near to its dashes. Pictures whose paths find no place are dropped.
+share of the way ahead that is free; the larger c, the straighter the path. All pictures of a batch grow together: a
+mask has the places that are too near to the dashes of each. Pictures whose long paths find no place are dropped.
 
-There are ways in which the published generator is not followed: free(turn) looks ahead, so that fewer paths run into
-others; all dashes are equally bright; and labels cannot be told from anything but the paths. A label is a toss that comes
-after these. One disc is on an end of a path, the other on that path's other end or on that of the other path; pictures
-in which these two ends are not about as far from the first disc, and from the middle, are dropped, as else the distance
-of the discs would tell, or that paths grow from the middle outwards.
+Unlike the published generator, free(turn) looks ahead, so that fewer paths run into others; all dashes are equally
+bright; and the label can be told from the paths alone. It is a toss that comes after them: one disc is on an end of a
+path, the other on that path's other end (1) or on an end of the other path (0). Pictures in which these two ends are
+not about as far from the first disc, and from the middle, are dropped, as else the distance of the discs would tell, or
+that paths grow from the middle outwards.
 """
 
 from __future__ import annotations
@@ -208,12 +208,17 @@ class _Raster:
         corner = np.floor((dash.mean(1) - half) * self.cells).astype(np.int64) + self.around  # (b, 2)
         span = np.arange(math.ceil(2 * half * self.cells) + 1)
         rows, columns = corner[:, 0, None, None] + span[:, None], corner[:, 1, None, None] + span
-        return (at[:, None, None], rows, columns), _distance(self.middle(rows), self.middle(columns), dash[:, None, None])
+        return (at[:, None, None], rows, columns), _distance(
+            self.middle(rows), self.middle(columns), dash[:, None, None]
+        )
 
 
 def _distance(rows: Floats, columns: Floats, dash: Floats) -> Floats:
     """Distance of points in rows (...) and columns (...) from dashes (..., 2, 2)."""
-    (top, left), (down, right) = np.moveaxis(dash[..., 0, :], -1, 0), np.moveaxis(dash[..., 1, :] - dash[..., 0, :], -1, 0)
+    (top, left), (down, right) = (
+        np.moveaxis(dash[..., 0, :], -1, 0),
+        np.moveaxis(dash[..., 1, :] - dash[..., 0, :], -1, 0),
+    )
     rows, columns = rows - top, columns - left
     share = np.clip((rows * down + columns * right) / np.maximum(down * down + right * right, 1e-12), 0, 1)
     return np.sqrt((rows - share * down) ** 2 + (columns - share * right) ** 2)
@@ -259,7 +264,7 @@ class _Growth:
         return near <= 0
 
     def extend(self, at: np.ndarray, last: Floats) -> tuple[Floats, np.ndarray]:
-        """The next dash (b, 2, 2) of a path after its last one, put into the pictures, and whether there is one (b,)."""
+        """The next dash (b, 2, 2) of a path after its last one, which pictures get, and whether there is one (b,)."""
         widest = math.pi / 2 / self.geometry.straight
         count = math.ceil(2 * widest * (self.geometry.length + self.margin))  # a pixel from end to end
         turns = (np.arange(count) + self.source.random((len(at), 1))) / count * 2 * widest - widest  # (b, k)
@@ -281,7 +286,7 @@ class _Growth:
         """The first dash of a path from an end (b, 2) in any direction, as `extend` has it."""
         way = _ways(self.source.uniform(-math.pi, math.pi, len(at)))
         points = end[:, None] + way[:, None] * (self.steps - self.margin)[:, None]  # (b, p, 2)
-        alive = self.free(at, points[:, None])[:, 0].all(-1)
+        alive: np.ndarray = self.free(at, points[:, None]).all(-1)[:, 0]
         dash = points[:, [0, -1]]
         self.put(at[alive], dash[alive])
         return dash, alive
@@ -441,7 +446,5 @@ def _array(path: Path, dimensions: int) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{path.name}: expected an array as numpy saves it, found another file ({error})") from error
     if array.dtype != np.uint8 or array.ndim != dimensions:
-        raise ValueError(
-            f"{path.name}: expected uint8 in {dimensions} dimensions, found {array.dtype} in {array.ndim}"
-        )
+        raise ValueError(f"{path.name}: expected uint8 in {dimensions} dimensions, found {array.dtype} in {array.ndim}")
     return array

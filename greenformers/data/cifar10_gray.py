@@ -1,7 +1,7 @@
 """CIFAR-10 in grey, small photographs of ten kinds of things. Krizhevsky 2009, Learning Multiple Layers of Features.
 
-As the images of Long Range Arena (Tay et al. 2021, arXiv:2011.04006): a photograph is a sequence of its 32x32 pixels, each
-the luminance 0.299 red + 0.587 green + 0.114 blue (ITU-R BT.601), 0..255.
+As in Long Range Arena (Tay et al. 2021, arXiv:2011.04006): a photograph is a sequence of its 32x32 pixels, each the
+luminance 0.299 red + 0.587 green + 0.114 blue (ITU-R BT.601), 0..255.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def _held_out(labels: torch.Tensor) -> torch.Tensor:
 
 def _archive(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and labels to train and to test with, of the .npz."""
-    parts = []
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            for part in ("train", "test"):
-                parts.append((archive[f"x_{part}"], archive[f"y_{part}"]))
-    except (BadZipFile, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path.name}: expected x_train, y_train, x_test and y_test, found a damaged file ({error})") from error
+        # numpy leaves a file open that is no archive, unless it was opened here; of a lone array it makes no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            parts = [(archive[f"x_{part}"], archive[f"y_{part}"]) for part in ("train", "test")]
+    except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path.name}: expected x_train, y_train, x_test and y_test, found a damaged file ({error})"
+        ) from error
     for images, labels in parts:
         if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1]:
             raise ValueError(

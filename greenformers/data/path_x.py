@@ -1,6 +1,6 @@
 """Path-X, Pathfinder with pictures of 128x128 pixels. Tay et al. 2021, Long Range Arena, arXiv:2011.04006.
 
-The pictures come from a generator of our own, see `_paths.py`; the dashes are finer and the turns narrower than at 32x32.
+The pictures come from a generator of our own, see `_paths.py`; dashes are finer and turns narrower than at 32x32.
 """
 
 from __future__ import annotations

@@ -136,7 +136,10 @@ def test_help_shows_every_setting_with_its_default(
         ),
         ("compare --variants lrt+full+linformer", "got 'lrt+full+linformer'"),
         ("compare --data cifar", f"data set must be one of {', '.join(names())}, got 'cifar'"),
-        ("compare --data sst2", "data set 'sst2' is text; images are needed here: one of digits, mnist"),
+        (
+            "compare --data sst2",
+            "data set 'sst2' is text; images are needed here: one of cifar10_gray, digits, mnist, ",
+        ),
         ("compare --data mnist", "mnist needs the folder"),
         ("compare --data mnist --folder nowhere", "'nowhere' is not a folder"),
         ("compare --rank 65", "rank must be in 1..64 for a 64 x 64 linear layer, got 65"),

@@ -45,7 +45,10 @@ def message(kind, name, *args, **options):
 
 
 def test_names():
-    assert names() == ["digits", "imdb", "mnist", "multi30k", "qnli", "sst2", "stsb", "tinyshakespeare", "wikitext2"]
+    assert names() == [
+        "cifar10_gray", "digits", "imdb", "listops", "mnist", "multi30k", "path_x", "pathfinder", "qnli",
+        "same_article", "sst2", "stsb", "tinyshakespeare", "wikitext2",
+    ]  # fmt: skip
 
 
 def test_digits():
@@ -147,9 +150,10 @@ def test_images_only():
     drawn = load_images("digits", limit=23, pool=2, seed=5)
     torch.testing.assert_close(drawn.train.pixels, load("digits", None, 23, 2, 5).train.pixels, atol=0, rtol=0)
     assert drawn.length == 16
-    with pytest.raises(ValueError, match=r"^data set 'sst2' is text; images are needed here: one of digits, mnist$"):
+    images = "cifar10_gray, digits, mnist, path_x, pathfinder"
+    with pytest.raises(ValueError, match=f"^data set 'sst2' is text; images are needed here: one of {images}$"):
         load_images("sst2", "here")
-    with pytest.raises(ValueError, match=r"^data set must be one of digits, .*, got 'cifar'$"):
+    with pytest.raises(ValueError, match=r"^data set must be one of cifar10_gray, digits, .*, got 'cifar'$"):
         load_images("cifar")
     with pytest.raises(ValueError, match=r"^seed must be in 0\.\.4294967295, got -1$"):
         load_images("digits", seed=-1)

@@ -66,7 +66,9 @@ def test_paths_are_what_the_paper_says(side, dashes):
             turns = np.arccos(np.clip((unit[:-1] * unit[1:]).sum(-1), -1, 1))
             assert turns.max() < math.pi / 2 / geometry.straight + 1e-6
         # No dash comes nearer to another than the gap, but for its neighbours; the mask has cells of some size.
-        listed = [(number, place, dash) for number, path in enumerate([*long, *short]) for place, dash in enumerate(path)]
+        listed = [
+            (number, place, dash) for number, path in enumerate([*long, *short]) for place, dash in enumerate(path)
+        ]
         for i, (path, place, dash) in enumerate(listed):
             assert ((dash > _paths.FRAME - 1e-9) & (dash < side - _paths.FRAME + 1e-9)).all()
             for other, at, against in listed[:i]:
