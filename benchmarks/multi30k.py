@@ -86,7 +86,7 @@ def as_large(settings: Settings, baseline: Path) -> Settings:
     given = {name: getattr(model.config, name) for name in (*marks, "max_position_embeddings")}
 
     def of_width(d: int) -> Settings:
-        shape = {"hidden": d, "feed_forward": d}
+        shape: dict[str, Any] = {"hidden": d, "feed_forward": d}
         if settings.variant == "evolved":
             cells = max(1, round(settings.layers * 2 / 3))
             shape |= {"feed_forward": 4 * d, "layers": cells, "decoder_layers": cells}

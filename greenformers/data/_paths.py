@@ -286,7 +286,7 @@ class _Growth:
         """The first dash of a path from an end (b, 2) in any direction, as `extend` has it."""
         way = _ways(self.source.uniform(-math.pi, math.pi, len(at)))
         points = end[:, None] + way[:, None] * (self.steps - self.margin)[:, None]  # (b, p, 2)
-        alive: np.ndarray = self.free(at, points[:, None]).all(-1)[:, 0]
+        alive = np.asarray(self.free(at, points[:, None]).all(-1))[:, 0]
         dash = points[:, [0, -1]]
         self.put(at[alive], dash[alive])
         return dash, alive
