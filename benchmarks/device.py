@@ -1,6 +1,6 @@
 """What waits for an accelerator: the thesis' grid, and every mechanism and change, beside the CPU's numbers and SDPA.
 
-    python benchmarks/device.py [--quick] [--only NAME] [--part PART] [--json results/device.jsonl]
+    python benchmarks/device.py [--quick] [--only NAME] [--part grid|table3|checks|changes|speed] [--json FILE]
 
 In order of value; each part is run alone by `--part`. Grid: time, memory and FLOPs of the Low-Rank Transformer and of
 Linformer at all lengths and ranks of figures 3.4 to 3.7, beside the published figures. Table 3: Linformer's inference
