@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greenformers import _extras
 from greenformers.genome.longest_options import Size
 from greenformers.measure.grid import BASELINE, EAGER, MODES, attention_by
 from greenformers.measure.record import Record
@@ -104,22 +103,52 @@ def needed(setting: Setting, size: Size, tokens: int, device: str = "cpu") -> fl
     return peak + held * (1 + MOMENTS * training)
 
 
-def longest(setting: Setting, size: Size, budget: float, device: str = "cpu") -> int:
-    """The most tokens of sequences that fit into so many bytes, or one less; 0 where no sequence fits."""
+def longest(setting: Setting, size: Size, budget: float, device: str = "cpu", *, near: int = 1024) -> int:
+    """The most tokens of sequences that fit into so many bytes, or one less; 0 where no sequence fits.
 
-    def over(tokens: float) -> float:
-        return needed(setting, size, round(tokens), device) - budget
+    The need is a polynomial of the tokens, of degree 2 at most, as long as its peak is at the same operation. So the
+    root of the one through three lengths is near the answer, if not the answer, and few lengths are traced.
 
-    if over(MARKERS + 1) > 0:
-        return 0
-    low, high = MARKERS + 1, 1024
-    while over(high) <= 0:
-        low, high = high, 2 * high
-    optimize: Any = _extras.needed("the longest sequence", "genome", "scipy", "scipy.optimize")
-    most = round(optimize.brentq(over, low, high, xtol=0.5))
-    while over(most) > 0:
-        most -= 1
-    return most
+    Args:
+        setting: Setting of the row.
+        size: Size of the network.
+        budget: Budget in bytes.
+        device: Device on which the network would run.
+        near: Length that is tried first.
+    """
+    over: dict[int, float] = {}
+    # The most tokens that fit and the fewest that do not, so far.
+    low, high, guess = MARKERS, math.inf, max(MARKERS + 1, near)
+    while high - low > 1 + (low > MARKERS):
+        over[guess] = needed(setting, size, guess, device) - budget
+        low, high = (guess, high) if over[guess] <= 0 else (low, guess)
+        root = _root(over) if len(over) < _GUESSES else math.nan
+        if math.isnan(root):
+            guess = 2 * low if high == math.inf else int(low + high) // 2
+        else:
+            # Rounding must not turn a length that fits into one less.
+            root = math.floor(root + 1e-3)
+            guess = min(root if root > low else low + 2, 1000 * low if high == math.inf else int(high) - 1)
+    return low if low > MARKERS else 0
+
+
+_GUESSES = 8
+"""Number of lengths after which the search only halves: the need is no polynomial."""
+
+
+def _root(values: Mapping[int, float]) -> float:
+    """A root of the polynomial through the three values nearest to 0, or through two; NaN where there is none."""
+    points = sorted(values.items(), key=lambda point: abs(point[1]))[:3]
+    if len(points) < 2:
+        return math.nan
+    (x, y), *others = points
+    slopes = [(value - y) / (place - x) for place, value in others]
+    bend = (slopes[-1] - slopes[0]) / (others[-1][0] - others[0][0]) if len(others) > 1 else 0.0
+    slope = slopes[0] - bend * (others[0][0] - x)
+    discriminant = slope**2 - 4 * bend * y
+    if slope <= 0 or discriminant < 0:
+        return math.nan
+    return x - 2 * y / (slope + math.sqrt(discriminant))
 
 
 @dataclass(frozen=True)
@@ -201,10 +230,13 @@ def study(
     """
     first = next(iter(vocabularies))
     tokens = round(reference / vocabularies[first]) + MARKERS
+    near = tokens
     for number, row in enumerate(settings):
         progress(number / len(settings))
         room = budget or needed(Setting(EAGER, row.mode, False, first), size, tokens, device)
-        most = longest(row, size, room, device)
+        most = longest(row, size, room, device, near=near)
+        # Of the same network with other tokens it is about the same.
+        near = most or tokens
         yield LongestSequence(row, room, most, max(0, most - MARKERS) * vocabularies[row.vocabulary])
     progress(1.0)
 

@@ -143,6 +143,26 @@ def test_the_search_finds_the_most(shape) -> None:
         before = found
 
 
+@pytest.mark.parametrize("kind", ["quadratic", "linear"])
+@pytest.mark.parametrize("near", [3, 1024, 10**6])
+def test_few_lengths_are_traced(monkeypatch: pytest.MonkeyPatch, kind: str, near: int) -> None:
+    asked: list[int] = []
+
+    def counted(*given) -> float:
+        asked.append(given[2])
+        return SHAPES[kind](given[2])
+
+    monkeypatch.setattr(module, "needed", counted)
+    for most in (5, 97, 1026, 12_527, 400_001):
+        asked.clear()
+        assert longest(of(EAGER, "training"), size(), SHAPES[kind](most), near=near) in (most - 1, most)
+        assert len(asked) <= (6 if near == 1024 else 12)
+    # Where the answer is known already, only what is beyond it is tried.
+    asked.clear()
+    assert longest(of(EAGER, "training"), size(), SHAPES[kind](777), near=777) == 777
+    assert len(asked) <= 3
+
+
 @pytest.fixture
 def quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager attention needs n^2, half of it in inference; others 100 n, half of it where layers are computed again."""
