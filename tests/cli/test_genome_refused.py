@@ -311,3 +311,17 @@ def test_a_folder_that_cannot_be_written(monkeypatch, capsys, here, out):
     check(capsys, here, before, code, ".*: (No such file or directory|Not a directory)")
     code = run(monkeypatch, "genome", *LEARN.replace("new", out).split())
     check(capsys, here, before, code, ".*: (No such file or directory|Not a directory)")
+
+
+def test_an_error_does_not_stand_behind_a_bar(monkeypatch, capsys, here):
+    """The first of two files is read, so that there are bars; then the second is wrong."""
+    variants("x.vcf", (*FIRST, "0|7"), people=("zoe",))(here)
+    assert run(monkeypatch, "genome", *ENCODE.split(), "ann.vcf", "x.vcf") == 2
+    lines = [row for row in capsys.readouterr().err.splitlines() if row.strip()]
+    assert lines == ["greenformers: x.vcf: at 19:10 it has allele 7 of 1"]
+
+
+def test_a_file_given_twice(monkeypatch, capsys, here):
+    before = listed(here)
+    code = run(monkeypatch, "genome", *ENCODE.split(), "dan.bam", "dan.bam")
+    check(capsys, here, before, code, r"dan\.bam: is given twice")
