@@ -392,8 +392,13 @@ def write(folder: str | Path, data: Splits) -> None:
     for part in PARTS:
         split: Split = getattr(data, part)
         side = math.isqrt(data.length)
-        np.save(folder / f"{part}_images.npy", split.pixels.unflatten(1, (side, side)).numpy())
-        np.save(folder / f"{part}_labels.npy", split.labels.numpy().astype(np.uint8))
+        np.save(folder / _file(part, "images"), split.pixels.unflatten(1, (side, side)).numpy())
+        np.save(folder / _file(part, "labels"), split.labels.numpy().astype(np.uint8))
+
+
+def _file(part: str, kind: str) -> str:
+    """Name of the file of a split's images or labels."""
+    return f"{part}_{kind}.npy"
 
 
 def read(name: str, folder: str | Path | None, sides: Sequence[int]) -> Splits:
@@ -426,7 +431,7 @@ def read(name: str, folder: str | Path | None, sides: Sequence[int]) -> Splits:
 
 
 def _read_split(folder: Path, part: str, sides: Sequence[int]) -> Split:
-    pixels, labels = _array(folder / f"{part}_images.npy", 3), _array(folder / f"{part}_labels.npy", 1)
+    pixels, labels = _array(folder / _file(part, "images"), 3), _array(folder / _file(part, "labels"), 1)
     if pixels.shape[1] != pixels.shape[2] or pixels.shape[1] not in sides:
         shapes = " or ".join(f"{side}x{side}" for side in sides)
         raise ValueError(
