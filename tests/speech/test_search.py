@@ -44,6 +44,8 @@ VARIANTS = {
         "cross_attention": "linformer",
         "cross_attention_options": {"k": 3},
     },
+    "lite": {"block": "lite", "hidden_size": 12},
+    "evolved": {"block": "evolved", "hidden_size": 12},
     "mixed decoder": {"decoder_attention": ["full", "linear_transformer"], "cross_attention": "linear_transformer"},
 }
 SEEDS = (2, 4)
@@ -63,7 +65,9 @@ def network(seed=0, name="dense", vocabulary=11, spread=1.0, end=0.0, **options)
             else:
                 parameter.add_(0.05 * torch.randn_like(parameter))
         # One part of all vectors is 1, and makes scores as different from place to place as from token to token.
-        norm = model.decoder.layers[-1].feed_forward_norm
+        layer, norm = model.decoder.layers[-1], model.decoder.final_norm
+        if not isinstance(norm, torch.nn.LayerNorm):
+            norm = getattr(layer, "block", layer).feed_forward_norm
         norm.weight[0], norm.bias[0] = 0, 1
         model.score.weight[:, 0] = 0
         ids = torch.randint(3, vocabulary, (8, LONGEST))
