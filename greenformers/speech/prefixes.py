@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-LEAST = -700.0
-"""Least log-probability of a token, in nats; exp of it is still a number in float64."""
-
 
 class Prefixes:
-    """CTC probabilities of W hypotheses for each of B utterances, which begin empty; in float64.
+    """CTC probabilities of W hypotheses for each of B utterances, which begin empty.
+
+    Probabilities of tokens are in the precision of the logits, at least float32, and no less than its least normal
+    number; all sums over positions are in float64.
 
     Args:
         logits: Scores of the tokens at each position (B, T, V), T at least 1.
@@ -42,10 +42,10 @@ class Prefixes:
         self, logits: Float[Tensor, "B T V"], lengths: Int[Tensor, "B"], width: int, *, blank: int, end: int
     ) -> None:
         self.width, self.blank, self.end, self.lengths = width, blank, end, lengths
-        log_p = logits.double().log_softmax(2).clamp_(min=LEAST)
+        logits = logits if logits.element_size() >= 4 else logits.float()
+        self.p = logits.softmax(2).clamp_(min=torch.finfo(logits.dtype).tiny)
         # Of the empty text after t = 0..T positions: blanks alone.
-        self.silence = F.pad(log_p[..., blank].cumsum(1), (1, 0))  # (B, T + 1)
-        self.p = log_p.exp_()
+        self.silence = F.pad(self.p[..., blank].double().log().cumsum(1), (1, 0))  # (B, T + 1)
         self.padded = torch.arange(logits.shape[1], device=logits.device) >= lengths[:, None]  # (B, T)
         self.b = self.silence[:, None].expand(-1, width, -1)  # log b_t, (B, W, T + 1)
         self.n = torch.full_like(self.b, -torch.inf)
@@ -58,21 +58,23 @@ class Prefixes:
         spelt = torch.logaddexp(self.n, self.b)
         phi = spelt[..., :-1].masked_fill(self.padded[:, None], -torch.inf)  # (B, W, T)
         scale = phi.amax(2, keepdim=True).clamp(min=torch.finfo(phi.dtype).min)
-        reached = ((phi - scale).exp() @ self.p).log_() + scale  # (B, W, V)
+        # A hypothesis that cannot be has no character that can.
+        before = self.reached.masked_fill(self.reached == -torch.inf, torch.inf)[..., None]
+        log_p = ((phi - scale).exp().to(self.p) @ self.p).log_().add_((scale - before).to(self.p))  # (B, W, V)
         # The last character follows itself after a blank only.
         phi = self.b[..., :-1].masked_fill(self.padded[:, None], -torch.inf)
         again = (phi + self._log_p(self.last)).logsumexp(2, keepdim=True)
-        reached.scatter_(2, self.last[..., None], again)
-        reached[..., self.blank] = -torch.inf
+        log_p.scatter_(2, self.last[..., None], (again - before).to(log_p))
+        log_p[..., self.blank] = -torch.inf
         ends = self.lengths[:, None, None].expand(-1, self.width, 1)
-        reached[..., self.end] = spelt.gather(2, ends)[..., 0]
-        self.after = reached
-        before = self.reached[..., None]
-        return torch.where(before > -torch.inf, reached - before, -torch.inf)
+        log_p[..., self.end] = (spelt.gather(2, ends) - before)[..., 0].to(log_p)
+        self.following = log_p
+        return log_p
 
     def follow(self, parents: Int[Tensor, "B W"], tokens: Int[Tensor, "B W"]) -> None:
         """Continue each hypothesis from its parent with a token; `next` must have been called before."""
-        self.reached = self.after.flatten(1).gather(1, parents * self.after.shape[2] + tokens)
+        added = self.following.flatten(1).gather(1, parents * self.following.shape[2] + tokens)
+        self.reached = self.reached.gather(1, parents) + added
         rows = parents[..., None].expand_as(self.b)
         n, b, last = self.n.gather(1, rows), self.b.gather(1, rows), self.last.gather(1, parents)
         phi = torch.where((tokens == last)[..., None], b, torch.logaddexp(n, b))[..., :-1]
@@ -91,4 +93,4 @@ class Prefixes:
     def _log_p(self, tokens: Tensor) -> Tensor:
         """Log-probability of a token for each hypothesis (B, W) at every position (B, W, T)."""
         columns = tokens[:, None].expand(-1, self.p.shape[1], -1)
-        return self.p.gather(2, columns).log().transpose(1, 2)
+        return self.p.gather(2, columns).double().log().transpose(1, 2)

@@ -177,10 +177,11 @@ class _Beams:
         """Log-probability of each next character and of the end (B, W, V); -inf for other special tokens."""
         if self.prefixes is None:
             log_p = self._attended()
-        elif self.share == 1:
-            log_p = self.prefixes.next().float()
         else:
-            log_p = (1 - self.share) * self._attended() + self.share * self.prefixes.next().float()
+            # Not `lerp`, for which two infinities of one sign are no number.
+            log_p = self.share * self.prefixes.next().float()
+            if self.share < 1:
+                log_p += (1 - self.share) * self._attended()
         config = self.model.config
         for mark in {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} - {None, self.end}:
             log_p[..., mark] = -torch.inf

@@ -160,9 +160,14 @@ def test_many_positions_and_strong_opinions():
     assert after.isfinite()[..., 1:].all()
 
 
-def test_scores_in_half_precision():
-    logits, lengths = scores(9, 6, vocabulary=5)
-    half = Prefixes(logits.bfloat16(), lengths, 2, blank=BLANK, end=END).next()
-    whole = Prefixes(logits.bfloat16().double(), lengths, 2, blank=BLANK, end=END).next()
-    assert half.dtype == torch.float64
-    assert_close(half, whole, atol=0, rtol=0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions(dtype):
+    """Of 200 positions and 9 characters; sums are in float64, and probabilities in float32."""
+    logits, lengths = scores(200, 60, vocabulary=5, spread=3)
+    logits = logits.to(dtype)
+    written = torch.randint(2, 5, (2, 2, 9), generator=torch.Generator().manual_seed(3))
+    assert Prefixes(logits, lengths, 2, blank=BLANK, end=END).next().dtype == torch.float32
+    for found, expected in zip(
+        walked(logits, lengths, written), walked(logits.double(), lengths, written), strict=True
+    ):
+        assert_close(found, expected, atol=1e-4, rtol=1e-6)
