@@ -342,8 +342,8 @@ def _ends(growth: _Growth, paths: Floats) -> tuple[np.ndarray, Floats]:
     fit &= np.abs(outward[..., 1] - outward[..., 2]) <= ALIKE[1] * geometry.side
     fit &= np.minimum(own, other) > 2 * geometry.radius + 1
     chosen = (growth.source.random(fit.shape) * fit).argmax(1)
-    kept = np.flatnonzero(fit.any(1))
-    return kept, discs[kept, chosen[kept]]
+    numbers = np.flatnonzero(fit.any(1))
+    return numbers, discs[numbers, chosen[numbers]]
 
 
 def _short(growth: _Growth, dashes: int, count: int) -> Floats:

@@ -190,12 +190,12 @@ class Switch(FeedForward):
     def loss(self, routing: Routing, mask: Bool[Tensor, "*B N"] | None = None) -> Float[Tensor, ""]:
         """The loss: balance E sum_e f_e P_e + z mean(logsumexp(W_r x)^2), over the kept positions of all processes."""
         logits, p, chosen, _ = routing
-        kept = p.new_ones(len(p)) if mask is None else mask.flatten().to(p.dtype)
+        weight = p.new_ones(len(p)) if mask is None else mask.flatten().to(p.dtype)
         if mask is not None:  # what stands at masked positions may be inf or NaN
             logits, p = (part.masked_fill(~mask.flatten()[:, None], 0.0) for part in (logits, p))
-        choices = p.new_zeros(self.experts).index_add(0, chosen.flatten(), kept.repeat_interleave(self.k))
-        square = (logits.logsumexp(-1).square() * kept).sum()
-        sums = summed_over(torch.cat([choices, p.sum(0), torch.stack([square, kept.sum()])]), self.group)
+        choices = p.new_zeros(self.experts).index_add(0, chosen.flatten(), weight.repeat_interleave(self.k))
+        square = (logits.logsumexp(-1).square() * weight).sum()
+        sums = summed_over(torch.cat([choices, p.sum(0), torch.stack([square, weight.sum()])]), self.group)
         n = sums[-1].clamp(min=1)
         f, P = (sums[:-2] / n).split(self.experts)  # f is k where all choose the expert
         return self.balance * self.experts * (f / self.k * P).sum() + self.z * sums[-2] / n
@@ -214,12 +214,12 @@ class Switch(FeedForward):
         if self.capacity is None:
             return held
         by_sequence = held.view(-1, length * self.k)
-        kept = held.new_full((len(by_sequence),), length) if mask is None else mask.view(-1, length).sum(-1)
+        lengths = held.new_full((len(by_sequence),), length) if mask is None else mask.view(-1, length).sum(-1)
         if self.size.causal:
-            kept = torch.full_like(kept, self.size.max_len or 0)
+            lengths = torch.full_like(lengths, self.size.max_len or 0)
         factor = self.capacity[0 if self.training else 1] * self.k / self.experts
         # Rounded up, but not for the last digit of a product such as 1.1 * 10.
-        most = (kept.double() * factor - 1e-9).ceil().clamp(min=self.least)
+        most = (lengths.double() * factor - 1e-9).ceil().clamp(min=self.least)
         over = _places(by_sequence, self.experts) >= most[:, None]
         return by_sequence.masked_fill(over, self.experts).view_as(held)
 
