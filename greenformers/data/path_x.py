@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from greenformers.data import Splits
+from greenformers.data import _path_files as files
 from greenformers.data import _paths as paths
 
 SIDE = 128
@@ -23,7 +24,7 @@ def load(folder: str | Path | None) -> Splits:
         ValueError: No folder is given, or a file has another form; the message names the file.
         OSError: The folder or a file is missing or cannot be read.
     """
-    return paths.read("path_x", folder, (SIDE,))
+    return files.read("path_x", folder, (SIDE,))
 
 
 def generate(
@@ -50,4 +51,4 @@ def write(folder: str | Path, data: Splits) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    paths.write(folder, data)
+    files.write(folder, data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from greenformers.data import Splits
+from greenformers.data import _path_files as files
 from greenformers.data import _paths as paths
 
 SIDES = tuple(paths.GEOMETRIES)
@@ -25,7 +26,7 @@ def load(folder: str | Path | None) -> Splits:
         ValueError: No folder is given, or a file has another form; the message names the file.
         OSError: The folder or a file is missing or cannot be read.
     """
-    return paths.read("pathfinder", folder, SIDES)
+    return files.read("pathfinder", folder, SIDES)
 
 
 def generate(
@@ -60,4 +61,4 @@ def write(folder: str | Path, data: Splits) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    paths.write(folder, data)
+    files.write(folder, data)
