@@ -202,6 +202,10 @@ class Change:
     needs_healing: ClassVar[bool] = False
     """Whether it leaves a network that is of use only once it is healed: a search without training does not try it."""
 
+    by_input: ClassVar[bool] = False
+    """Whether inputs decide afterwards, by thresholds chosen for the network as it is, what is computed of them: no
+    other change can follow, and there is no program of it to export."""
+
     from_disk: ClassVar[bool] = False
     """Whether `stream` can apply it weight by weight, from disk to disk."""
 
@@ -266,6 +270,12 @@ class Change:
         if self.builds_anew and other is not None:
             raise ValueError(
                 f"{self.name()} cannot follow {other.name()}, which makes another network than its class builds: "
+                f"put {self.name()} before it"
+            )
+        deciding = next((kind for kind in before if kind.by_input), None)
+        if deciding is not None:
+            raise ValueError(
+                f"{self.name()} cannot follow {deciding.name()}, whose thresholds are chosen for the network as it is: "
                 f"put {self.name()} before it"
             )
         fixing = next((kind for kind in before if kind.fixes_heads), None)
