@@ -13,6 +13,7 @@ from greenformers.changes import (
     Attention,
     Bits,
     Change,
+    Exits,
     Heads,
     Heal,
     Int8,
@@ -89,6 +90,17 @@ WRONG: list[dict[str, Any]] = [
 CODED = {"block": 4, "centroids": 16}
 UNCODED: list[dict[str, Any]] = [
     {"block": 0}, {"block": "4"}, {"block": True}, {"centroids": 257}, {"centroids": 0}, {"more": 1},
+]  # fmt: skip
+STACK = "bert.encoder.layer"
+LEAVES = {
+    "after": [0], "width": 32, "classes": None, "head": None, "by": "error", "threshold": 0.5, "patience": 1,
+    "shared": [],
+}  # fmt: skip
+STAY: list[dict[str, Any]] = [
+    {"after": []}, {"after": [1]}, {"after": [0, 0]}, {"after": ["0"]}, {"after": [True]}, {"after": 0}, {"width": 33},
+    {"width": True}, {"classes": 2}, {"classes": 1, "head": "cls"}, {"classes": 3, "head": "cls", "by": "entropy"},
+    {"head": "cls"}, {"by": "confidence"}, {"by": None}, {"threshold": 2}, {"threshold": "0"}, {"threshold": None},
+    {"patience": 0}, {"shared": "0"}, {"shared": [0]}, {"more": 1},
 ]  # fmt: skip
 SELF = "bert.encoder.layer.0.attention.self"
 SHAPE = {"heads": 2, "head_dim": 16, "max_len": 40, "causal": False, "cross": False, "layer": 0, "layers": 2}
@@ -249,5 +261,14 @@ ROWS = [
         only=(*TEXT, "albert"),
         shows=(),
         hostile=[{}, [], 1],
+    ),
+    Row(
+        Exits(steps=2, batch_size=2, lose=0.5),
+        ["--exits", "2", "--exits-batch", "2", "--exits-lose", "0.5"],
+        only=("bert", "roberta", "distilbert", "electra"),
+        hostile=[
+            [], {}, 3, {STACK: {}}, {STACK: 3}, {"bert.encoder": LEAVES}, {f"{STACK}.0": LEAVES},
+            *({STACK: LEAVES | wrong} for wrong in STAY),
+        ],
     ),
 ]  # fmt: skip
