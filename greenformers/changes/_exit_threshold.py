@@ -32,18 +32,19 @@ def enough(lose: float) -> int:
     return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-lose))
 
 
-def upper(losses: Tensor) -> float:
-    """The least share that n losses (n,) in [0, 1] show, with the confidence of 95 %, not to be lost on average."""
+def shown(losses: Tensor, share: float) -> bool:
+    """Whether n losses (n,) in [0, 1] show, with the confidence of 95 %, that less than a share is lost on average."""
+    losses = losses.double()
     shows = _binomial if bool(((losses == 0) | (losses == 1)).all()) else _bet
-    return _least(lambda share: shows(losses.double(), share))
+    return shows(losses, share)
 
 
-def _least(shown: Callable[[float], bool]) -> float:
-    """The least share that is shown, by bisection; 1 where none below is."""
+def upper(losses: Tensor) -> float:
+    """The least share of which n losses (n,) show that less is lost on average, by bisection; 1 where none is."""
     low, high = 0.0, 1.0
-    for _ in range(40):
+    for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if shown(middle) else (middle, high)
+        low, high = (low, middle) if shown(losses, middle) else (middle, high)
     return high
 
 
@@ -81,7 +82,7 @@ def choose(losses: Callable[[float], Tensor], lose: float) -> float | None:
     chosen = None
     for step in range(STEPS, -1, -1):
         threshold = 1 - 2 ** (-step / 4)
-        if upper(losses(threshold)) > lose:
+        if not shown(losses(threshold), lose):
             break
         chosen = threshold
     return chosen

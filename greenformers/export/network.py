@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.checkpoint.files import line
+from greenformers.checkpoint.structure import changes_of
 from greenformers.model._transformers import attention_of, can_choose_attention
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
@@ -56,7 +57,8 @@ class Network(nn.Module):
         axes: Names of the free dimensions of each input, by their places.
 
     Raises:
-        ValueError: The model takes other inputs, gives other outputs, is not in float32, or not on the CPU.
+        ValueError: The model takes other inputs, gives other outputs, is not in float32, not on the CPU, or computes by
+            its inputs what a program computes always.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
@@ -67,6 +69,12 @@ class Network(nn.Module):
             raise ValueError(f"only networks that take {IDS} and {MASK} alone can be exported; got a {name}{halves}")
         if model.dtype != torch.float32 or model.device.type != "cpu":
             raise ValueError(f"the model must be in float32 and on the CPU, got {model.dtype} on {model.device}")
+        deciding = next((change for change in changes_of(model) if change.by_input), None)
+        if deciding is not None:
+            raise ValueError(
+                f"inputs decide what a network with {deciding.name()} computes, so that there is no program of it; "
+                "greenformers.merge takes them out"
+            )
         self.model = model.eval()
         typed = TYPES in takes and (getattr(model.config, "type_vocab_size", None) or 0) > 1
         typed = typed and (tokenizer is None or TYPES in tokenizer.model_input_names)

@@ -72,7 +72,12 @@ def test_alone(reloaded: dict[str, dict[str, Any]], row: Row, name: str) -> None
 
 @pytest.mark.parametrize(
     ("row", "name"),
-    [pytest.param(row, name, id=f"{row.name}-{name}") for row in ROWS for name in ("bert", "gpt2") if applies(row, name)],
+    [
+        pytest.param(row, name, id=f"{row.name}-{name}")
+        for row in ROWS
+        for name in ("bert", "gpt2")
+        if applies(row, name)
+    ],
 )
 def test_copies_types_and_state_dicts(row: Row, name: str) -> None:
     model, batch = made(name, [row.change]), inputs(name)
