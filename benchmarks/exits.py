@@ -128,7 +128,7 @@ def study(
     for part in judged:
         part = part.at(range(40)) if run.quick else part
         records += run.scores(judge(models, part, reader), {"texts": part.name}, f"{name}, dense")
-    alone: list[tuple[str, ...]] = [(text,) for row in judged[0].segments for text in row][: 32 if run.quick else TIMED]
+    alone: list[Any] = [(text,) for row in judged[0].segments for text in row][: 32 if run.quick else TIMED]
     records += costs(run, models, Reader.of(dense, tokenizer, LENGTH).rows(Texts("timed", alone)))
     return with_ratios(records, to=f"{name}, dense")
 

@@ -89,7 +89,8 @@ def fitting(model: nn.Module, after: Sequence[int] | None, by: str | None) -> Fi
         raise ValueError(
             f"early exits are of encoders, and the layers of {name} keep keys and values as a decoder's do"
         )
-    if len(seen.states) != len(stack) or any(x.shape != seen.states[0].shape for x in (seen.entered, *seen.states)):
+    passed = [seen.entered, *seen.states]
+    if len(seen.states) != len(stack) or not _alike(passed):
         raise ValueError(f"the layers of {path} do not pass on states of one shape, one after the other: none can stop")
     if classes is not None and (head is None or out.logits.shape != (SIZES[-1], classes)):
         raise ValueError(
@@ -101,6 +102,12 @@ def fitting(model: nn.Module, after: Sequence[int] | None, by: str | None) -> Fi
         head if classes is not None else None,
         by or allowed[0], shared,
     )  # fmt: skip
+
+
+def _alike(states: Sequence[Any]) -> bool:
+    """Whether states are tensors (B, N, d) of one shape."""
+    tensors = all(isinstance(x, Tensor) and x.dim() == 3 for x in states)
+    return tensors and len({x.shape for x in states}) == 1
 
 
 def _classes(model: PreTrainedModel) -> int:

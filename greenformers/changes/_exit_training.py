@@ -248,7 +248,11 @@ class _Progress(TrainerCallback):
 
 @contextmanager
 def learning(model: PreTrainedModel, exits: EarlyExits, joint: bool) -> Iterator[None]:
-    """A `with` block in which gradients are those of the exits alone, unless the layers learn too."""
+    """A `with` block in which gradients are those of the exits alone, unless the layers learn too.
+
+    Afterwards every module is in the mode, training or not, that it was in.
+    """
+    modes = [(module, module.training) for module in model.modules()]
     own = {id(x) for x in exits.parameters()}
     stopped = [] if joint else [x for x in model.parameters() if id(x) not in own and x.requires_grad]
     for parameter in stopped:
@@ -259,6 +263,8 @@ def learning(model: PreTrainedModel, exits: EarlyExits, joint: bool) -> Iterator
     finally:
         for parameter in stopped:
             parameter.requires_grad_(True)
+        for module, mode in modes:
+            module.training = mode
 
 
 def train(
@@ -278,15 +284,12 @@ def train(
         ValueError: There are too few texts for a batch, or the loss is no longer finite.
     """
     examples, learner = Distillation(rows, schedule), Learner(model, exits, whole)
-    modes = [(module, module.training) for module in model.modules()]
     with learning(model, exits, whole is not None):
         start = examples.evaluate(learner, "valid", schedule.batch_size)["distance"]
         history = fit(
             learner,  # type: ignore[arg-type]  # the Trainer takes any module
             examples, schedule, label="exits", console=Console(quiet=True), callbacks=(_Progress(progress),),
         )  # fmt: skip
-    for module, mode in modes:
-        module.training = mode
     history.log.insert(0, {"step": 0, "eval_distance": start})
     return distances(history), history.log
 

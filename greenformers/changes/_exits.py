@@ -103,7 +103,8 @@ class EarlyExits(nn.Module):
         """Open a way with exits for a call, unless the whole network is asked for."""
         if self.way is not None:
             return
-        given = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **options}
+        names = inspect.signature(model.forward).parameters if args else ()
+        given = {**dict(zip(names, args, strict=False)), **options}
         mask = given.get("attention_mask")
         config: Any = model.config
         whole = any(given.get(name) or getattr(config, name, False) for name in STATES_ASKED)

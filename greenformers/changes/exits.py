@@ -82,8 +82,11 @@ class Exits(Change):
                 no more is lost than is allowed.
         """
         from greenformers.changes._exit_check import check_examples, fitting, tried
+        from greenformers.train.processes import alone
 
         super().check(model, before, given)
+        if not alone():
+            raise ValueError("exits are trained by one process: start the command without torchrun")
         frozen = next((kind for kind in before if kind.freezes), None)
         if self.joint and frozen is not None:
             raise ValueError(f"joint trains layers, and {frozen.name()} leaves no floating-point weights: leave it out")
