@@ -30,9 +30,6 @@ from greenformers.data._pooling import MODES
 STD = 0.02
 """Standard deviation of weights as they are drawn."""
 
-START = math.log(0.1)
-"""v as training begins: a tenth is lost."""
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -113,7 +110,6 @@ class EncoderExit(nn.Module):
         for layer in (self.map, self.error):
             layer.weight.zero_()
             layer.bias.zero_()
-        self.error.bias.fill_(START)
 
     def read(self, states: Tensor, mask: Tensor) -> Tensor:
         """What it looks at: (B, N, d) and a mask (B, N), True = keep, to the mean (B, d)."""
@@ -131,6 +127,17 @@ class EncoderExit(nn.Module):
     def classes(self, z: Tensor) -> Tensor:
         """An encoder tells no classes apart: (B,) of 0."""
         return z.new_zeros(len(z), dtype=torch.long)
+
+    @torch.no_grad()
+    def fit_error(self, z: Tensor, distances: Tensor) -> None:
+        """Fit u and v to z (n, d) and distances (n,) above 0, by least squares of the logarithms with a ridge of d / n of the mean variance."""
+        x, y = F.normalize(z.double(), dim=-1), distances.double().log()
+        x_mean, y_mean = x.mean(0), y.mean()
+        C = (x - x_mean).T @ (x - x_mean)
+        ridge = (len(C) / len(x) * C.diagonal().mean()).clamp(min=torch.finfo(C.dtype).tiny)
+        u = torch.linalg.solve(C + ridge * torch.eye(len(C)).to(C), (x - x_mean).T @ (y - y_mean))
+        self.error.weight.copy_(u[None])
+        self.error.bias.fill_(float(y_mean - u @ x_mean))
 
     def log_error(self, z: Tensor) -> Tensor:
         """The logarithm of the distance that it foretells, u . |z| + v, (B,)."""

@@ -4,8 +4,10 @@ The loss of an exit after the n-th of the layers is weighed by n / sum n (Zhou 2
 
     of a classifier   KL(p_whole || p_exit)
     of an encoder     1 - cos(e_exit, e_whole), of the embeddings that come of their states; plus
-                      ||g(h) - h_whole||^2 / ||h_whole||^2, of the states of all tokens; plus
-                      (u . |z| + v - log(1 - cos))^2 / 10, of the distance foretold
+                      ||g(h) - h_whole||^2 / ||h_whole||^2, of the states of all tokens
+
+What distance an exit of an encoder foretells is fitted afterwards, to the logarithms of the distances of texts that it
+has learnt from: u and v by least squares, with a ridge, the larger the fewer texts there are.
 
 The layers themselves stay, or learn too: then the outputs of the whole network have to stay what they were, as the last
 of the exits.
@@ -37,8 +39,8 @@ from greenformers.train.objective import Batch
 HELD, MOST_HELD = 4, 2000
 """One text in so many chooses the threshold and is not learnt from, and no more than so many."""
 
-FORETOLD = 0.1
-"""Weight of the distance foretold, beside the distance itself."""
+FITTED = 1000
+"""Most texts to which the distance foretold is fitted."""
 
 LEAST_DISTANCE = 1e-5
 """Distances below this are foretold as this."""
@@ -154,10 +156,7 @@ class Learner(nn.Module):
             return self._distance(Said(ours.seen, logits=z), theirs, batch)
         y = self.tail(exit_.states(states), ours, batch)
         said = Said(ours.seen, states=y, vectors=self._vectors(y, batch))
-        lost = said.lost(theirs).detach()
-        foretold = exit_.log_error(exit_(exit_.read(states, mask_of(batch, states))).detach())
-        off = (foretold - lost.clamp(min=LEAST_DISTANCE).log()).square().mean()
-        return self._distance(said, theirs, batch) + FORETOLD * off
+        return self._distance(said, theirs, batch)
 
     def _distance(self, ours: Said, theirs: Said, batch: Mapping[str, Tensor]) -> Tensor:
         if ours.logits is not None:
@@ -171,25 +170,40 @@ class Learner(nn.Module):
         return (1 - ours.cosines(theirs)).mean() + (x - y).square().sum() / y.square().sum()
 
     @torch.no_grad()
+    def foretell(self, rows: Rows) -> None:
+        """Fit what distance exits of an encoder foretell, u and v, to that of texts."""
+        seen: dict[int, list[tuple[Tensor, Tensor]]] = {at: [] for at in self.exits.by_layer}
+        for batch, ours, theirs in self._both(rows.at(range(min(len(rows), FITTED))), lambda _: None):
+            for at, exit_ in self.exits.by_layer.items():
+                states = ours.seen.states[at]
+                vectors = self._vectors(self.tail(exit_.states(states), ours, batch), batch)
+                lost = Said(ours.seen, vectors=vectors).lost(theirs).clamp(min=LEAST_DISTANCE)
+                seen[at].append((exit_(exit_.read(states, mask_of(batch, states))), lost))
+        for at, exit_ in self.exits.by_layer.items():
+            assert isinstance(exit_, EncoderExit)
+            z, lost = (torch.cat(part) for part in zip(*seen[at], strict=True))
+            exit_.fit_error(z, lost)
+
+    @torch.no_grad()
     def measured(self, rows: Rows, by: str, progress: Callable[[float], None]) -> "Outcomes":
         """What would come of texts by every exit, and by the whole network."""
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        batches = Batches(rows, SIZE)
+        for batch, ours, theirs in self._both(rows, progress):
+            parts.append(self._outcomes(ours, theirs, batch, by))
+        scores, classes, losses = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        order = torch.tensor([place for places in Batches(rows, SIZE).places for place in places]).argsort()
+        return Outcomes(scores[order], classes[order], losses[order])
+
+    def _both(self, rows: Rows, progress: Callable[[float], None]) -> Iterator[tuple[Batch, Said, Said]]:
+        """Texts in batches, with what the network says to them and what the whole network is to say."""
+        batches, whole = Batches(rows, SIZE), self._whole[0]
         device = next(self.model.parameters()).device
-        whole = self._whole[0]
         for number in range(len(batches)):
             batch = {name: x.to(device) for name, x in batches[number].items()}
-            with evaluating(self.model):
+            with evaluating(self):
                 ours = self.said(self.model, self.exits, batch)
-                theirs = ours
-                if whole is not None:
-                    with evaluating(whole):
-                        theirs = self.said(whole, None, batch)
-                parts.append(self._outcomes(ours, theirs, batch, by))
+                yield batch, ours, ours if whole is None else self.said(whole, None, batch)
             progress((number + 1) / len(batches))
-        scores, classes, losses = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-        order = torch.tensor([place for places in batches.places for place in places]).argsort()
-        return Outcomes(scores[order], classes[order], losses[order])
 
     def _outcomes(
         self, ours: Said, theirs: Said, batch: Mapping[str, Tensor], by: str
@@ -290,6 +304,8 @@ def train(
             learner,  # type: ignore[arg-type]  # the Trainer takes any module
             examples, schedule, label="exits", console=Console(quiet=True), callbacks=(_Progress(progress),),
         )  # fmt: skip
+        if exits.classes is None:
+            learner.foretell(rows)
     history.log.insert(0, {"step": 0, "eval_distance": start})
     return distances(history), history.log
 

@@ -17,7 +17,7 @@ from zoo import inputs, network, outputs
 import greenformers
 from greenformers.changes import Exits
 from greenformers.changes._exit_check import fitting
-from greenformers.changes._exit_modules import Rule
+from greenformers.changes._exit_modules import EncoderExit, Rule
 from greenformers.changes._exit_passes import Scripted, selected
 from greenformers.changes._exit_threshold import choose, enough, left_by, upper
 from greenformers.changes._exit_training import parted
@@ -147,7 +147,7 @@ def test_texts_leave_where_the_oracle_says_with_what_it_says(kind: str, by: str,
     model, exits = built(kind, by, patience)
     batch = padded()
     expected, _, said = by_hand(model, exits, batch)
-    assert len(set(expected)) >= 4 - patience
+    assert len(set(expected)) >= 2
     assert places(model, exits, batch) == expected
     mask = batch["attention_mask"].bool()
     for row, (x, y) in enumerate(zip(answers(model, batch), said, strict=True)):
@@ -311,6 +311,14 @@ def test_the_lowest_threshold_that_is_shown_to_do_is_chosen() -> None:
     assert choose(lambda _: torch.ones(1000), 0.5) is None
 
 
+def test_the_distance_foretold_is_fitted_to_logarithms() -> None:
+    exit_, source = EncoderExit(7), torch.Generator().manual_seed(0)
+    z, u = torch.randn(4000, 7, generator=source), torch.randn(7, generator=source)
+    distances = (F.normalize(z, dim=-1) @ u - 3).exp()
+    exit_.fit_error(z, distances)
+    torch.testing.assert_close(exit_.log_error(z), distances.log(), rtol=0, atol=0.02)
+
+
 def test_patience_counts_exits_in_a_row_of_one_class() -> None:
     scores = torch.tensor([[0.9, 0.9, 0.1, 0.9], [0.9, 0.1, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9], [0.1, 0.1, 0.1, 0.1]])
     classes = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
@@ -365,7 +373,7 @@ def test_no_more_is_lost_than_is_allowed_and_the_layers_stay(kind: str) -> None:
     assert f"at {exits.rule.by} above" in said
     assert len(report.units) == LAYERS - 1
     losses = [entry["eval_distance"] for entry in report.steps[0].report.log if "eval_distance" in entry]
-    assert losses[-1] < losses[0] or kind == "bert encoder"
+    assert losses[-1] < losses[0]
 
 
 def test_layers_learn_too_where_they_are_asked_to() -> None:
