@@ -130,7 +130,10 @@ class EncoderExit(nn.Module):
 
     @torch.no_grad()
     def fit_error(self, z: Tensor, distances: Tensor) -> None:
-        """Fit u and v to z (n, d) and distances (n,) above 0, by least squares of the logarithms with a ridge of d / n of the mean variance."""
+        """Fit u and v to z (n, d) and distances (n,) above 0, by least squares of the logarithms.
+
+        A ridge of d / n of the mean variance of an input stands against chance.
+        """
         x, y = F.normalize(z.double(), dim=-1), distances.double().log()
         x_mean, y_mean = x.mean(0), y.mean()
         C = (x - x_mean).T @ (x - x_mean)
