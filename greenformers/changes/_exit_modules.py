@@ -56,6 +56,11 @@ class Rule:
         return torch.where(scores > self.threshold, torch.where(same, before + 1, torch.ones_like(before)), 0)
 
 
+def mean(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean (B, d) of states (B, N, d) where a mask (B, N) is True; of all without a mask."""
+    return states.mean(1) if mask is None else MODES["mean"](states, mask)
+
+
 class ClassifierExit(nn.Module):
     """Logits of a text from the states of any layer.
 
@@ -75,9 +80,10 @@ class ClassifierExit(nn.Module):
             layer.weight.copy_(STD * torch.randn(layer.weight.shape, generator=source))
             layer.bias.zero_()
 
-    def read(self, states: Tensor, mask: Tensor) -> Tensor:
-        """What it looks at: (B, N, d) and a mask (B, N), True = keep, to (B, 2 d)."""
-        return torch.cat([MODES["cls"](states, mask.long()), MODES["mean"](states, mask.long())], -1)
+    def read(self, states: Tensor, mask: Tensor | None) -> Tensor:
+        """What it looks at: (B, N, d) and a mask (B, N), True = keep, None where nothing is padding, to (B, 2 d)."""
+        first = states[:, 0] if mask is None else MODES["cls"](states, mask)
+        return torch.cat([first, mean(states, mask)], -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits z (B, C) of what it looks at (B, 2 d)."""
@@ -111,9 +117,9 @@ class EncoderExit(nn.Module):
             layer.weight.zero_()
             layer.bias.zero_()
 
-    def read(self, states: Tensor, mask: Tensor) -> Tensor:
-        """What it looks at: (B, N, d) and a mask (B, N), True = keep, to the mean (B, d)."""
-        return MODES["mean"](states, mask.long())
+    def read(self, states: Tensor, mask: Tensor | None) -> Tensor:
+        """What it looks at: (B, N, d) and a mask (B, N), True = keep, None where nothing is padding, to (B, d)."""
+        return mean(states, mask)
 
     def forward(self, x: Tensor) -> Tensor:
         """The map g of states or of their means (..., d)."""

@@ -108,7 +108,7 @@ class Early:
             self._begin(entering(args, options))
         if self.places is None:
             return layer(*args, **options)
-        if not bool(self._gone.all()):
+        if self._left < len(self._gone):
             args, options = self._own((list(args), dict(options)))
             self._output = layer(*args, **options)
             if place in self.exits and place < self.last:
@@ -119,12 +119,12 @@ class Early:
         if states.dim() != 3 or not len(states) or (self.mask is not None and self.mask.shape != states.shape[:2]):
             return
         device, count = states.device, len(states)
-        if self.mask is None:
-            self.mask = torch.ones(states.shape[:2], dtype=torch.bool, device=device)
+        if self.mask is not None and bool(self.mask.all()):
+            self.mask = None  # of which the means are faster
         self.places = torch.full((count,), self.last, device=device)
-        # Of those that still run: places in the batch, whether they have left, their streaks, and what was said last.
+        # Of those that still run: places in the batch, whether and how many have left, streaks, and what was said last.
         self._rows = torch.arange(count, device=device)
-        self._gone = torch.zeros(count, dtype=torch.bool, device=device)
+        self._gone, self._left = torch.zeros(count, dtype=torch.bool, device=device), 0
         self._streak = torch.zeros_like(self._rows)
         self._classes: Tensor | None = None
         self._said = next(iter(self.exits.values())).read(states, self.mask)
@@ -140,19 +140,19 @@ class Early:
         return streak >= self.rule.patience
 
     def _judge(self, place: int) -> None:
-        assert self.mask is not None
         exit_, states = self.exits[place], first_of(self._output)
-        z = exit_(exit_.read(states, self.mask[self._rows]))
+        z = exit_(exit_.read(states, self.mask))
         classes = exit_.classes(z)
         same = torch.ones_like(self._gone) if self._classes is None else classes == self._classes
         self._streak = self.rule.streak(self._streak, SCORES[self.rule.by](exit_, z, self._said), same)
         self._said, self._classes = z, classes
         leave = self.leaving(self._streak, self._rows) & ~self._gone
-        if bool(leave.any()):
-            self._write(place, states[leave], z[leave], self._rows[leave])
-            self._gone = self._gone | leave
-        gone = int(self._gone.sum())
-        if gone < len(self._gone) <= REGROUP * gone:
+        if not bool(leave.any()):
+            return
+        self._write(place, states[leave], z[leave], self._rows[leave])
+        self._gone = self._gone | leave
+        self._left = int(self._gone.sum())
+        if self._left < len(self._gone) <= REGROUP * self._left:
             self._regroup()
 
     def _write(self, place: int, states: Tensor, z: Tensor, rows: Tensor) -> None:
@@ -169,7 +169,8 @@ class Early:
         going, count = (~self._gone).nonzero().squeeze(1), len(self._gone)
         self._output = selected(self._output, count, going)
         self._rows, self._gone, self._streak = self._rows[going], self._gone[going], self._streak[going]
-        self._said = self._said[going]
+        self._said, self._left = self._said[going], 0
+        self.mask = None if self.mask is None else self.mask[going]
         self._classes = None if self._classes is None else self._classes[going]
 
     def _together(self) -> Any:
