@@ -32,12 +32,8 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.2 < sum(unit.after for unit in units) / sum(unit.before for unit in units) <= 0.25
 
 
-def test_the_code_of_the_page_on_networks_runs() -> None:
+def test_every_position_is_in_the_table() -> None:
     page = (ROOT / "docs" / "models.md").read_text()
-    space: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, space)
-    assert space["loss"].isfinite()  # type: ignore[attr-defined]
     table = page.partition("## Positions")[2].partition("##")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [name for name in ORDER if name in position.names()]
     assert sorted(ORDER) == position.names()
