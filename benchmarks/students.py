@@ -85,7 +85,7 @@ BENCHMARK = Benchmark(
 def students(quick: bool) -> dict[str, list[Change]]:
     """What is made of the teacher, by name."""
     heal = {"weights": WEIGHTS, "learning_rate": 1e-3}
-    steps = (20, 20, 20, 20) if quick else (2000, 6000, 3000, 3000)
+    steps = (20, 20, 20, 20) if quick else (1000, 6000, 3000, 3000)
     return {
         "3 layers of 384": [Layers(3), Heal(steps[0], **heal | {"learning_rate": 5e-4})],
         "3 layers of 192": [Narrow(192, layers=3), Heal(steps[1], **heal)],
@@ -303,7 +303,7 @@ def picture(records: list[Record], beside: list[Record]) -> Figure:
     axes.set_xlabel("times as fast")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda faster, _: f"{faster:g}")
-    axes.set_ylim(82, 101)
+    axes.set_ylim(96, 100.5)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     settle(figure)
     return figure
@@ -387,6 +387,7 @@ def curve_picture(records: list[Record]) -> Figure:
         low, high = ([bound(curve[at]) for at in places] for bound in (min, max))
         axes.fill_between(places, low, high, alpha=0.2, color=look.colour)
     axes.set_xlabel("steps")
+    axes.set_yscale("log")
     axes.set_ylabel("distance from the teacher")
     axes.legend()
     settle(figure)
