@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -135,12 +135,46 @@ def cached(block: Projected, codes: Codes, key_mask: KeyMask, extras: Extras, ca
         return held.attend(**{name: block.for_every_head(x) for name, x in given.items()}), None
     # Keys that the mechanism does not read are cached as one number each: transformers counts positions by them.
     has_keys = "k" in codes or mechanism.shares_qk
-    k, v = cache.update(given["k"] if has_keys else given["k"][..., :1], given["v"], layer)
+    k, v = _held(block, given["k"] if has_keys else given["k"][..., :1], given["v"], cache)
+    return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)
+
+
+def of_some(
+    block: Projected,
+    codes: Codes,
+    visible: Bool[Tensor, "b 1 S M"],
+    rows: Int[Tensor, " b"],
+    turn: tuple[Position, Rotation, Rotation] | None,
+    cache: Cache | None,
+) -> Float[Tensor, "b H S D"]:
+    """Softmax attention of some positions of some sequences of a batch, whose keys are those of all positions.
+
+    Args:
+        block: The mechanism, one that takes `pairs`, and its projections.
+        codes: Codes of the queries (b, S, r), and of keys and values (B, N, r).
+        visible: Keys that each query sees (b, 1, S, M).
+        rows: The sequences of the batch that have queries (b,).
+        turn: Rotary positions, the angles of the queries and those of the keys, in networks that have them.
+        cache: Keys and values of earlier positions; those of all N positions are added to it.
+    """
+    q, k, v = (block.project(name, codes[name]) for name in ("q", "k", "v"))
+    if turn is not None:
+        position, of_queries, of_keys = turn
+        q, k = position.turn(q, of_queries), position.turn(k, of_keys)
+    if cache is not None:
+        k, v = _held(block, k, v, cache)
+    given = {"q": q, "k": k[rows], "v": v[rows]}
+    return _call(block, given, None, Extras(pairs=visible))[0]
+
+
+def _held(block: Projected, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+    """All keys and values, those of the cache and new ones, which are added to it."""
+    layer = block.place
+    GrowingLayer.make(cache, layer)
+    k, v = cache.update(k, v, layer)
     # A static cache has places for later keys.
     total = length_of(cache, layer)
-    if k.shape[2] > total:
-        k, v = k[:, :, :total], v[:, :, :total]
-    return _call(block, given | {"k": k if has_keys else v, "v": v}, key_mask, extras)
+    return (k[:, :, :total], v[:, :, :total]) if k.shape[2] > total else (k, v)
 
 
 def _inputs(block: Projected, codes: Codes, extras: Extras) -> dict[str, Tensor]:

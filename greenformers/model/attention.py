@@ -5,13 +5,15 @@ from typing import Any, cast, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from greenformers.attention import Attention, Role
-from greenformers.model.attending import Extras, plain, with_cache, without_cache
-from greenformers.model.cache import Past
+from greenformers.depth import Running
+from greenformers.model.attending import Extras, cached, of_some, plain, with_cache, without_cache
+from greenformers.model.beams import BeamLayer
+from greenformers.model.cache import Past, length_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
@@ -30,6 +32,7 @@ class SelfAttention(Projected):
     Attributes:
         remembers: Whether it can attend a segment memory.
         asks_apart: Whether, on top of a cache, outputs of fewer queries than new keys can be computed.
+        picks: Whether outputs of any positions can be computed by themselves, see `mix_some`.
         without_cache: Strategy that calls the mechanism on a sequence alone, see `greenformers.model.attending`.
         with_cache: Strategy that calls it on top of a cache.
     """
@@ -47,6 +50,8 @@ class SelfAttention(Projected):
         self.asks_apart = mechanism.projections == ("q", "k", "v")
         self.without_cache = without_cache(self)
         self.with_cache = with_cache(mechanism, config.memory_length if self.remembers else 0)
+        adds = self.position is not None and self.position.acts == "scores"
+        self.picks = self.asks_apart and mechanism.takes_pairs and self.with_cache is cached and not adds
 
     def forward(
         self, x: Float[Tensor, "B N d"], key_mask: Bool[Tensor, "B M"] | None = None, past: Past | None = None
@@ -124,6 +129,45 @@ class SelfAttention(Projected):
             out, loss = self.with_cache(self, codes, key_mask, extras, cache)
         return out.transpose(1, 2).flatten(2), loss
 
+    def mix_some(
+        self,
+        x: Float[Tensor, "B N d"],
+        running: Running,
+        key_mask: Bool[Tensor, "B M"] | None = None,
+        cache: Cache | None = None,
+        rotation: Rotation | None = None,
+    ) -> Float[Tensor, "b S d"]:
+        """What `mix` gives at some positions: the others are keys and values, and no queries.
+
+        Args:
+            x: The sequence (B, N, d); with a cache, its last N positions.
+            running: The positions.
+            key_mask: True = keep (B, M).
+            cache: Keys and values of earlier positions; those of all N are added to it.
+            rotation: The angles of the positions of `x`, where they are rotary.
+        """
+        codes = self.codes(running.take(x), "q") | self.codes(x, "k", "v")
+        turn = None
+        if self.position is not None and rotation is not None:
+            whole = Rotation(*(part.expand(len(x), -1, -1, -1) for part in rotation))
+            of_queries = Rotation(*(running.take(part[:, 0])[:, None] for part in whole))
+            turn = self.position, of_queries, rotation
+        past = 0 if cache is None else length_of(cache, self.place)
+        keys = past + x.shape[1]
+        seen = running.columns.new_ones(len(running.rows), 1, keys, dtype=torch.bool)
+        if self.mechanism.shape.causal:
+            seen = torch.arange(keys, device=x.device) <= past + running.columns[..., None]
+        if key_mask is not None:
+            seen = seen & key_mask[running.rows, None]
+        seen = seen.expand(-1, running.columns.shape[1], -1)[:, None]
+        out = of_some(self, codes, seen, running.rows, turn, cache)
+        return out.transpose(1, 2).flatten(2)
+
+    def picks_from(self, cache: Cache | None) -> bool:
+        """Whether `mix_some` can be called on top of a cache: beams that share keys select these by a mask."""
+        layers = [] if cache is None else cache.layers[self.place : self.place + 1]
+        return self.picks and not any(isinstance(layer, BeamLayer) for layer in layers)
+
     def compress(
         self,
         x: Float[Tensor, "B N d"],
@@ -192,6 +236,7 @@ class CrossAttention(Projected):
         key_mask: Bool[Tensor, "B M"] | None,
         cache: EncoderDecoderCache | None = None,
         attentions: list[Tensor] | None = None,
+        sources: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Attention of `x` to the encoder output (B, N, d), before the projection `output`.
 
@@ -201,11 +246,14 @@ class CrossAttention(Projected):
             key_mask: True = keep (B, M), for the encoder output.
             cache: Cache that keeps keys and values of the encoder output after their first use.
             attentions: List that attention weights (B, H, N, M) are appended to; None: they are not computed.
+            sources: For some sequences of a batch, (b, N, d), the encoder output that each attends; None: as above.
 
         Raises:
             ValueError: Attention weights are asked of a mechanism that caches shortened keys and values.
         """
         rows = x.shape[0]
+        if sources is not None:
+            return self._mix_some(x, encoder_output, key_mask, cache, sources)
         reduces = self.can_reduce and (attentions is None or cache is not None)
         if reduces and attentions is not None:
             raise ValueError("output_attentions must be False where shortened keys and values are kept: use no cache")
@@ -228,6 +276,22 @@ class CrossAttention(Projected):
         else:
             out = self.mechanism.attend(q, k, v) if reduces else self.mechanism(q, k, v, key_mask)
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
+
+    def _mix_some(
+        self,
+        x: Tensor,
+        encoder_output: Tensor,
+        key_mask: Tensor | None,
+        cache: EncoderDecoderCache | None,
+        sources: Tensor,
+    ) -> Float[Tensor, "b N d"]:
+        q = self.project("q", self.codes(x, "q")["q"])
+        reduces = self.can_reduce
+        both = self._keys_values(encoder_output, key_mask, cache, reduces=reduces)
+        k, v = (self.for_every_head(part[sources]) for part in both)
+        mask = None if key_mask is None else key_mask[sources]
+        out = self.mechanism.attend(q, k, v) if reduces else self.mechanism(q, k, v, mask)
+        return out.transpose(1, 2).flatten(2)
 
     def _keys_values(
         self, encoder_output: Tensor, key_mask: Tensor | None, cache: EncoderDecoderCache | None, *, reduces: bool

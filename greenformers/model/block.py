@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import repeat
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from greenformers import blocks
+from greenformers.depth import Running
 from greenformers.feed_forward import FeedForward, Size, build
 from greenformers.lowrank.feed_forward import can_slice, slice_length
 from greenformers.model.attention import CrossAttention, SelfAttention
@@ -60,15 +62,23 @@ class EncoderLayer(Layer):
         pairs: Tensor | None = None,
         attentions: list[Tensor] | None = None,
         last: int = 0,
+        running: Running | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d); in inference on the CPU, in slices that stay in its cache.
 
         On top of a cache, with `last` above 0, outputs of the `last` positions only: others are keys and values alone.
+        With `running`, outputs (b, S, d) of these positions only.
 
         In training it also returns the loss of a mechanism or a feed-forward block that has one.
         """
         if self.reversible:
             raise ValueError("a reversible layer has two streams: it is run by its stack, not by itself")
+        if running is not None:
+            alone = global_mask is None and pairs is None and attentions is None
+            return self._of_some(
+                x, running, key_mask, past_key_values, rotation, alone=alone, global_mask=global_mask, pairs=pairs,
+                attentions=attentions,
+            )  # fmt: skip
         if (
             x.shape[1] == 1
             and past_key_values is not None
@@ -104,6 +114,28 @@ class EncoderLayer(Layer):
         slices = zip(x.split(rows), *masks, angles, strict=False)
         parts = [self._in_slices(x_rows, key, wide, turn, tokens) for x_rows, key, wide, turn in slices]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _of_some(
+        self,
+        x: Tensor,
+        running: Running,
+        key_mask: Tensor | None,
+        cache: Cache | None,
+        rotation: Rotation | None,
+        *,
+        alone: bool,
+        **further: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The layer at some positions; a mechanism that cannot take queries by themselves computes all of them."""
+        y, loss = self._before(x), None
+        if alone and self.attention.picks_from(cache):
+            mixed = self.attention.mix_some(y, running, key_mask, cache, rotation)
+        else:
+            mixed, loss = self.attention.mix(y, key_mask, cache, rotation=rotation, **further)
+            mixed = running.take(mixed)
+        out, own = self._after(running.take(x), mixed, running.mask)
+        loss = own if loss is None else loss if own is None else loss + own
+        return out if loss is None else (out, loss)
 
     def _in_slices(
         self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, rotation: Rotation | None, tokens: int

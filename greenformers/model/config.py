@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from greenformers import blocks, feed_forward
+from greenformers import depth as depths
 from greenformers import position as positions
 from greenformers.attention import attention_class, names
 
@@ -51,6 +52,8 @@ def choices(slot: str) -> list[str]:
         return names()
     if slot == "position":
         return [*positions.names(), *SLOTS[slot]]
+    if slot == "depth":
+        return [*SLOTS[slot], *depths.names()]
     files = blocks.names() if slot in ("block", "pooling") else []
     keeps = slot == "block"
     return [*SLOTS[slot], *(name for name in files if blocks.block_class(name).keeps_length == keeps)]
@@ -168,11 +171,14 @@ class GreenformerConfig(PreTrainedConfig):
         residual: Slot; "post" or "pre" norm, or "reversible": pre-norm, with activations computed back from the output,
             so that the memory they take does not grow with the layers; for a single stack. None: "pre" in a causal
             stack, else "post".
-        depth: Slot; "stacked", or "shared": all layers have the first one's parameters. Lan 2019, 3.1.
+        depth: Slot; "stacked", "shared": all layers have the first one's parameters (Lan 2019, 3.1), or a file of
+            `greenformers.depth` ("universal"): a number of layers that each position chooses, at most those there are.
+        depth_options: Options of that kind of depth.
         shared: Parameters that depth "shared" shares: "all", "attention" or "feed_forward", each with its layer norm.
         position: Slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
             "huang", which add to scores), or "none". None: "rotary" in a causal stack whose attention takes it, else
-            "learned". Attention with positions of its own uses those instead.
+            "learned"; with depth "universal", sinusoids before every step. Attention with positions of its own uses
+            those instead.
         position_options: Options of that kind of position.
         memory_length: Number of positions of earlier segments that each layer attends, see `SegmentMemory`; for causal
             attention with positions of its own. `generate` keeps as many; 0: all.
@@ -229,6 +235,7 @@ class GreenformerConfig(PreTrainedConfig):
     feed_forward_options: dict[str, Any] | list[dict[str, Any] | None] | None = None
     residual: str | None = None
     depth: str = "stacked"
+    depth_options: dict[str, Any] | None = None
     shared: str = "all"
     position: str | None = None
     position_options: dict[str, Any] | None = None
@@ -351,6 +358,7 @@ class GreenformerConfig(PreTrainedConfig):
             raise ValueError("residual reversible is for a single stack, without decoder_layers")
         if self.block != "standard":
             self._check_block()
+        self._check_depth()
         for slot in ("attention", "decoder_attention", "cross_attention", "feed_forward"):
             for name in dict.fromkeys(self.per_layer(slot)):
                 if name is not None or slot != "feed_forward":
@@ -379,6 +387,34 @@ class GreenformerConfig(PreTrainedConfig):
                 raise ValueError(f"{slot} must be {value} where block is {self.block}, got {getattr(self, slot)!r}")
         if self.depth == "shared" and self.shared != "all":
             raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
+
+    def _check_depth(self) -> None:
+        """Raise ValueError for slots that a kind of depth does not use, and where its options are out of range."""
+        if self.depth in SLOTS["depth"]:
+            if self.depth_options:
+                raise ValueError(f"depth {self.depth} takes no options, got {', '.join(self.depth_options)}")
+            return
+        required = {"block": "standard", "memory_length": 0}
+        required |= {"shared": "all"} if depths.depth_class(self.depth).shares else {}
+        for name, value in required.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} must be {value} where depth is {self.depth}, got {getattr(self, name)!r}")
+        if self.residual == "reversible":
+            raise ValueError(f"residual must be post or pre where depth is {self.depth}, got 'reversible'")
+        with torch.device("meta"):
+            self.make_depth()  # raises for its options
+
+    def make_depth(self, *, decoder: bool = False) -> depths.Depth | None:
+        """The kind of depth of a stack; None where it goes through its layers one after the other.
+
+        Args:
+            decoder: Whether the stack is the decoder of an encoder-decoder.
+        """
+        if self.depth in SLOTS["depth"]:
+            return None
+        layers = (self.decoder_layers or 0) if decoder else self.num_hidden_layers
+        size = depths.Size(self.hidden_size, layers, positions=self.placed_in_depth)
+        return depths.build(self.depth, size, **self.depth_options or {})
 
     def _check_position(self) -> None:
         """Raise ValueError where the kind of position does not fit the attention, or its options are out of range."""
@@ -423,7 +459,7 @@ class GreenformerConfig(PreTrainedConfig):
 
     def position_of(self, *, causal: bool = False) -> str:
         """Name of the kind of position of a stack, with None resolved, see `make_position`."""
-        if self.own_positions:
+        if self.own_positions or self.placed_in_depth:
             return "none"
         if self.position is not None:
             return self.position
@@ -478,6 +514,17 @@ class GreenformerConfig(PreTrainedConfig):
             for slot in self._self_slots()
             for name, options in zip(self.per_layer(slot), self.per_layer(f"{slot}_options"), strict=True)
         )
+
+    @property
+    def placed_in_depth(self) -> bool:
+        """Whether positions are encoded by the kind of depth, and nowhere else."""
+        kind = None if self.depth in SLOTS["depth"] else depths.depth_class(self.depth)
+        return kind is not None and kind.positions == "own" and self.position is None and not self.own_positions
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers share parameters, see `shared`."""
+        return self.depth == "shared" or (self.depth not in SLOTS["depth"] and depths.depth_class(self.depth).shares)
 
     @property
     def crosses_by_block(self) -> bool:

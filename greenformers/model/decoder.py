@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import capture_outputs
 
 from greenformers.attention._aligned import is_traced
+from greenformers.depth import Running
 from greenformers.feed_forward import FeedForward
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.block import BlockLayer, Layer, feed, feed_forward_of, layer_of, number, places_of
@@ -21,7 +22,7 @@ from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
 from greenformers.model.packed import Lengths, packing
-from greenformers.model.stack import of_keys, rotation_of, run
+from greenformers.model.stack import Ran, of_keys, rotation_of, run, through
 from greenformers.position import Rotation
 
 Block = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -55,13 +56,18 @@ class DecoderLayer(Layer):
         rotation: Rotation | None = None,
         pairs: Tensor | None = None,
         attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
+        running: Running | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
         """One layer (B, N, d) over the last N of P positions; `attentions` are lists for self- and cross-attention.
 
-        In training it also returns the loss of a feed-forward block that has one.
+        With `running`, outputs (b, S, d) of these positions only. In training it also returns the loss of a
+        feed-forward block that has one.
         """
         own_cache = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
+        if running is not None and attentions[0] is None:
+            encoded = encoder_output, encoder_mask
+            return self._of_some(x, running, encoded, key_mask, past_key_values, rotation, pairs)
         x, _ = self._residual(
             x,
             self.attention_norm,
@@ -78,12 +84,45 @@ class DecoderLayer(Layer):
             lambda y: (cross.output(cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1])), None),
         )
         x, loss = self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask))
+        if running is not None:  # attention weights are those of all positions
+            x = running.take(x)
+        return x if loss is None else (x, loss)
+
+    def _of_some(
+        self,
+        x: Tensor,
+        running: Running,
+        encoded: tuple[Tensor, Tensor | None],
+        key_mask: Tensor | None,
+        cache: EncoderDecoderCache | None,
+        rotation: Rotation | None,
+        pairs: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The layer at some positions; a mechanism that cannot take queries by themselves computes all of them."""
+        attention, cross = self.attention, self.cross_attention
+        own_cache = None if cache is None else cache.self_attention_cache
+        y = self.attention_norm(x) if self.pre_norm else x
+        if pairs is None and attention.picks_from(own_cache):
+            mixed = attention.mix_some(y, running, key_mask, own_cache, rotation)
+        else:
+            mixed = running.take(attention.mix(y, key_mask, own_cache, rotation=rotation, pairs=pairs)[0])
+        sources = running.rows // (len(x) // len(encoded[0]))
+        x = self._joined(running.take(x), attention.output(mixed), self.attention_norm)
+        if running.is_empty:
+            return x
+        x, _ = self._residual(
+            x, self.cross_attention_norm, lambda y: (cross.output(cross.mix(y, *encoded, cache, sources=sources)), None)
+        )
+        x, loss = self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, running.mask))
         return x if loss is None else (x, loss)
 
     def _residual(self, x: Tensor, norm: nn.Module, block: Block) -> tuple[Tensor, Tensor | None]:
         added, loss = block(norm(x) if self.pre_norm else x)
+        return self._joined(x, added, norm), loss
+
+    def _joined(self, x: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
         x = x + self.dropout(added)
-        return x if self.pre_norm else norm(x), loss
+        return x if self.pre_norm else norm(x)
 
 
 class BlockDecoderLayer(BlockLayer):
@@ -141,6 +180,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         own, cross = places_of(self.layers)
         self._places_in_cache = len(own), len(cross)
         self.final_norm = norm_of(config) if self.layers[0].needs_final_norm else nn.Identity()
+        self.depth = config.make_depth(decoder=config.is_encoder_decoder)
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -204,8 +244,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             **lengths: Lengths of texts packed in one row, see `greenformers.model.packed.Lengths`.
 
         Returns:
-            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss of mechanisms that have one;
-                where
+            last_hidden_state (B, N, d) and past_key_values; in training auxiliary_loss of mechanisms and kinds of depth
+            that have one; steps (B, N), the number of layers of each position, of kinds of depth that choose it; where
             a segment memory was given and no cache, that of the next segment.
 
         Raises:
@@ -256,33 +296,55 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         x = self.embedding(input_ids, positions=positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
-        loss: Tensor | None = None
-        following = None
         last = 0 if self.config.output_hidden_states or output_hidden_states else logits_to_keep
         if memory is not None:
             memory = self._checked(memory, x, past)
         with self.kernels():
             if crossed:
-                rotation = rotation_of(self.layers, x, past_key_values, positions)
-                given = {"past_key_values": past_key_values, "rotation": rotation, "pairs": pairs}
-                for layer in self.layers:
-                    both = (attentions, cross_attentions)
-                    decoded = layer(x, encoder_hidden_states, key_mask, encoder_mask, **given, attentions=both)
-                    x, own = decoded if isinstance(decoded, tuple) else (decoded, None)
-                    loss = own if loss is None else loss if own is None else loss + own
+                encoded, lists = (encoder_hidden_states, encoder_mask), (attentions, cross_attentions)
+                ran = self._cross(x, encoded, key_mask, past_key_values, positions, pairs, lists)
             else:
-                x, loss, following = run(
+                ran = run(
                     self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
-                    pairs=pairs, attentions=attentions, last=last,
+                    pairs=pairs, attentions=attentions, last=last, depth=self.depth,
                 )  # fmt: skip
-        out = self.finish(x, past_key_values=past_key_values if use_cache else None, loss=loss)
+        out = self.finish(ran.x, past_key_values=past_key_values if use_cache else None, loss=ran.loss)
+        out.steps = ran.steps
         if attentions is not None:
             out.attentions = tuple(attentions)
             out.cross_attentions = tuple(cast(list[Tensor], cross_attentions)) if crossed else None
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
-        out.memory = following if past_key_values is None else None
+            out.steps = None if out.steps is None else packs.packed(out.steps)
+        out.memory = ran.memory if past_key_values is None else None
         return out
+
+    def _cross(
+        self,
+        x: Tensor,
+        encoded: tuple[Any, Tensor | None],
+        key_mask: Tensor | None,
+        cache: Cache | None,
+        positions: Tensor | None,
+        pairs: Tensor | None,
+        attentions: tuple[list[Tensor] | None, list[Tensor] | None],
+    ) -> Ran:
+        """Run the layers that attend an encoder output (B, M, d), which has a mask."""
+        rotation = rotation_of(self.layers, x, cache, positions)
+        given = {"past_key_values": cache, "rotation": rotation, "pairs": pairs, "attentions": attentions}
+
+        def layer_at(n: int, u: Tensor, running: Running | None) -> Any:
+            further = {} if running is None else {"running": running}
+            return self.layers[n](u, encoded[0], key_mask, encoded[1], **given, **further)
+
+        if self.depth is not None:
+            return through(self.depth, x, layer_at, key_mask, cache, positions)
+        loss: Tensor | None = None
+        for n in range(len(self.layers)):
+            decoded = layer_at(n, x, None)
+            x, own = decoded if isinstance(decoded, tuple) else (decoded, None)
+            loss = own if loss is None else loss if own is None else loss + own
+        return Ran(x, loss)
 
     def finish(
         self,

@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import capture_outputs
 from greenformers import blocks
 from greenformers.attention import Attention
 from greenformers.attention._aligned import first_of
+from greenformers.depth import Depth
 from greenformers.feed_forward import FeedForward
 from greenformers.lowrank.linear import LED, HeadLED, draw
 from greenformers.model._transformers import attention_of
@@ -30,14 +31,14 @@ from greenformers.position import Position
 def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
     """Share parameters of layer 0 with other layers, and return the tied names of a checkpoint.
 
-    Mechanisms may share parameters of their own over layers; with depth "shared" whole blocks do.
+    Mechanisms may share parameters of their own over layers; with depth "shared" and kinds like it whole blocks do.
 
     Raises:
         ValueError: Layers that share have parameters of different names or sizes.
     """
     tied = _tied_mechanisms(layers) | _tied_positions(layers)
     shared = ("block",) if config.block != "standard" else SHARED[config.shared]
-    for block in shared if config.depth == "shared" else ():
+    for block in shared if config.shares_layers else ():
         for part in (block, f"{block}_norm"):
             if not hasattr(layers[0], part):
                 continue
@@ -46,7 +47,9 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
                 own = dict(layer.get_submodule(part).named_parameters(remove_duplicate=False))
                 sizes = [{name: tuple(x.shape) for name, x in parameters.items()} for parameters in (first, own)]
                 if sizes[0] != sizes[1]:
-                    raise ValueError(f"depth shared needs layers alike, {part} of layer {index} is not as layer 0's")
+                    raise ValueError(
+                        f"depth {config.depth} needs layers alike, {part} of layer {index} is not as layer 0's"
+                    )
                 for name, parameter in first.items() if index else ():
                     owner, _, leaf = name.rpartition(".")
                     setattr(layer.get_submodule(f"{part}.{owner}" if owner else part), leaf, parameter)
@@ -123,6 +126,8 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             *(getattr(layer.attention, "position", None) for layer in self._layers()),
         ]
         kinds = [position for position in own if position is not None and position.acts != "scores"]
+        if self.config.placed_in_depth and given is not None:
+            return checked(position_ids, given.shape[1] + has_cls, None)
         if not kinds or given is None:
             raise ValueError("position_ids must be None: this network goes by distances, or by no positions at all")
         longest = self.config.max_position_embeddings if kinds[0].bounded else None
@@ -143,7 +148,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             module.draw_decoder(std)
         elif isinstance(module, LED) and module.bias is not None:
             nn.init.zeros_(module.bias)
-        elif isinstance(module, Attention | blocks.Block | blocks.Convolution | FeedForward):
+        elif isinstance(module, Attention | blocks.Block | blocks.Convolution | FeedForward | Depth):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
             draw(module, std)
@@ -171,6 +176,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
         self.layers = nn.ModuleList(layer_of(config, layer) for layer in range(config.num_hidden_layers))
         self.pool = blocks.build(config.pooling, size_of(config, 0)) if config.pooling in blocks.names() else None
         self.final_norm = norm_of(config) if self.layers[0].needs_final_norm else nn.Identity()
+        self.depth = config.make_depth()
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -227,7 +233,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
 
         Returns:
             last_hidden_state (B, N, d) and pooler_output (B, d), one for each packed text, with pooling "cls" that of
-            the first kept position; in training auxiliary_loss of mechanisms that have one.
+            the first kept position; in training auxiliary_loss of mechanisms and kinds of depth that have one; steps
+            (B, N), the number of layers of each position, of kinds of depth that choose it.
 
         Raises:
             ValueError: The input or the mask does not fit the network, or it cannot return what is asked for.
@@ -257,14 +264,16 @@ class GreenformerModel(GreenformerPreTrainedModel):
         if output_hidden_states and self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
         with self.kernels():
-            x, loss, _ = run(
+            ran = run(
                 self.layers, x, key_mask, global_mask=global_mask, positions=positions, pairs=pairs,
-                attentions=attentions,
+                attentions=attentions, depth=self.depth,
             )  # fmt: skip
-        out = self.finish(x, key_mask, loss)
+        out = self.finish(ran.x, key_mask, ran.loss)
+        out.steps = ran.steps
         out.attentions = None if attentions is None else tuple(attentions)
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
+            out.steps = None if out.steps is None else packs.packed(out.steps)
         return out
 
     def finish(self, x: Tensor, key_mask: Tensor | None, loss: Tensor | None = None) -> EncoderOutput:

@@ -18,11 +18,13 @@ class EncoderOutput(BaseModelOutputWithPooling):
     """Output of an encoder.
 
     Attributes:
-        auxiliary_loss: Weighted loss of mechanisms and feed-forward blocks, summed over layers; None outside training
-            and without such a loss.
+        auxiliary_loss: Weighted loss of mechanisms and feed-forward blocks, summed over layers, and of a kind of depth;
+            None outside training and without such a loss.
+        steps: Number of layers that each position went through (B, N), 0 at padding; None where that is all of them.
     """
 
     auxiliary_loss: Tensor | None = None
+    steps: Tensor | None = None
 
 
 @dataclass
@@ -31,10 +33,12 @@ class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
 
     Attributes:
         auxiliary_loss: Weighted loss of mechanisms, as in `EncoderOutput`.
+        steps: Number of layers that each position went through, as in `EncoderOutput`.
         memory: Segment memory for the next segment, where one was given.
     """
 
     auxiliary_loss: Tensor | None = None
+    steps: Tensor | None = None
     memory: SegmentMemory | None = None
 
 

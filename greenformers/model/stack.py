@@ -1,19 +1,36 @@
-"""A stack of layers with any residual: one after the other, or reversible."""
+"""A stack of layers with any residual and depth: one after the other, reversible, or as a kind of depth calls them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from greenformers.depth import Depth, Running
 from greenformers.model.block import BlockLayer, EncoderLayer, feed
 from greenformers.model.cache import length_of
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.reversible import Half, reversible
 from greenformers.position import Rotation
+
+
+class Ran(NamedTuple):
+    """What a stack gives.
+
+    Attributes:
+        x: Output of the last layer (B, N, d).
+        loss: In training, the sum of the losses of mechanisms, feed-forward blocks and a kind of depth, or None.
+        memory: The next segment memory, where one was given.
+        steps: Number of layers of each position (B, N), of kinds of depth that choose it.
+    """
+
+    x: Float[Tensor, "B N d"]
+    loss: Float[Tensor, ""] | None = None
+    memory: SegmentMemory | None = None
+    steps: Int[Tensor, "B N"] | None = None
 
 
 def run(
@@ -28,10 +45,9 @@ def run(
     pairs: Tensor | None = None,
     attentions: list[Tensor] | None = None,
     last: int = 0,
-) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None, SegmentMemory | None]:
-    """The output of the last layer; in training the sum of losses of its layers, or None; and the next segment memory.
-
-    Losses are those of mechanisms and feed-forward blocks. The segment memory is returned where one was given.
+    depth: Depth | None = None,
+) -> Ran:
+    """Run a stack.
 
     Args:
         layers: Layers of an encoder, or of a decoder without encoder.
@@ -45,6 +61,7 @@ def run(
         attentions: List that the attention weights of each layer (B, H, N, M) are appended to; None: they are not
             computed.
         last: On top of a cache, number of positions at the end to compute outputs of; 0: all.
+        depth: Kind of depth that calls the layers; None: all, one after the other.
 
     Raises:
         ValueError: The layers do not take an argument, or cannot return attention weights.
@@ -61,14 +78,20 @@ def run(
         if memory is not None:
             raise ValueError("a reversible stack takes no memory: it keeps no inputs of its layers")
         halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask, rotation)]
-        return *reversible(x, halves), None
+        return Ran(*reversible(x, halves))
     if isinstance(whole[0], BlockLayer):
         if any(argument is not None for argument in (global_mask, memory)):
             raise ValueError("blocks of their own kind take no global mask and no memory of segments")
         carried: Tensor | None = None
         for layer in whole:
             x, carried = layer(x, key_mask, carried, past_key_values=past_key_values)
-        return x, None, None
+        return Ran(x)
+    if depth is not None:
+
+        def layer_at(n: int, u: Tensor, running: Running | None) -> Any:
+            return whole[n](u, key_mask, **options, attentions=attentions, running=running)
+
+        return through(depth, x, layer_at, key_mask, past_key_values, positions)
     losses: list[Tensor] = []
     inputs: list[Tensor] = []
     for index, layer in enumerate(whole):
@@ -88,7 +111,41 @@ def run(
     if memory is not None:
         following, own = memory.after(whole, inputs, key_mask)
         losses += [] if own is None else [own]
-    return x, sum(losses[1:], losses[0]) if losses else None, following
+    return Ran(x, sum(losses[1:], losses[0]) if losses else None, following)
+
+
+def through(
+    depth: Depth,
+    x: Float[Tensor, "B N d"],
+    layer: Callable[[int, Tensor, Running | None], Any],
+    key_mask: Bool[Tensor, "B M"] | None,
+    cache: Cache | None,
+    positions: Int[Tensor, "b N"] | None,
+) -> Ran:
+    """Let a kind of depth call the layers.
+
+    Args:
+        depth: The kind of depth.
+        x: Input of the stack (B, N, d).
+        layer: Function of the number of a layer, its input and the positions that are computed: its output, or in
+            training this and a loss.
+        key_mask: True = keep (B, M); its last N columns are those of `x`.
+        cache: Keys and values of the earlier positions.
+        positions: Positions of `x`; None: 0 to N - 1.
+    """
+    losses: list[Tensor] = []
+
+    def step(n: int, u: Tensor, running: Running | None) -> Tensor:
+        out = layer(n, u, running)
+        if isinstance(out, tuple):
+            out, own = out
+            losses.append(own)
+        return cast(Tensor, out)
+
+    mask = None if key_mask is None else key_mask[:, -x.shape[1] :]
+    gone = depth(x, step, mask=mask, positions=positions, keeps=cache is not None)
+    losses += [] if gone.loss is None else [gone.loss]
+    return Ran(gone.x, sum(losses[1:], losses[0]) if losses else None, steps=gone.steps)
 
 
 def rotation_of(

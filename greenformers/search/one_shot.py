@@ -98,9 +98,9 @@ class MixedLayer(nn.Module):
         weights, losses = self._shares[0].combined(self.parts), list[Tensor]()
         mixed = torch.zeros_like(x)
         for weight, layer in zip(weights, self.choices, strict=True):
-            out, loss, _following = run([layer], x, key_mask)
-            mixed = mixed + weight * out
-            losses += [] if loss is None else [weight * loss]
+            ran = run([layer], x, key_mask)
+            mixed = mixed + weight * ran.x
+            losses += [] if ran.loss is None else [weight * ran.loss]
         x = x + self.gate * (mixed - x)
         return (x, sum(losses[1:], losses[0])) if losses else x
 

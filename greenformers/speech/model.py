@@ -101,8 +101,9 @@ class SpeechEncoder(Scaled, GreenformerModel):
         mask = None if attention_mask is None else attention_mask.bool()
         x = self.embedding(input_features, mask)
         key_mask = None if mask is None else shortened(mask)
-        x, loss, _ = run(self.layers, x, key_mask, attentions=attentions)
-        out = self.finish(x, key_mask, loss)
+        ran = run(self.layers, x, key_mask, attentions=attentions, depth=self.depth)
+        out = self.finish(ran.x, key_mask, ran.loss)
+        out.steps = ran.steps
         out.attentions = None if attentions is None else tuple(attentions)
         return out
 

@@ -56,6 +56,8 @@ class Stage(nn.Module):
             raise ValueError(
                 "a pipeline passes on hidden states only, this network's blocks or segment memory need more"
             )
+        if base.depth is not None:
+            raise ValueError(f"a pipeline runs every layer once, this network's depth is {base.config.depth}")
         if base.layers[0].reversible:
             raise ValueError("a pipeline passes one stream on, this network is reversible and has two")
         low, high = (len(base.layers) * place // stages for place in (index, index + 1))
@@ -73,7 +75,7 @@ class Stage(nn.Module):
         if self.first:
             given = {"input_values" if x.is_floating_point() else "input_ids": x}
             x = model.base_model.embedding(**given, positions=positions)
-        x = run(self.layers, x, key_mask, positions=positions)[0]
+        x = run(self.layers, x, key_mask, positions=positions).x
         if not self.last:
             return x
         out = model.base_model.finish(x, key_mask)

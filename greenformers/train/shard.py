@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from greenformers.depth import Depth
 from greenformers.model._transformers import mark_as_sharded, whole_layers
 
 
@@ -19,7 +20,13 @@ def is_sharded(flag: bool) -> bool:
 
 
 def shard(model: nn.Module, device: torch.device) -> None:
-    """Spread the weights of a model, layer by layer, over all processes, in place."""
+    """Spread the weights of a model, layer by layer, over all processes, in place.
+
+    Raises:
+        ValueError: The model has a kind of depth that calls its layers as often as a batch needs.
+    """
+    if any(isinstance(module, Depth) for module in model.modules()):
+        raise ValueError("shard must be off: processes would call the layers of this depth differently often")
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     model.to(device)
     for module in whole_layers(model):

@@ -20,7 +20,7 @@ ORDER = [
     {"lowrank", "position"},
     {"attention"},
     {"feed_forward"},
-    {"blocks"},
+    {"blocks", "depth"},
     {"model"},
     {"data"},
     {"measure"},
