@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from typer.main import get_command
 
 import greenformers
-from greenformers import attention, blocks, changes, feed_forward, position
+from greenformers import attention, blocks, changes, depth, feed_forward, position
 from greenformers.attention import Shape
 from greenformers.changes._options import as_text, default
 from greenformers.cli import application
@@ -24,6 +24,7 @@ PACKAGE = Path(greenformers.__file__).parent
 FOLDERS = {
     "attention": ("Attention", attention),
     "blocks": ("Blocks", blocks),
+    "depth": ("Depth", depth),
     "feed_forward": ("Feed-forward", feed_forward),
     "position": ("Positions", position),
 }

@@ -57,6 +57,12 @@ class Training:
         None, "Positions that a feed-forward block computes at once; fewer take fewer bytes of memory."
     )
     share: str | None = setting(None, "Parameters that all layers share: all, attention or feed_forward.")
+    depth: str | None = setting(
+        None,
+        "Number of layers that each position goes through, a file of greenformers/depth: universal, one layer as often "
+        "as a position needs, layers at most; by default all layers.",
+    )
+    depth_option: dict[str, Any] | None = setting(None, "Option of the depth as name=value; may be repeated.")  # noqa: RUF009
     position: str | None = setting(
         None,
         "Position encoding: learned, sinusoidal, rotary or none; by default rotary in a causal network whose attention "
@@ -232,7 +238,13 @@ class Training:
         if self.chunk is not None:
             sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": self.chunk}}
         if self.share is not None:
+            if self.depth is not None:
+                raise ValueError(f"share must be left out with depth, got {self.share!r} and {self.depth!r}")
             sizes |= {"depth": "shared", "shared": self.share}
+        if self.depth is not None:
+            sizes |= {"depth": self.depth, "depth_options": self.depth_option}
+        elif self.depth_option:
+            raise ValueError(f"depth_option is for a depth, got {', '.join(self.depth_option)}")
         if self.decoder_layers is not None:
             sizes["decoder_layers"] = self.decoder_layers
         return sizes | slots(

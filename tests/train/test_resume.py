@@ -53,11 +53,11 @@ class StopAt(TrainerCallback):
             raise KilledError
 
 
-def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = False, **options):
+def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = False, slots=None, **options):
     # Other weights than those of the run before: what is resumed must come from the checkpoint alone.
     torch.manual_seed(1 if resume else 0)
     task = objective(name)
-    model = task.build(task.config(**SIZES))
+    model = task.build(task.config(**SIZES | (slots or {})))
     schedule = Schedule(
         steps=STEPS, batch_size=6, learning_rate=0.01, save_every=SAVE_EVERY, evaluate_every=4, log_every=2, **options
     )
@@ -73,6 +73,17 @@ def test_to_the_bit(name: str, tmp_path: Path) -> None:
         with pytest.raises(KilledError):
             run(name, tmp_path / "stopped", stop, resume=stop > 4)
     found, resumed = run(name, tmp_path / "stopped", resume=True)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert resumed.log == history.log
+
+
+@pytest.mark.parametrize("name", ["masked", "causal", "seq2seq"])
+def test_to_the_bit_where_each_position_has_its_depth(name: str, tmp_path: Path) -> None:
+    slots = {"depth": "universal", "num_hidden_layers": 4, "depth_options": {"tau": 0.1}}
+    expected, history = run(name, tmp_path / "whole", slots=slots)
+    with pytest.raises(KilledError):
+        run(name, tmp_path / "stopped", 5, slots=slots)
+    found, resumed = run(name, tmp_path / "stopped", resume=True, slots=slots)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 

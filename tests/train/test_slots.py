@@ -26,11 +26,23 @@ def test_a_run_with_all_of_them(tmp_path):
     assert parameters(model) < parameters(Settings(**SMALL).task().network())
 
 
+def test_a_run_of_universal_depth(tmp_path):
+    given = Settings(**SMALL | {"layers": 4}, depth="universal", depth_option={"tau": 0.1, "eps": 0.05})
+    run.start(tmp_path / "run", given, QUIET)
+    model = run.trained(tmp_path / "run")
+    assert (model.config.depth, model.config.depth_options) == ("universal", {"tau": 0.1, "eps": 0.05})
+    assert model.encoder.depth.weight.any()
+    assert parameters(model) < parameters(Settings(**SMALL).task().network())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"residual": "reversible", "recompute": True}, "recompute must be off with residual reversible, .*"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"share": "all", "depth": "universal"}, "share must be left out with depth, got 'all' and 'universal'"),
+        ({"depth_option": {"tau": 0.1}}, "depth_option is for a depth, got tau"),
+        ({"depth": "universal", "depth_option": {"tau": -1}}, "tau must be at least 0, got -1"),
         ({"share": "none"}, "shared must be one of all, attention, feed_forward; got 'none'"),
         ({"residual": "back"}, "residual must be one of post, pre, reversible; got 'back'"),
     ],
