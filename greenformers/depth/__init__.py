@@ -7,10 +7,10 @@
 from typing import Any
 
 from greenformers._registry import check_options, class_of, files
-from greenformers.depth._contract import Depth, Size
+from greenformers.depth._contract import Depth, Exits, Size
 from greenformers.depth._running import Running
 
-__all__ = ["Depth", "Running", "Size", "build", "depth_class", "names"]
+__all__ = ["Depth", "Exits", "Running", "Size", "build", "depth_class", "names"]
 
 
 def names() -> list[str]:

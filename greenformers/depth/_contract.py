@@ -23,6 +23,7 @@ class Size:
         width: Width d of the network.
         steps: Number n_max of layers of the stack.
         positions: Whether positions are encoded by this kind of depth, where it does that (`Depth.positions`).
+        make_norm: Function that makes a norm over d channels; None: layer norm.
 
     Raises:
         ValueError: A number is below 1.
@@ -31,11 +32,28 @@ class Size:
     width: int
     steps: int
     positions: bool = True
+    make_norm: Callable[[], nn.Module] | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def norm(self) -> nn.Module:
+        """A norm over d channels."""
+        return nn.LayerNorm(self.width) if self.make_norm is None else self.make_norm()
+
+
+class Exits(NamedTuple):
+    """States that a head learns to score, in training.
+
+    Attributes:
+        states: States (B, N, d), behind the norm of their exit.
+        context: Mean of the encoder output (B, d), where there is an encoder.
+    """
+
+    states: tuple[Float[Tensor, "B N d"], ...]
+    context: Float[Tensor, "B d"] | None
 
 
 class Gone(NamedTuple):
@@ -45,11 +63,13 @@ class Gone(NamedTuple):
         x: Its output (B, N, d).
         steps: Number of layers that each position went through (B, N), 0 at padding.
         loss: In training, the weighted loss of a kind of depth that has one; else None.
+        exits: In training, what the head learns to score, of kinds with exits; else None.
     """
 
     x: Float[Tensor, "B N d"]
     steps: Int[Tensor, "B N"]
     loss: Float[Tensor, ""] | None
+    exits: Exits | None = None
 
 
 class Depth(nn.Module):
@@ -60,6 +80,10 @@ class Depth(nn.Module):
 
     positions: ClassVar[Literal["model", "own"]] = "model"
     """What encodes positions where the network names no kind: its position slot, or the kind of depth itself."""
+
+    exits: ClassVar[bool] = False
+    """Whether it leaves a decoder by exits: `forward` then takes `score`, a function from states to scores of tokens or
+    None, and `context`, the mean of the encoder output (B, d) or None; and `loss_of` is the loss of all exits."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

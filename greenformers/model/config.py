@@ -1,10 +1,11 @@
 """One configuration for every variant: the sizes of the network and the entry of each of its slots."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
@@ -172,7 +173,7 @@ class GreenformerConfig(PreTrainedConfig):
             so that the memory they take does not grow with the layers; for a single stack. None: "pre" in a causal
             stack, else "post".
         depth: Slot; "stacked", "shared": all layers have the first one's parameters (Lan 2019, 3.1), or a file of
-            `greenformers.depth` ("universal"): a number of layers that each position chooses, at most those there are.
+            `greenformers.depth` ("universal", "adaptive"): a number of layers for each position, at most all of them.
         depth_options: Options of that kind of depth.
         shared: Parameters that depth "shared" shares: "all", "attention" or "feed_forward", each with its layer norm.
         position: Slot; a file of `greenformers.position` ("learned", "sinusoidal", "rotary"; "alibi", "t5", "shaw" and
@@ -402,18 +403,29 @@ class GreenformerConfig(PreTrainedConfig):
         if self.residual == "reversible":
             raise ValueError(f"residual must be post or pre where depth is {self.depth}, got 'reversible'")
         with torch.device("meta"):
-            self.make_depth()  # raises for its options
+            self.make_depth(decoder=self.is_encoder_decoder, causal=True)  # raises for its options
 
-    def make_depth(self, *, decoder: bool = False) -> depths.Depth | None:
+    def make_depth(
+        self, *, decoder: bool = False, causal: bool = False, norm: Callable[[], nn.Module] | None = None
+    ) -> depths.Depth | None:
         """The kind of depth of a stack; None where it goes through its layers one after the other.
 
         Args:
             decoder: Whether the stack is the decoder of an encoder-decoder.
+            causal: Whether it is a decoder.
+            norm: Function that makes a norm over d channels.
+
+        Raises:
+            ValueError: The kind is for decoders, and there is none.
         """
         if self.depth in SLOTS["depth"]:
             return None
+        if depths.depth_class(self.depth).exits and not causal:
+            if self.is_encoder_decoder:
+                return None
+            raise ValueError(f"depth {self.depth} is for decoders: its exits score the next token")
         layers = (self.decoder_layers or 0) if decoder else self.num_hidden_layers
-        size = depths.Size(self.hidden_size, layers, positions=self.placed_in_depth)
+        size = depths.Size(self.hidden_size, layers, positions=self.placed_in_depth, make_norm=norm)
         return depths.build(self.depth, size, **self.depth_options or {})
 
     def _check_position(self) -> None:

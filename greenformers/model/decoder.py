@@ -1,6 +1,7 @@
 """The decoder: causal layers, with attention to an encoder where there is one. Vaswani 2017, 3.1; Winata 2020."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
 from greenformers.model.packed import Lengths, packing
-from greenformers.model.stack import Ran, of_keys, rotation_of, run, through
+from greenformers.model.stack import Ran, mean_of, of_keys, rotation_of, run, through
 from greenformers.position import Rotation
 
 Block = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -179,8 +180,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         number(self.layers)
         own, cross = places_of(self.layers)
         self._places_in_cache = len(own), len(cross)
-        self.final_norm = norm_of(config) if self.layers[0].needs_final_norm else nn.Identity()
-        self.depth = config.make_depth(decoder=config.is_encoder_decoder)
+        self.depth = config.make_depth(decoder=config.is_encoder_decoder, causal=True, norm=partial(norm_of, config))
+        has_norm = self.layers[0].needs_final_norm and not (self.depth is not None and self.depth.exits)
+        self.final_norm = norm_of(config) if has_norm else nn.Identity()
         self._shared = self._tied_weights_keys = share(self.layers, config)
         self.post_init()
 
@@ -214,6 +216,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         *,
         memory: SegmentMemory | None = None,
         logits_to_keep: int = 0,
+        score: Callable[[Tensor], Tensor] | None = None,
         output_hidden_states: bool | None = None,  # read by capture_outputs
         output_attentions: bool | None = None,
         **lengths: Any,
@@ -238,6 +241,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             memory: Segment memory, for attention with positions of its own; read where the cache is empty.
             logits_to_keep: On top of a cache, number of last positions that are scored: the last layer may leave out
                 the others. 0: all are computed.
+            score: Function from states (..., d) to scores of tokens, for kinds of depth that leave by them.
             output_hidden_states: Whether the input of every layer is returned too.
             output_attentions: Whether attention weights are returned too, (B, H, N, P) a layer, of
                 cross-attention too; slow, and quadratic in bytes of memory with any mechanism, see `Attention.weights`.
@@ -302,14 +306,14 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         with self.kernels():
             if crossed:
                 encoded, lists = (encoder_hidden_states, encoder_mask), (attentions, cross_attentions)
-                ran = self._cross(x, encoded, key_mask, past_key_values, positions, pairs, lists)
+                ran = self._cross(x, encoded, key_mask, past_key_values, positions, pairs, lists, score)
             else:
                 ran = run(
                     self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
-                    pairs=pairs, attentions=attentions, last=last, depth=self.depth,
+                    pairs=pairs, attentions=attentions, last=last, depth=self.depth, score=score,
                 )  # fmt: skip
         out = self.finish(ran.x, past_key_values=past_key_values if use_cache else None, loss=ran.loss)
-        out.steps = ran.steps
+        out.steps, out.exits = ran.steps, ran.exits
         if attentions is not None:
             out.attentions = tuple(attentions)
             out.cross_attentions = tuple(cast(list[Tensor], cross_attentions)) if crossed else None
@@ -328,6 +332,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         positions: Tensor | None,
         pairs: Tensor | None,
         attentions: tuple[list[Tensor] | None, list[Tensor] | None],
+        score: Callable[[Tensor], Tensor] | None,
     ) -> Ran:
         """Run the layers that attend an encoder output (B, M, d), which has a mask."""
         rotation = rotation_of(self.layers, x, cache, positions)
@@ -338,7 +343,10 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             return self.layers[n](u, encoded[0], key_mask, encoded[1], **given, **further)
 
         if self.depth is not None:
-            return through(self.depth, x, layer_at, key_mask, cache, positions)
+            further = {}
+            if self.depth.exits:
+                further = {"score": score, "context": mean_of(*encoded)}
+            return through(self.depth, x, layer_at, key_mask, cache, positions, **further)
         loss: Tensor | None = None
         for n in range(len(self.layers)):
             decoded = layer_at(n, x, None)

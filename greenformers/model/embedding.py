@@ -33,6 +33,8 @@ class Placed(nn.Module):
     @property
     def scales_tokens(self) -> bool:
         """Whether positions require content to be multiplied by the root of its width."""
+        if self.config.placed_in_depth:
+            return True
         return self.position is not None and self.position.scales_tokens
 
     def make_content(self, config: GreenformerConfig, width: int) -> None:

@@ -1,8 +1,12 @@
 """The base of language model heads: the positions that are scored, and the loss of the scores."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from greenformers.depth import Depth
 from greenformers.model.config import GreenformerConfig
 
 IGNORED = -100
@@ -48,6 +52,29 @@ def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Te
         logits = logits.float()  # a sum over a vocabulary loses too much in half precision
     total = F.cross_entropy(logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
     return total / ((labels != IGNORED).sum().clamp(min=1) if items is None else items)
+
+
+def exit_loss(
+    depth: Depth | None,
+    out: Any,
+    labels: Tensor | None,
+    score: Callable[[Tensor], Tensor],
+    items: Tensor | int | None,
+) -> Tensor | None:
+    """The loss of all exits of a kind of depth that has them, in training; None elsewhere and without labels.
+
+    Args:
+        depth: Kind of depth of the decoder.
+        out: Output of the decoder.
+        labels: Right tokens (B, N), -100 at positions without a label.
+        score: Function from states to scores of tokens.
+        items: Divisor of the sum, as of `token_loss`.
+    """
+    exits = getattr(out, "exits", None)
+    if exits is None or labels is None or depth is None:
+        return None
+    loss: Tensor = cast(Any, depth).loss_of(exits, labels, labels != IGNORED, score, items)
+    return loss
 
 
 def with_auxiliary(

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
+from greenformers.depth import Exits
 from greenformers.model.memory import SegmentMemory
 
 
@@ -34,11 +35,13 @@ class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
     Attributes:
         auxiliary_loss: Weighted loss of mechanisms, as in `EncoderOutput`.
         steps: Number of layers that each position went through, as in `EncoderOutput`.
+        exits: In training, the states that the head learns to score, of kinds of depth with exits.
         memory: Segment memory for the next segment, where one was given.
     """
 
     auxiliary_loss: Tensor | None = None
     steps: Tensor | None = None
+    exits: Exits | None = None
     memory: SegmentMemory | None = None
 
 

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
-from greenformers.model.loss import IGNORED, Scoring, asked_for, narrow, token_loss, with_auxiliary
+from greenformers.model.loss import IGNORED, Scoring, asked_for, exit_loss, narrow, token_loss, with_auxiliary
 
 
 class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
@@ -45,6 +45,11 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
         shifted = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
         return shifted.masked_fill(shifted == IGNORED, padding)
 
+    def scores(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B V"]:
+        """Scores of tokens, of states behind the last norm of the decoder."""
+        logits: Tensor = self.score(self.narrow(x))
+        return logits
+
     def decode(
         self,
         encoder_outputs: BaseModelOutput | tuple[Float[Tensor, "B M d"], ...],
@@ -65,12 +70,15 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
                 raise ValueError("decoder_input_ids or labels must be given, got neither")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         encoder_output = encoder_outputs[0]
+        kwargs["score"] = self.scores
         out = self.decoder(
             decoder_input_ids, decoder_attention_mask, encoder_output, encoder_mask, return_dict=True, **kwargs
         )
+        loss = exit_loss(self.decoder.depth, out, labels, self.scores, num_items_in_batch)
         x, labels = asked_for(out.last_hidden_state, labels, self.config)
-        logits = self.score(self.narrow(x))
-        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        logits = self.scores(x)
+        if loss is None and labels is not None:
+            loss = token_loss(logits, labels, num_items_in_batch)
         for part in (encoder_outputs, out):
             loss = with_auxiliary(loss, getattr(part, "auxiliary_loss", None), labels, num_items_in_batch)
         return Seq2SeqLMOutput(

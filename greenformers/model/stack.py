@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from greenformers.depth import Depth, Running
+from greenformers.depth import Depth, Exits, Running
 from greenformers.model.block import BlockLayer, EncoderLayer, feed
 from greenformers.model.cache import length_of
 from greenformers.model.memory import SegmentMemory
@@ -25,12 +25,14 @@ class Ran(NamedTuple):
         loss: In training, the sum of the losses of mechanisms, feed-forward blocks and a kind of depth, or None.
         memory: The next segment memory, where one was given.
         steps: Number of layers of each position (B, N), of kinds of depth that choose it.
+        exits: In training, what the head learns to score, of kinds of depth with exits.
     """
 
     x: Float[Tensor, "B N d"]
     loss: Float[Tensor, ""] | None = None
     memory: SegmentMemory | None = None
     steps: Int[Tensor, "B N"] | None = None
+    exits: Exits | None = None
 
 
 def run(
@@ -46,6 +48,7 @@ def run(
     attentions: list[Tensor] | None = None,
     last: int = 0,
     depth: Depth | None = None,
+    score: Callable[[Tensor], Tensor] | None = None,
 ) -> Ran:
     """Run a stack.
 
@@ -62,6 +65,7 @@ def run(
             computed.
         last: On top of a cache, number of positions at the end to compute outputs of; 0: all.
         depth: Kind of depth that calls the layers; None: all, one after the other.
+        score: Function from states (..., d) to scores of tokens, for kinds of depth with exits.
 
     Raises:
         ValueError: The layers do not take an argument, or cannot return attention weights.
@@ -91,7 +95,8 @@ def run(
         def layer_at(n: int, u: Tensor, running: Running | None) -> Any:
             return whole[n](u, key_mask, **options, attentions=attentions, running=running)
 
-        return through(depth, x, layer_at, key_mask, past_key_values, positions)
+        further = {"score": score} if depth.exits else {}
+        return through(depth, x, layer_at, key_mask, past_key_values, positions, **further)
     losses: list[Tensor] = []
     inputs: list[Tensor] = []
     for index, layer in enumerate(whole):
@@ -121,6 +126,7 @@ def through(
     key_mask: Bool[Tensor, "B M"] | None,
     cache: Cache | None,
     positions: Int[Tensor, "b N"] | None,
+    **further: Any,
 ) -> Ran:
     """Let a kind of depth call the layers.
 
@@ -132,6 +138,7 @@ def through(
         key_mask: True = keep (B, M); its last N columns are those of `x`.
         cache: Keys and values of the earlier positions.
         positions: Positions of `x`; None: 0 to N - 1.
+        **further: Further arguments of kinds with exits.
     """
     losses: list[Tensor] = []
 
@@ -143,9 +150,17 @@ def through(
         return cast(Tensor, out)
 
     mask = None if key_mask is None else key_mask[:, -x.shape[1] :]
-    gone = depth(x, step, mask=mask, positions=positions, keeps=cache is not None)
+    gone = depth(x, step, mask=mask, positions=positions, keeps=cache is not None, **further)
     losses += [] if gone.loss is None else [gone.loss]
-    return Ran(gone.x, sum(losses[1:], losses[0]) if losses else None, steps=gone.steps)
+    loss = sum(losses[1:], losses[0]) if losses else None
+    return Ran(gone.x, loss, steps=gone.steps, exits=gone.exits)
+
+
+def mean_of(x: Float[Tensor, "B M d"], mask: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B d"]:
+    """The mean over kept positions."""
+    if mask is None:
+        return x.mean(1)
+    return x.masked_fill(~mask[..., None], 0.0).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def rotation_of(

@@ -363,6 +363,7 @@ def test_positions_come_before_every_step_unless_a_kind_is_named():
     for n, layer in enumerate(model.layers, start=1):
         x = layer(x + sinusoidal(torch.arange(N), 12) + sinusoidal(torch.tensor([n]), 12))
     torch.testing.assert_close(model(tokens()).last_hidden_state, x)
+    assert model.embedding.scales_tokens  # or tokens would be small beside sinusoids of amplitude 1
     shifted = model(tokens(), position_ids=torch.arange(3, N + 3)[None]).last_hidden_state
     assert not torch.allclose(shifted, x)
     assert not network(position="learned").depth.size.positions

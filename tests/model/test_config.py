@@ -41,7 +41,7 @@ def test_sizes_are_those_of_bert_base():
         ({"vocab_size": None, "input_features": 0}, "input_features must be at least 1, got 0"),
         ({"residual": "backwards"}, "residual must be one of post, pre, reversible; got 'backwards'"),
         ({"feed_forward": "swish"}, "feed_forward must be one of chunked, dense, gated, switch; got 'swish'"),
-        ({"depth": "endless"}, "depth must be one of stacked, shared, universal; got 'endless'"),
+        ({"depth": "endless"}, "depth must be one of stacked, shared, adaptive, universal; got 'endless'"),
         (
             {"position": "rotatory"},
             "position must be one of alibi, huang, learned, rotary, shaw, sinusoidal, t5, none; got 'rotatory'",

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerPreTrainedModel
-from greenformers.model.loss import Scoring, asked_for, narrow, token_loss, with_auxiliary
+from greenformers.model.loss import Scoring, asked_for, exit_loss, narrow, token_loss, with_auxiliary
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.outputs import CausalLMOutput
 
@@ -85,9 +85,14 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         shift_labels = kwargs.pop("shift_labels", None)
         if (labels is not None or shift_labels is not None) and logits_to_keep:
             raise ValueError(f"logits_to_keep must be 0 where labels are given, got {logits_to_keep}")
-        given |= {"logits_to_keep": logits_to_keep}
+        given |= {"logits_to_keep": logits_to_keep, "score": self.scores}
         out = self.decoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
         return self.head(out, labels, num_items_in_batch, logits_to_keep, shift_labels)
+
+    def scores(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B V"]:
+        """Scores of tokens, of states behind the last norm."""
+        logits: Tensor = self.score(self.narrow(x))
+        return logits
 
     def head(
         self,
@@ -102,9 +107,11 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         following = shift_labels
         if following is None and labels is not None:
             following = F.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = exit_loss(self.decoder.depth, out, following, self.scores, num_items_in_batch)
         x, following = asked_for(x, following, self.config)
-        logits = self.score(self.narrow(x))
-        loss = None if following is None else token_loss(logits, following, num_items_in_batch)
+        logits = self.scores(x)
+        if loss is None and following is not None:
+            loss = token_loss(logits, following, num_items_in_batch)
         loss = with_auxiliary(loss, getattr(out, "auxiliary_loss", None), following, num_items_in_batch)
         return CausalLMOutput(
             loss=loss,
