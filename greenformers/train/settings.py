@@ -60,7 +60,7 @@ class Training:
     depth: str | None = setting(
         None,
         "Number of layers that each position goes through, a file of greenformers/depth: universal, one layer as often "
-        "as a position needs, layers at most; by default all layers.",
+        "as a position needs; adaptive, a decoder with an exit after each layer; by default all layers.",
     )
     depth_option: dict[str, Any] | None = setting(None, "Option of the depth as name=value; may be repeated.")  # noqa: RUF009
     position: str | None = setting(

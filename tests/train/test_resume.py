@@ -77,9 +77,26 @@ def test_to_the_bit(name: str, tmp_path: Path) -> None:
     assert resumed.log == history.log
 
 
-@pytest.mark.parametrize("name", ["masked", "causal", "seq2seq"])
-def test_to_the_bit_where_each_position_has_its_depth(name: str, tmp_path: Path) -> None:
-    slots = {"depth": "universal", "num_hidden_layers": 4, "depth_options": {"tau": 0.1}}
+DEPTHS = {
+    "universal": {"tau": 0.1},
+    "aligned": {"halting": "geometric"},
+    "mixed": {"train": "mixed", "paths": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("masked", "universal"),
+        ("causal", "universal"),
+        ("seq2seq", "universal"),
+        ("seq2seq", "aligned"),
+        ("causal", "mixed"),
+    ],
+)
+def test_to_the_bit_where_each_position_has_its_depth(name: str, options: str, tmp_path: Path) -> None:
+    depth = "universal" if options == "universal" else "adaptive"
+    slots = {"depth": depth, "num_hidden_layers": 4, "depth_options": DEPTHS[options]}
     expected, history = run(name, tmp_path / "whole", slots=slots)
     with pytest.raises(KilledError):
         run(name, tmp_path / "stopped", 5, slots=slots)
