@@ -37,7 +37,7 @@ SETTINGS = Settings(
     log_every=50, save_every=100, evaluate_every=226,
 )  # fmt: skip
 QUICK: dict[str, Any] = {
-    "limit": 150, "vocabulary": 500, "hidden": 32, "feed_forward": 64, "epochs": 2, "batch": 16, "evaluate_every": 9,
+    "limit": 48, "vocabulary": 300, "hidden": 32, "feed_forward": 64, "epochs": 1, "batch": 16, "evaluate_every": 3,
 }  # fmt: skip
 NETWORKS: dict[str, dict[str, Any]] = {
     "aligned": {},
@@ -52,7 +52,7 @@ FEWER, LOST, ROUNDS = 40.0, 0.3, 3
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
-    quick="tiny networks, 150 pairs, a few thresholds; the figures mean nothing",
+    quick="tiny networks, 48 pairs, a few thresholds; the figures mean nothing",
     threads=1,
     options=(
         data("--folder", "multi30k_en_de", "Multi30k"),

@@ -212,7 +212,7 @@ class Adaptive(Depth):
         states = []
         for _ in range(self.paths):
             drawn = torch.randint(self.size.steps, (kept.numel(),), device=x.device)
-            y, steps = self._through(x, step, kept, lambda n, _, places, own=drawn: own[places] == n, keeps=False)
+            y, steps = self._through(x, step, kept, _at(drawn), keeps=False)
             states.append(y)
         return Gone(states[-1], steps, None, Exits(tuple(states), None))
 
@@ -296,6 +296,11 @@ class Adaptive(Depth):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"layers={self.size.steps}, halting={self.halting}, train={self.training_by}"
+
+
+def _at(drawn: Int[Tensor, " T"]) -> Callable[[int, Tensor, Tensor], Tensor]:
+    """The function `leaving` of `_through` with which each token of a batch leaves at an exit drawn before."""
+    return lambda n, _, places: drawn[places] == n
 
 
 def _thresholds(threshold: float | Sequence[float], layers: int) -> list[float]:
