@@ -18,6 +18,38 @@ from greenformers.train.text import LanguageModelling
 MASKED, TO_MASK, TO_RANDOM = 0.15, 0.8, 0.1
 
 
+def masked(
+    tokens: Tensor,
+    tokenizer: PreTrainedTokenizerFast,
+    source: torch.Generator,
+    *,
+    share: float = MASKED,
+    replaced: tuple[float, float] = (TO_MASK, TO_RANDOM),
+) -> tuple[Tensor, Tensor]:
+    """Choose tokens to be predicted, and replace most of them.
+
+    Args:
+        tokens: Tokens (N,) int64, without special ones.
+        tokenizer: Tokenizer of the tokens.
+        source: Source of all random draws.
+        share: Share of the tokens that are predicted; at least one is.
+        replaced: Shares of the predicted tokens that become [MASK] and a random token; the rest stay.
+
+    Returns:
+        The inputs (N,), and the labels (N,), -100 where nothing is predicted.
+    """
+    # The same number in every block: so the loss of a batch in parts is that of the whole batch.
+    count = max(1, round(share * len(tokens)))
+    chosen = torch.zeros(len(tokens), dtype=torch.bool)
+    chosen[torch.randperm(len(tokens), generator=source)[:count]] = True
+    draws = torch.rand(tokens.shape, generator=source)
+    random_tokens = torch.randint(len(tokenizer), tokens.shape, generator=source)
+    to_mask, to_random = replaced
+    inputs = torch.where(chosen & (draws < to_mask), tokenizer.mask_token_id, tokens)
+    inputs = torch.where(chosen & (draws >= to_mask) & (draws < to_mask + to_random), random_tokens, inputs)
+    return inputs, tokens.masked_fill(~chosen, IGNORED)
+
+
 class MaskedLM(LanguageModelling):
     """Blocks [CLS] text [SEP]; masks are new every time an example is seen, and the same at every evaluation.
 
@@ -44,21 +76,9 @@ class MaskedLM(LanguageModelling):
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         text = self.blocks(split)[index].long()
         first, last = (torch.tensor([token]) for token in (self.tokenizer.cls_token_id, self.tokenizer.sep_token_id))
-        inputs, labels = self._masked(text, source)
+        inputs, labels = masked(text, self.tokenizer, source, replaced=self.replaced)
         ignored = torch.tensor([IGNORED])
         return {"input_ids": torch.cat([first, inputs, last]), "labels": torch.cat([ignored, labels, ignored])}
-
-    def _masked(self, tokens: Tensor, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        # The same number in every block: so the loss of a batch in parts is that of the whole batch.
-        count = max(1, round(MASKED * len(tokens)))
-        chosen = torch.zeros(len(tokens), dtype=torch.bool)
-        chosen[torch.randperm(len(tokens), generator=source)[:count]] = True
-        draws = torch.rand(tokens.shape, generator=source)
-        random_tokens = torch.randint(len(self.tokenizer), tokens.shape, generator=source)
-        to_mask, to_random = self.replaced
-        inputs = torch.where(chosen & (draws < to_mask), self.tokenizer.mask_token_id, tokens)
-        inputs = torch.where(chosen & (draws >= to_mask) & (draws < to_mask + to_random), random_tokens, inputs)
-        return inputs, tokens.masked_fill(~chosen, IGNORED)
 
     def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
         return super().config(**{"sparse_prediction": True} | sizes)
