@@ -32,7 +32,7 @@ ORDER = [
     {"static"},
     {"export"},
     {"advise"},
-    {"search"},
+    {"search", "arena"},
     {"report"},
     {"speech", "genome"},
     {"cli"},
