@@ -137,11 +137,16 @@ class Task:
         return of_texts(source, self.tokenizer, size.length, chosen)
 
 
+def drawn_folder(name: str, size: Size, drawn: Path) -> Path:
+    """The folder of what a generator draws with the options of a size, which its name tells."""
+    options = {**size.data, **_numbers(size)}
+    return drawn / "-".join([name, *(f"{key}-{value}" for key, value in options.items())])
+
+
 def _drawn(name: str, size: Size, drawn: Path) -> Any:
     """The data that a generator draws with the options of a size: from the disk, where they were drawn before."""
     source = import_module(f"greenformers.data.{name}")
-    options = {**size.data, **_numbers(size)}
-    folder = drawn / "-".join([name, *(f"{key}-{value}" for key, value in options.items())])
+    folder, options = drawn_folder(name, size, drawn), {**size.data, **_numbers(size)}
     if not folder.is_dir():
         drawn.mkdir(parents=True, exist_ok=True)
         # Renamed when all of it is written: a draw that was stopped is drawn again.

@@ -29,7 +29,7 @@ LENGTHS_OF = "text"
 def speed(task: str, variant: str, grid: Grid, out: Path, about: dict[str, Any]) -> None:
     """Measure a variant on a batch of a task, and where the task is that of texts, at other lengths too.
 
-    The records are stored in the folder of the variant, each with its ratio to dense attention.
+    The records of both are stored in the folder of the variant, whose name is "beside" in their settings.
 
     Args:
         task: Name of the task.
@@ -76,7 +76,7 @@ def _beside_dense(
     setting: dict[str, Any],
     about: dict[str, Any],
 ) -> list[Record]:
-    """The records of a variant, with ratios to dense attention."""
+    """The records of a variant and of dense attention beside it, with ratios."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     labels = torch.zeros(len(ids), dtype=torch.long, device=device)
     # The networks that are timed have the ids of bytes; words have fewer.
@@ -88,5 +88,6 @@ def _beside_dense(
     models = {name: build(name).to(device) for name in dict.fromkeys([BASELINE, variant])}
     subjects = {name: Subject(model, forward(model)) for name, model in models.items()}
     measured = costs(subjects, METRICS, benchmark=BENCHMARK, setting=setting, repeats=REPEATS, about=about)
-    own = [record for record in with_ratios(measured, to=BASELINE) if record.variant == variant]
-    return [replace(record, ratio=None, to=None) if variant == BASELINE else record for record in own]
+    # Dense attention is timed again beside each variant, under the load of that time: only these two are compared.
+    setting = setting | {"beside": variant}
+    return with_ratios([replace(record, setting=setting) for record in measured], to=BASELINE)

@@ -79,6 +79,7 @@ def speed_listing(records: Sequence[Record], task: str, references: Path | None 
         references: Folder of the published table; None for none.
     """
     own = [record for record in records if record.setting.get("task") == task]
+    own = [record for record in own if record.setting.get("beside") == record.variant]
     there = published.rows(references, SURVEY)
     lengths = sorted({record.setting["length"] for record in own if record.setting.get("at") == "length"})
     steps = {r.variant: r for r in own if r.metric == "train_step" and r.setting.get("at") == "step"}
