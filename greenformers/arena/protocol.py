@@ -200,7 +200,7 @@ _SMALL_PATHS: dict[str, Any] = {"hidden": 32, "feed_forward": 64}
 TASKS: dict[str, Task] = {
     "listops": Task("ListOps", _listops, "words", 0.10, {
         "tiny": Size(128, (8_000, 400, 1_000), {"shortest": 32, "longest": 126}, 32, 300),
-        "small": Size(256, (20_000, 500, 2_000), {"shortest": 64, "longest": 254}, 32, 1_000, warmup=100),
+        "small": Size(256, (20_000, 500, 2_000), {"shortest": 64, "longest": 254}, 32, 2_000, warmup=200),
         "paper": Size(
             2_001, (96_000, 2_000, 2_000), {"shortest": 501, "longest": 1_999}, 32, 5_000, hidden=512, heads=8,
             feed_forward=1_024, learning_rate=0.05 / 1_000**0.5, warmup=1_000, **_TEXTS,
@@ -208,7 +208,7 @@ TASKS: dict[str, Task] = {
     }, root=True),
     "text": Task("Text, bytes of IMDB", _text, "bytes", 0.15, {
         "tiny": Size(256, (25_000, 400, 1_000), {}, 16, 300),
-        "small": Size(512, (25_000, 500, 2_000), {}, 16, 1_000, warmup=100),
+        "small": Size(512, (25_000, 500, 2_000), {}, 16, 2_000, warmup=200),
         "paper": Size(
             1_000, None, {}, 32, 20_000, hidden=256, heads=4, feed_forward=1_024, learning_rate=0.05 / 8_000**0.5,
             warmup=8_000, **_TEXTS,
@@ -216,7 +216,7 @@ TASKS: dict[str, Task] = {
     }, folder="imdb"),
     "retrieval": Task("Retrieval, pairs of passages", _retrieval, "bytes", 0.15, {
         "tiny": Size(255, (4_000, 400, 1_000), {"length": 126}, 16, 300),
-        "small": Size(511, (10_000, 500, 2_000), {"length": 254}, 16, 1_000, warmup=100),
+        "small": Size(511, (10_000, 500, 2_000), {"length": 254}, 16, 2_000, warmup=200),
         "paper": Size(
             8_003, (147_000, 18_000, 17_000), {"length": 4_000}, 32, 5_000, hidden=128, heads=4, feed_forward=512,
             learning_rate=0.05 / 1_000**0.5, warmup=1_000, **_TEXTS,
@@ -224,7 +224,7 @@ TASKS: dict[str, Task] = {
     }, folder="wikitext2"),
     "pixels": Task("Pixels, CIFAR-10 in grey", _pixels, "bytes", 0.50, {
         "tiny": Size(257, (45_000, 400, 1_000), {"pool": 2}, 16, 300),
-        "small": Size(257, (45_000, 500, 2_000), {"pool": 2}, 32, 1_000, warmup=100),
+        "small": Size(257, (45_000, 500, 2_000), {"pool": 2}, 32, 2_000, warmup=200),
         "paper": Size(
             1_025, None, {}, 256, 35_000, hidden=128, heads=8, feed_forward=128, layers=1, pooling="cls", keeps=128,
             learning_rate=5e-4, warmup=175, weight_decay=0.0, dropout=0.1,
@@ -232,14 +232,14 @@ TASKS: dict[str, Task] = {
     }, position="learned", folder="cifar10_gray"),
     "pathfinder": Task("Pathfinder", _pathfinder, "bytes", 0.50, {
         "tiny": Size(1_025, (4_000, 200, 500), {"side": 32, "dashes": 6}, 8, 150, **_SMALL_PATHS),
-        "small": Size(1_025, (20_000, 400, 1_000), {"side": 32, "dashes": 6}, 16, 500, warmup=50, **_SMALL_PATHS),
+        "small": Size(1_025, (20_000, 400, 1_000), {"side": 32, "dashes": 6}, 16, 1_000, warmup=100, **_SMALL_PATHS),
         "paper": Size(
             1_025, (160_000, 20_000, 20_000), {"side": 32, "dashes": 14}, 512, 62_400, layers=4, heads=4, warmup=312,
             weight_decay=0.0, **_PATHS,
         ),
     }, position="learned"),
     "path_x": Task("Path-X", _path_x, "bytes", 0.50, {
-        "tiny": Size(16_385, (64, 10, 40), {"dashes": 6}, 2, 8, warmup=2, layers=1, **_SMALL_PATHS),
+        "tiny": Size(16_385, (64, 4, 20), {"dashes": 6}, 2, 8, warmup=2, layers=1, **_SMALL_PATHS),
         "small": Size(16_385, (500, 20, 100), {"dashes": 6}, 2, 40, warmup=4, layers=1, **_SMALL_PATHS),
         "paper": Size(
             16_385, (160_000, 20_000, 20_000), {"dashes": 14}, 64, 500_000, layers=1, heads=2, warmup=2_500,

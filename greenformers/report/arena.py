@@ -190,6 +190,9 @@ def curves(plan: Plan, records: Sequence[Record], task: str) -> Picture | None:
     if not every:
         return None
     best = sorted(every, key=lambda name: (name != BASELINE, -mean(every[name])))[:LINES]
+    # Those that are in every panel come first, so that they look alike in all.
+    restored = _accuracies(own, pretrained=True)
+    best.sort(key=lambda name: name not in restored)
     trivial = [record for record in own if record.setting.get("at") == "baseline"]
     panels = []
     for title, metric, label, pretrained in (
