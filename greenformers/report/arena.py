@@ -85,7 +85,7 @@ def speed_listing(records: Sequence[Record], task: str, references: Path | None 
     steps = {r.variant: r for r in own if r.metric == "train_step" and r.setting.get("at") == "step"}
     peaks = {r.variant: r for r in own if r.metric == "peak_memory_training" and r.setting.get("at") == "step"}
     rows = []
-    for variant, record in sorted(steps.items(), key=lambda entry: entry[1].value):
+    for variant, record in sorted(steps.items(), key=lambda entry: -(entry[1].ratio or 1)):
         peak = peaks[variant]
         row = [variant, f"{1000 / record.value:.2f}", times(record.ratio or 1), f"{peak.value:,.1f}",
                times(peak.ratio or 1)]  # fmt: skip
@@ -96,7 +96,8 @@ def speed_listing(records: Sequence[Record], task: str, references: Path | None 
     for length in lengths:
         head += [f"times dense at {length:,}", "published"]
     caption = (
-        "Forward and backward pass on one batch, in turns with dense attention. Other lengths: one sequence. "
+        "Forward and backward pass on one batch, in turns with dense attention, which the ratios are to: from row to "
+        "row the load of the machine may differ. Other lengths: one sequence. "
         "Published: Tay 2020, arXiv:2009.06732, table II."
     )
     return Listing(f"{task_of(task).title}: speed and memory", caption, head, rows)
