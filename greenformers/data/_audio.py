@@ -1,6 +1,7 @@
 """Sound files: read as mono at one sampling rate, whole or in pieces cut where it is quiet.
 
-libsndfile decodes (WAV, FLAC, Ogg, MP3 and more, through soundfile), scipy resamples.
+libsndfile decodes (WAV, FLAC, Ogg, MP3 and more, through soundfile), scipy resamples. M4A and MP4 (AAC) are not
+among what it decodes. Several channels become one by their mean, sample by sample.
 """
 
 from __future__ import annotations
@@ -221,6 +222,8 @@ def _opened(path: Path) -> Iterator[SoundFile]:
     try:
         file = Straight(path)
     except soundfile.LibsndfileError as error:
+        if _is_mp4(path):
+            raise AudioError(f"{path}: M4A or MP4 is not supported, convert it to FLAC or WAV") from error
         raise AudioError(f"{path}: no sound that can be read ({error.error_string})") from error
     except TypeError as error:
         raise AudioError(f"{path}: raw samples, without a header") from error
@@ -249,6 +252,12 @@ def _check_file(path: Path) -> None:
         raise AudioError(f"{path}: cannot be read ({error.strerror})") from error
     if empty:
         raise AudioError(f"{path}: empty, 0 bytes")
+
+
+def _is_mp4(path: Path) -> bool:
+    """Whether a file is of the MP4 family, as the .m4a of telephones: ISO 14496-12, a first box of kind ftyp."""
+    with path.open("rb") as file:
+        return file.read(8)[4:] == b"ftyp"
 
 
 def _cut_off(path: Path) -> bool:

@@ -19,7 +19,8 @@ from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import batched, normalised
 from greenformers.speech.front_end import POOLED, heard
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
-from greenformers.speech.search import Search, beam_search, ctc_share
+from greenformers.speech.search import Hypothesis, Search, beam_search, ctc_share
+from greenformers.speech.transcript import Segment, Transcript
 from greenformers.train.run import MODEL
 
 T = TypeVar("T")
@@ -100,29 +101,23 @@ class Recogniser:
 
     def texts(self, waveforms: Sequence[Tensor]) -> list[str]:
         """Transcripts of waveforms (n,), in one batch."""
-        features, mask = (x.to(self.model.device) for x in self.features(waveforms))
+        return [segment.text for segment in self.segments([(0.0, waveform) for waveform in waveforms])]
+
+    def segments(self, pieces: Sequence[tuple[float, Tensor]]) -> list[Segment]:
+        """Transcripts of pieces of sound, in one batch.
+
+        Args:
+            pieces: Start of each piece in seconds, and its waveform (n,).
+        """
+        features, mask = (x.to(self.model.device) for x in self.features([waveform for _, waveform in pieces]))
         with evaluating(self.model):
             hypotheses = beam_search(self.model, features, mask, space=self.space, search=self.search)
-        return [str(self.tokenizer.decode(list(best[0].tokens))) for best in hypotheses]
+        return [self._segment(*piece, best[0]) for piece, best in zip(pieces, hypotheses, strict=True)]
 
-
-@dataclass(frozen=True)
-class Transcript:
-    """The transcript of a file.
-
-    Attributes:
-        path: The file.
-        text: The transcript of the whole file.
-        seconds: Duration of the sound.
-        time: Seconds that the transcription took, with reading the file.
-        fault: Why the file could not be read to its end; None if it could.
-    """
-
-    path: Path
-    text: str
-    seconds: float
-    time: float
-    fault: str | None = None
+    def _segment(self, start: float, waveform: Tensor, hypothesis: Hypothesis) -> Segment:
+        end = start + len(waveform) / self.model.config.rate
+        text = str(self.tokenizer.decode(list(hypothesis.tokens)))
+        return Segment(start, end, text, hypothesis.log_probability)
 
 
 def transcribe(
@@ -155,22 +150,21 @@ def transcribe(
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     for path in paths:
-        start, texts, done = time.perf_counter(), list[str](), 0.0
+        began, segments, done = time.perf_counter(), list[Segment](), 0.0
         faults: list[str] = []
-        for waveforms in _groups(_pieces(path, longest, config.rate, faults), batch):
-            texts += recogniser.texts(waveforms)
-            done += sum(map(len, waveforms)) / config.rate
+        for pieces in _groups(_pieces(path, longest, config.rate, faults), batch):
+            segments += recogniser.segments(pieces)
+            done += sum(len(waveform) for _, waveform in pieces) / config.rate
             progress(path, done)
-        yield Transcript(
-            path, recogniser.joined(texts), done, time.perf_counter() - start, faults[0] if faults else None
-        )
+        text = recogniser.joined(segment.text for segment in segments)
+        fault = faults[0] if faults else None
+        yield Transcript(path, text, done, time.perf_counter() - began, fault, tuple(segments))
 
 
-def _pieces(path: Path, longest: float, rate: int, faults: list[str]) -> Iterator[Tensor]:
-    """The pieces of a file up to its first fault, which is added to `faults`."""
+def _pieces(path: Path, longest: float, rate: int, faults: list[str]) -> Iterator[tuple[float, Tensor]]:
+    """The pieces of a file up to its first fault, which is added to `faults`, with their starts in seconds."""
     try:
-        for _, waveform in audio.pieces(path, longest, rate=rate):
-            yield waveform
+        yield from audio.pieces(path, longest, rate=rate)
     except AudioError as error:
         faults.append(str(error))
 

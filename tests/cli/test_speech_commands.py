@@ -139,16 +139,18 @@ def test_transcripts_are_on_stdout_and_faults_beside_them(monkeypatch, capsys, r
     words = ["speech", "transcribe", str(runs[0]), "--width", "2", "--piece", "0.6", "--batch", "2", "--longest", "5"]
     assert run(monkeypatch, *words, str(first), str(second)) == 0
     whole = capsys.readouterr()
-    head = r"{}: {:.1f} s of sound in \d+\.\d\d s, real-time factor \d+\.\d{{3}}\n(.*)\n"
-    pattern = head.format(re.escape(str(first)), 3 * LETTER) + head.format(re.escape(str(second)), 24 * LETTER)
-    texts = re.fullmatch(pattern, whole.out)
-    assert texts
+    head = r"(?m)^{}: {:.1f} s of sound in \d+\.\d\d s, real-time factor \d+\.\d{{3}}$"
+    for path, letters in ((first, 3), (second, 24)):
+        assert re.search(head.format(re.escape(str(path)), letters * LETTER), whole.err)
+    assert len(whole.out.splitlines()) == 2
     assert "100 %" in whole.err
     assert "greenformers:" not in whole.err
 
-    assert run(monkeypatch, *words, *map(str, (first, tmp_path / "text.wav", tmp_path / "gone.wav", second))) == 2
+    files = [str(path) for path in (first, tmp_path / "text.wav", tmp_path / "gone.wav", second)]
+    assert run(monkeypatch, *words, *files) == 2
     shown = capsys.readouterr()
-    assert re.fullmatch(pattern, shown.out).groups() == texts.groups()
+    texts = whole.out.splitlines()
+    assert shown.out.splitlines() == [texts[0], "", "", texts[1]]
     assert re.findall("(?m)^greenformers: (.*)$", shown.err) == [
         f"{tmp_path / 'text.wav'}: no sound that can be read (Format not recognised.)",
         f"{tmp_path / 'gone.wav'}: no such file",
@@ -166,9 +168,34 @@ def test_transcripts_reach_a_file_from_a_terminal(monkeypatch, capsys, runs, tmp
     monkeypatch.setattr(_terminal, "console", lambda *, stderr=False: Console(stderr=stderr, force_terminal=stderr))
     assert run(monkeypatch, "speech", "transcribe", str(runs[0]), str(path), "--width", "1") == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith(f"{path}: 0.4 s of sound in ")
-    assert len(shown.out.splitlines()) == 2
-    assert "s of sound" not in shown.err
+    assert len(shown.out.splitlines()) == 1
+    assert "s of sound" not in shown.out
+    assert "0.4sofsoundin" in re.sub(r"\x1b\[\S*?[A-Za-z]|\s", "", shown.err)
+
+
+def test_every_format_is_data_alone(monkeypatch, capsys, runs, tmp_path):
+    first, second = sound(tmp_path / "one.wav", "abc"), sound(tmp_path / "two.wav", "dcba" * 6)
+    words = ["speech", "transcribe", str(runs[0]), "--width", "1", "--piece", "0.6", "--longest", "3"]
+
+    def shown(form: str, *paths: Path) -> str:
+        assert run(monkeypatch, *words, "--format", form, *map(str, paths)) == 0
+        return capsys.readouterr().out
+
+    head, *rows = (line.split("\t") for line in shown("tsv", first, second).splitlines())
+    assert head == ["file", "start", "end", "text", "log_probability"]
+    assert {row[0] for row in rows} == {str(first), str(second)}
+    assert len(rows) > 5
+    entries = json.loads(shown("json", first, second))
+    assert [entry["file"] for entry in entries] == [str(first), str(second)]
+    segments = [segment for entry in entries for segment in entry["segments"]]
+    assert [[str(segment[name]) for name in head[1:]] for segment in segments] == [row[1:] for row in rows]
+    assert shown("vtt", second).startswith("WEBVTT\n\n")
+    assert shown("text", second) == entries[1]["text"] + "\n"
+    assert shown("srt", second).count(" --> ") == len(
+        [segment for segment in entries[1]["segments"] if segment["text"]]
+    )
+    line = refused(monkeypatch, capsys, *words, "--format", "srt", str(first), str(second))
+    assert line == "greenformers: format srt must have one file, as its times are of one; got 2"
 
 
 @pytest.mark.parametrize(

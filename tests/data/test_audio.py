@@ -146,6 +146,11 @@ def make_picture(path):
     return r"no sound that can be read \(.+\)"
 
 
+def make_m4a(path):
+    path.write_bytes(b"\0\0\0\x20ftypM4A \0\0\0\0" + bytes(200))
+    return "M4A or MP4 is not supported, convert it to FLAC or WAV"
+
+
 def make_header(path):
     path.write_bytes(wav(0)[:20])
     return r"no sound that can be read \(.+\)"
@@ -181,7 +186,17 @@ def wav(samples, claimed=None):
     return struct.pack("<4sI", b"RIFF", len(body)) + body
 
 
-HEADERS = [make_missing, make_folder, make_empty, make_text, make_picture, make_header, make_no_samples, make_cut_off]
+HEADERS = [
+    make_missing,
+    make_folder,
+    make_empty,
+    make_text,
+    make_picture,
+    make_m4a,
+    make_header,
+    make_no_samples,
+    make_cut_off,
+]
 HEADERS += [make_slow, make_fast]
 if hasattr(os, "mkfifo"):
     HEADERS.append(make_pipe)

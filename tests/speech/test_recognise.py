@@ -19,6 +19,7 @@ from greenformers.model import GreenformerConfig, GreenformerForSeq2SeqLM
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.recognise import Recogniser, recognised, transcribe
 from greenformers.speech.search import Search, beam_search
+from greenformers.speech.transcript import Segment
 
 soundfile = pytest.importorskip("soundfile", reason="the speech extra is not installed")
 
@@ -56,12 +57,21 @@ def lengths(monkeypatch) -> list[int]:
     """What networks hear, in place of what they write: samples of every piece."""
     found: list[int] = []
 
-    def texts(_, waveforms):
-        found.extend(map(len, waveforms))
-        return [heard(waveform) for waveform in waveforms]
+    def text(waveform):
+        found.append(len(waveform))
+        return heard(waveform)
 
-    monkeypatch.setattr(Recogniser, "texts", texts)
+    monkeypatch.setattr(Recogniser, "segments", writing(text))
     return found
+
+
+def writing(text):
+    """A recogniser's `segments` that writes what a function says of each waveform."""
+
+    def segments(_, pieces):
+        return [Segment(start, start + len(sound) / RATE, text(sound), -1.0) for start, sound in pieces]
+
+    return segments
 
 
 def test_a_run_and_its_model_are_the_same_recogniser(out, recogniser, tmp_path):
@@ -134,6 +144,25 @@ def test_texts_are_the_best_of_the_search(recogniser):
     letters = {number: letter for letter, number in recogniser.tokenizer.get_vocab().items()}
     expected = ["".join(letters[token] for token in one[0].tokens) for one in found]
     assert recogniser.texts(waveforms()[:3]) == expected
+
+
+def test_pieces_have_times_and_the_log_probability_of_the_search(recogniser, tmp_path):
+    pieces = list(zip((0.0, 7.5), waveforms(["ab", "dab"]), strict=True))
+    segments = recogniser.segments(pieces)
+    features, mask = recogniser.features([waveform for _, waveform in pieces])
+    best = [found[0] for found in beam_search(recogniser.model, features, mask, space=3, search=recogniser.search)]
+    assert [segment.log_probability for segment in segments] == [one.log_probability for one in best]
+    assert [(segment.start, segment.end) for segment in segments] == [
+        (0.0, pytest.approx(2 * LETTER)), (7.5, pytest.approx(7.5 + 3 * LETTER)),
+    ]  # fmt: skip
+    path = sound(tmp_path / "long.wav", "ab  cd  ba")
+    (whole,) = transcribe(recogniser, [path], longest=0.6, batch=2)
+    assert len(whole.segments) > 1
+    assert whole.segments[0].start == 0
+    for before, after in zip(whole.segments, whole.segments[1:], strict=False):
+        assert before.end == pytest.approx(after.start)
+    assert whole.segments[-1].end == pytest.approx(whole.seconds)
+    assert whole.text == recogniser.joined(segment.text for segment in whole.segments)
 
 
 def test_dropout_is_off_while_it_listens_and_then_as_it_was(recogniser):
@@ -232,7 +261,7 @@ def test_a_long_file_is_one_text_and_its_progress_is_told(recogniser, tmp_path, 
 
 def test_pieces_without_words_leave_no_gap(recogniser, tmp_path, monkeypatch):
     said = iter(["", "ab", "", "c", ""])
-    monkeypatch.setattr(Recogniser, "texts", lambda _, waveforms: [next(said) for _ in waveforms])
+    monkeypatch.setattr(Recogniser, "segments", writing(lambda _: next(said)))
     monkeypatch.setattr(audio, "pieces", lambda *_, **__: ((0.0, torch.zeros(200)) for _ in range(5)))
     (found,) = transcribe(recogniser, [tmp_path / "a.wav"], longest=1.0, batch=2)
     assert found.text == "ab c"
@@ -244,7 +273,7 @@ def test_writing_without_spaces_is_joined_without(tmp_path, monkeypatch):
     out = finished(tmp_path / "runs" / "run", tmp_path / "tones", steps=1)
     recogniser = Recogniser.load(out)
     assert recogniser.space is None
-    monkeypatch.setattr(Recogniser, "texts", lambda _, waveforms: ["ab"] * len(waveforms))
+    monkeypatch.setattr(Recogniser, "segments", writing(lambda _: "ab"))
     (found,) = transcribe(recogniser, [sound(tmp_path / "a.wav", "abcd" * 4)], longest=0.5)
     assert found.text == "ab" * (len(found.text) // 2)
     assert len(found.text) > 6
@@ -264,7 +293,7 @@ def test_memory_is_that_of_batches_however_long_the_file(recogniser, monkeypatch
             yield 0.0, piece
 
     monkeypatch.setattr(audio, "pieces", pieces)
-    monkeypatch.setattr(Recogniser, "texts", lambda _, waveforms: ["a"] * len(waveforms))
+    monkeypatch.setattr(Recogniser, "segments", writing(lambda _: "a"))
     (found,) = transcribe(recogniser, [Path("a.wav")], longest=1.0, batch=3)
     assert found.text.count("a") == 200
     # The batch before may still be held while the next one is read.

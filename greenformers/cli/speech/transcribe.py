@@ -1,18 +1,26 @@
 """`greenformers speech transcribe`. Heavy imports are inside the command, so that --help answers at once."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import from_fields
 from greenformers.cli.speech._flags import Batch
+from greenformers.speech.formats import Format
 from greenformers.speech.search_options import Search
 
+if TYPE_CHECKING:
+    from greenformers.speech.transcript import Transcript
+
 ORDER = 20
-EXAMPLES = ("greenformers speech transcribe runs/lrt/model call.wav lecture.flac",)
+EXAMPLES = (
+    "greenformers speech transcribe runs/lrt/model call.wav lecture.flac",
+    "greenformers speech transcribe runs/lrt/model lecture.flac --format srt > lecture.srt",
+)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or of its model.")]
 
@@ -21,18 +29,33 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished r
 def transcribe(
     *,
     run: Run,
-    files: Annotated[list[Path], typer.Argument(help="Sound files (WAV, FLAC, Ogg, MP3) of any sampling rate.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Sound files (WAV, FLAC, Ogg, MP3; not M4A) of any sampling rate; stereo becomes its mean."
+        ),
+    ],
     search: Search,
     piece: Annotated[
         float | None,
         typer.Option(help="Longest piece of sound that is read at once, in seconds; by default as in training."),
     ] = None,
     batch: Batch = 8,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format", help="Format of stdout: text, a line a file; tsv, a row a piece; json; srt or vtt, of one file."
+        ),
+    ] = Format.TEXT,
 ) -> None:
-    """Transcribe speech in sound files. A file that cannot be read is reported, and the others are transcribed."""
+    """Transcribe speech in sound files. A file that cannot be read is reported, and the others are transcribed.
+
+    Stdout has the transcripts alone; progress, times and faults are on stderr.
+    """
     from greenformers.speech.recognise import Recogniser
     from greenformers.speech.recognise import transcribe as run_on
 
+    form.check(len(files))
     terminal.quiet()
     recogniser = Recogniser.load(run, search)
     faults, before = 0, 0.0
@@ -43,17 +66,28 @@ def transcribe(
         def told(_: Path, done: float) -> None:
             steps("sound", min(1.0, (before + done) / total) if total else 0.0)
 
-        for transcript in run_on(recogniser, files, longest=piece, batch=batch, progress=told):
-            before += seconds[transcript.path]
-            if transcript.fault is not None:
-                faults += 1
-                print(f"greenformers: {transcript.fault}", file=sys.stderr)
-            if transcript.seconds:
-                pace = transcript.time / transcript.seconds
-                about = f"{transcript.seconds:.1f} s of sound in {transcript.time:.2f} s, real-time factor {pace:.3f}"
-                print(f"{transcript.path}: {about}\n{transcript.text}", flush=True)
+        def reported(transcripts: "Iterable[Transcript]") -> "Iterator[Transcript]":
+            nonlocal before, faults
+            for transcript in transcripts:
+                before += seconds[transcript.path]
+                faults += transcript.fault is not None
+                _report(transcript)
+                yield transcript
+
+        for line in form.lines(reported(run_on(recogniser, files, longest=piece, batch=batch, progress=told))):
+            print(line, flush=True)
     if faults:
         sys.exit(2)
+
+
+def _report(transcript: "Transcript") -> None:
+    """Tell on stderr why a file could not be read to its end, and how long it took."""
+    if transcript.fault is not None:
+        print(f"greenformers: {transcript.fault}", file=sys.stderr)
+    if transcript.seconds:
+        pace = transcript.time / transcript.seconds
+        about = f"{transcript.seconds:.1f} s of sound in {transcript.time:.2f} s, real-time factor {pace:.3f}"
+        print(f"{transcript.path}: {about}", file=sys.stderr)
 
 
 def _length(path: Path) -> float:

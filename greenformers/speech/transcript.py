@@ -1,0 +1,42 @@
+"""Transcripts: what a recogniser has written of a file, with times, and how likely it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The transcript of one piece of a file.
+
+    Attributes:
+        start: Start of the piece in the file, in seconds.
+        end: End of the piece, in seconds.
+        text: The transcript; empty where nothing is heard.
+        log_probability: Log-probability of the text in nats, with that of its end: `Hypothesis.log_probability`.
+    """
+
+    start: float
+    end: float
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The transcript of a file.
+
+    Attributes:
+        path: The file.
+        text: The transcript of the whole file.
+        seconds: Duration of the sound.
+        time: Seconds that the transcription took, with reading the file.
+        fault: Why the file could not be read to its end; None if it could.
+        segments: The pieces in which the file was read, in order.
+    """
+
+    path: Path
+    text: str
+    seconds: float
+    time: float
+    fault: str | None = None
+    segments: tuple[Segment, ...] = ()

@@ -1,0 +1,83 @@
+"""Formats of transcripts: what each writes, and that other programs can read it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from greenformers.speech.formats import COLUMNS, Format
+from greenformers.speech.transcript import Segment, Transcript
+
+FIRST = Transcript(
+    Path("a b.wav"), "seven <b> & two", 5.25, 1.0, None,
+    (
+        Segment(0.0, 3.0004, "seven <b>", -0.12345), Segment(3.0004, 4.0, "", -0.5),
+        Segment(4.0, 5.25, "& two", -2.0),
+    ),
+)  # fmt: skip
+DAMAGED = Transcript(Path("tab\tin\nname.wav"), "", 0.0, 0.1, "tab.wav: empty, 0 bytes")
+LATE = Transcript(Path("c.wav"), "é", 3725.5, 9.0, None, (Segment(3723.0, 3725.9996, "é", -1.0),))
+
+
+def written(form: str, *transcripts: Transcript) -> str:
+    return "".join(f"{line}\n" for line in Format(form).lines(transcripts))
+
+
+def test_text_is_a_line_for_each_file():
+    assert written("text", FIRST, DAMAGED, LATE) == "seven <b> & two\n\né\n"
+    assert written("text") == ""
+
+
+def test_tsv_is_a_row_for_each_piece_and_needs_no_quotes():
+    head, *rows = written("tsv", FIRST, DAMAGED, LATE).splitlines()
+    assert head.split("\t") == list(COLUMNS)
+    assert [row.split("\t") for row in rows] == [
+        ["a b.wav", "0.0", "3.0", "seven <b>", "-0.123"],
+        ["a b.wav", "3.0", "4.0", "", "-0.5"],
+        ["a b.wav", "4.0", "5.25", "& two", "-2.0"],
+        ["c.wav", "3723.0", "3726.0", "é", "-1.0"],
+    ]
+    with_tab = Transcript(DAMAGED.path, "x", 1.0, 0.1, None, (Segment(0.0, 1.0, "x", -1.0),))
+    assert written("tsv", with_tab).splitlines()[1].split("\t")[0] == "tab in name.wav"
+
+
+def test_json_is_one_list_whose_first_objects_are_there_early():
+    first, second, fourth = json.loads(written("json", FIRST, DAMAGED, LATE))
+    assert first["file"] == "a b.wav"
+    assert (first["text"], first["seconds"], first["fault"]) == ("seven <b> & two", 5.25, None)
+    assert first["segments"][0] == {"start": 0.0, "end": 3.0, "text": "seven <b>", "log_probability": -0.123}
+    assert (second["segments"], second["fault"]) == ([], DAMAGED.fault)
+    assert fourth["text"] == "é"
+    assert json.loads(written("json")) == []
+    told = []
+
+    def transcripts():
+        for transcript in (FIRST, LATE):
+            told.append(transcript.path.name)
+            yield transcript
+
+    assert json.loads(next(Format.JSON.lines(transcripts()))[1:])["file"] == "a b.wav"
+    assert told == ["a b.wav"]
+
+
+def test_subtitles_have_numbers_times_and_no_cue_of_silence():
+    assert written("srt", FIRST) == (
+        "1\n00:00:00,000 --> 00:00:03,000\nseven <b>\n\n2\n00:00:04,000 --> 00:00:05,250\n& two\n\n"
+    )
+    assert written("srt", LATE) == "1\n01:02:03,000 --> 01:02:06,000\né\n\n"
+    assert written("vtt", FIRST) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:03.000\nseven &lt;b&gt;\n\n00:00:04.000 --> 00:00:05.250\n&amp; two\n\n"
+    )
+    assert written("vtt", DAMAGED) == "WEBVTT\n\n"
+    assert written("srt", DAMAGED) == ""
+
+
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_subtitles_are_of_one_file(form):
+    Format(form).check(1)
+    expected = f"format {form} must have one file, as its times are of one; got 2"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        Format(form).check(2)
+    for other in ("text", "tsv", "json"):
+        Format(other).check(2)
