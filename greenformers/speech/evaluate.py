@@ -13,8 +13,8 @@ from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.parameters import parameters
 from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
 from greenformers.measure.record import Record
-from greenformers.speech.objective import Speech
 from greenformers.speech.recognise import Recogniser, recognised
+from greenformers.speech.recordings import Recordings, of_manifest
 from greenformers.speech.search import Search, beam_search
 from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import settings_of
@@ -48,6 +48,7 @@ def evaluate(
     *,
     search: Search,
     corpus: str | None = None,
+    layout: str | None = None,
     limit: int | None = None,
     batch: int = 16,
     repeats: int = 5,
@@ -59,7 +60,8 @@ def evaluate(
         runs: Folders of the runs; the others are compared with the first one.
         split: "train", "valid" or "test".
         search: Options of the beam search.
-        corpus: Folder or manifest of the corpus, if it has moved since.
+        corpus: Folder of the corpus, if it has moved since or is another one; or a manifest, which is the test split.
+        layout: Layout of that corpus, if it is another one than that of the training.
         limit: Most recordings to score, the first ones.
         batch: Number of recordings at a time.
         repeats: Number of times that the generation of `TIMED` transcripts is timed; runs are timed in turns.
@@ -85,12 +87,8 @@ def evaluate(
         if recogniser.model.config.rate != rate:
             own = recogniser.model.config.rate
             raise ValueError(f"runs must have the rate of the first, {rate} Hz, {name} has {own}")
-    settings = replace(settings_of(runs[0], SpeechSettings), init=str(runs[0]))
-    if corpus is not None:
-        settings = replace(settings, corpus=corpus)
-    objective = settings.task().objective
-    assert isinstance(objective, Speech)
-    count = min(objective.size(split), limit or objective.size(split))
+    sounds = _sounds(settings_of(runs[0], SpeechSettings), corpus, layout)
+    count = min(sounds.size(split), limit or sounds.size(split))
     references: list[str] = []
     judged: list[Judged] = []
     for run, recogniser in zip(runs, recognisers, strict=True):
@@ -99,14 +97,14 @@ def evaluate(
             progress(name, done / count)
 
         def waveforms(first: bool = not judged) -> Iterator[Tensor]:
-            for waveform, text in _recordings(objective, split, count):
+            for waveform, text in _recordings(sounds, split, count):
                 if first:
                     references.append(text)
                 yield waveform
 
         hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
-    first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(objective, split, min(count, TIMED))]
+    first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(sounds, split, min(count, TIMED))]
     times = generation_times({result.name: result.recogniser for result in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
     if search.ctc_weight is not None:  # else each run has the share of its training
@@ -116,9 +114,24 @@ def evaluate(
     return records, list(zip(references, judged[0].hypotheses, strict=True))
 
 
-def _recordings(objective: Speech, split: str, count: int) -> Iterator[tuple[Tensor, str]]:
+def _sounds(settings: SpeechSettings, corpus: str | None, layout: str | None) -> Recordings:
+    """The recordings of a run, or those of another corpus at its sampling rate."""
+    if corpus is not None and Path(corpus).is_file():
+        if layout not in (None, "manifest"):
+            raise ValueError(f"layout of a file must be manifest, got {layout!r}")
+        return of_manifest(Path(corpus), settings.rate)
+    if corpus is not None:
+        settings = replace(settings, corpus=corpus, valid=None, test=None)
+    if layout is not None:
+        # Who is held out is a question of the corpus that was trained on.
+        held_out = settings.held_out if layout == settings.layout else None
+        settings = replace(settings, layout=layout, held_out=held_out)
+    return settings.recordings()
+
+
+def _recordings(sounds: Recordings, split: str, count: int) -> Iterator[tuple[Tensor, str]]:
     for index in range(count):
-        yield objective.recordings.sound(split, index, torch.Generator().manual_seed(index))
+        yield sounds.sound(split, index, torch.Generator().manual_seed(index))
 
 
 def generation_times(recognisers: dict[str, Recogniser], waveforms: list[Tensor], repeats: int) -> dict[str, Timing]:

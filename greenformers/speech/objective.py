@@ -3,19 +3,27 @@
 import math
 import warnings
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from greenformers.measure import recognition
+from greenformers.measure.quality import evaluating
 from greenformers.model.loss import IGNORED
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import Spectrogram, batched, normalised, spec_augment
 from greenformers.speech.front_end import POOLED, heard, positions
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.recordings import Recordings
+from greenformers.speech.search import Search, beam_search
 from greenformers.train.objective import Batch, Example, Objective, padded
+from greenformers.train.stream import generator
 from greenformers.train.text import mean_loss
+
+METRICS = ("loss", "cer", "wer")
+"""Scores that a model may be chosen by; the lowest is best."""
 
 
 class Speech(Objective):
@@ -28,9 +36,14 @@ class Speech(Objective):
         sizes: Further arguments of the configuration, such as `channels`.
         augment: Whether stretches of frequencies and frames are masked in training (SpecAugment).
         longest: Number of positions of the network, of sound and of text.
+        transcripts: Most recordings, the first ones of a split, that `evaluate` transcribes for the error rates.
+        metric: Score that decides which model is best: "loss", "cer" or "wer".
+
+    Raises:
+        ValueError: The number of transcripts or the metric is out of range.
+        MissingExtraError: There are transcripts to score, and jiwer is not installed.
     """
 
-    metric = "loss"
     greater_is_better = False
 
     def __init__(
@@ -42,7 +55,18 @@ class Speech(Objective):
         augment: bool,
         longest: int,
         sizes: dict[str, Any],
+        transcripts: int = 0,
+        metric: str = "loss",
     ) -> None:
+        if transcripts < 0:
+            raise ValueError(f"valid_transcripts must be at least 0, got {transcripts}")
+        if metric not in METRICS:
+            raise ValueError(f"patience_by must be one of {', '.join(METRICS)}, got {metric!r}")
+        if metric != "loss" and not transcripts:
+            raise ValueError(f"patience_by must be loss where no validation recording is transcribed, got {metric!r}")
+        if transcripts:
+            recognition.needed()  # here, not after the first steps
+        self.transcripts, self.metric = transcripts, metric
         self.recordings, self.tokenizer, self.spectrogram = recordings, tokenizer, spectrogram
         self.augment, self.longest, self.sizes = augment, longest, sizes
         lengths = torch.tensor([recordings.length(index) for index in range(recordings.size("train"))])
@@ -53,7 +77,7 @@ class Speech(Objective):
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         waveform, text = self.recordings.sound(split, index, source)
-        features = normalised(self.spectrogram(heard(waveform, self.spectrogram)))
+        features = self._features(waveform)
         if self.augment and split == "train":
             features = spec_augment(features, source)
         return {"input_features": features, "labels": torch.tensor([*self._ids(text), self.tokenizer.eos_token_id])}
@@ -120,7 +144,33 @@ class Speech(Objective):
         ids = self.tokenizer(text, truncation=True, max_length=self.longest - 1, verbose=False)["input_ids"]
         return list(ids)
 
+    def _features(self, waveform: Tensor) -> Tensor:
+        return normalised(self.spectrogram(heard(waveform, self.spectrogram)))
+
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Mean cross-entropy in nats of a character, and its perplexity, with teacher forcing."""
+        """Mean cross-entropy in nats of a character and its perplexity, with teacher forcing, and the error rates.
+
+        The character and word error rates, "cer" and "wer", in percent, are those of greedy transcripts of the first
+        recordings; they are left out where there are no transcripts.
+        """
         loss = mean_loss(model, self, split, batch_size)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))} | self._error_rates(model, split, batch_size)
+
+    def _error_rates(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
+        count, search = min(self.transcripts, self.size(split)), Search(width=1)
+        space = self.tokenizer.get_vocab().get(" ")
+        hypotheses: list[str] = []
+        references: list[str] = []
+        for start in range(0, count, batch_size):
+            indices = range(start, min(start + batch_size, count))
+            pairs = [self.recordings.sound(split, index, generator(0, 2, index)) for index in indices]
+            features, mask = (x.to(model.device) for x in batched([self._features(sound) for sound, _ in pairs]))
+            with evaluating(model):
+                network = cast(GreenformerForSpeechSeq2Seq, model)
+                best = beam_search(network, features, mask, space=space, search=search)
+            hypotheses += [str(self.tokenizer.decode(list(found[0].tokens))) for found in best]
+            references += [text for _, text in pairs]
+        if not references:
+            return {}
+        rates = recognition.scores(hypotheses, references)
+        return {name: rates[name] for name in ("cer", "wer")}

@@ -3,6 +3,13 @@
 With a share w of CTC, log P = (1 - w) log P_attention + w log P_ctc, where P_ctc of an open hypothesis is that of all
 texts that begin with it. Watanabe 2017 (hybrid CTC/attention), algorithm 2.
 
+Two options are against transcripts that end too early, as a shorter text is likelier: log P may be divided by a power
+of the number of characters with the end, and the end may be admitted only where
+
+    log P(end | Y) > threshold max_c log P(c | Y)
+
+Hannun 2019, arXiv:1904.02619 (the threshold).
+
 All beams of a batch are one batch of the decoder, which reads a character a step and keeps the keys and values of
 the characters before. Beams of one utterance share its encoder output. Utterances that are done leave the batch.
 """
@@ -149,7 +156,10 @@ class _Beams:
     def advance(self) -> None:
         """Add one character to the hypotheses."""
         search, step = self.search, self.tokens.shape[2] - 1
-        total = self._next() + self.log_p[..., None]  # (B, W, V)
+        following = self._next()  # (B, W, V)
+        if search.end_threshold is not None:
+            self._hold_back(following, search.end_threshold)
+        total = following + self.log_p[..., None]  # (B, W, V)
         last = step >= self.longest
         if step < search.shortest:
             going_on = total.clone()
@@ -162,7 +172,7 @@ class _Beams:
             total[last] = -torch.inf
             total[last, :, self.end] = ends
         words = self._words(total.shape[2])
-        score = search.alpha * total + search.gamma * words.sqrt()
+        score = search.alpha * total / (step + 1) ** search.length_power + search.gamma * words.sqrt()
         # Twice as many as continue, as at most half of them can end.
         best, choices = score.flatten(1).topk(min(2 * search.width, score[0].numel()), 1)
         beam, token = choices // total.shape[2], choices % total.shape[2]
@@ -186,6 +196,15 @@ class _Beams:
         for mark in {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} - {None, self.end}:
             log_p[..., mark] = -torch.inf
         return log_p
+
+    def _hold_back(self, following: Tensor, threshold: float) -> None:
+        """Make the end impossible where it is not likely enough beside the best character; in place."""
+        ends = following[..., self.end].clone()
+        following[..., self.end] = -torch.inf
+        early = (ends <= threshold * following.amax(2)) & (following.amax(2) > -torch.inf)
+        # At its limit a text must end.
+        early &= (self.tokens.shape[2] - 1 < self.longest)[:, None]
+        following[..., self.end] = ends.masked_fill(early, -torch.inf)
 
     def _attended(self) -> Tensor:
         """Log-probability of each next token by the decoder (B, W, V)."""
@@ -247,7 +266,10 @@ class _Beams:
         search = self.search
         remaining = (self.longest - self.tokens.shape[2] + 1).clamp(min=0)
         remaining = remaining if self.space is None else (remaining + 1) // 2
-        bound = (search.alpha * self.log_p + search.gamma * (self.words + remaining[:, None]).sqrt()).amax(1).tolist()
+        # Characters of the longest text that a hypothesis can become, with its end.
+        most = (self.longest + 1).clamp(min=1)[:, None] ** search.length_power
+        words = (self.words + remaining[:, None]).sqrt()
+        bound = (search.alpha * self.log_p / most + search.gamma * words).amax(1).tolist()
         stays = []
         for row, who in enumerate(self.who):
             ended = self.ended[who]

@@ -19,6 +19,15 @@ class Search:
     width: int = setting(8, "Width of the beam search: hypotheses kept at every step; 1 is greedy.")
     alpha: float = 1.0
     gamma: float = setting(0.1, "Weight of the square root of the number of words.")
+    length_power: float = setting(
+        0.0,
+        "Length normalisation: log P is divided by the number of characters, with the end, to this power; 0 for none.",
+    )
+    end_threshold: float | None = setting(
+        None,
+        "A transcript may end only where the log-probability of the end is above this many times that of the likeliest "
+        "character; none if not given.",
+    )
     ctc_weight: float | None = setting(
         None,
         "Share of CTC in the score, 0 to 1: 0 for the decoder alone, 1 for CTC alone, without the decoder; by default "
@@ -35,6 +44,10 @@ class Search:
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
         if not self.gamma >= 0:
             raise ValueError(f"gamma must be at least 0, got {self.gamma}")
+        if not 0 <= self.length_power <= 1:
+            raise ValueError(f"length_power must be in 0..1, got {self.length_power}")
+        if self.end_threshold is not None and not self.end_threshold > 0:
+            raise ValueError(f"end_threshold must be above 0, got {self.end_threshold}")
         if self.ctc_weight is not None and not 0 <= self.ctc_weight <= 1:
             raise ValueError(f"ctc_weight must be in 0..1, got {self.ctc_weight}")
         if self.shortest < 0:

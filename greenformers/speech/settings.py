@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from greenformers.train.settings import Training, setting
 
 if TYPE_CHECKING:
+    from greenformers.speech.recordings import Recordings
     from greenformers.train.task import Task
 
 
@@ -32,6 +33,12 @@ class SpeechSettings(Training):
     channels: int = setting(64, "Channels of the first two convolutions; the other two have twice as many.")
     ctc_weight: float = setting(0.0, "Share of CTC in the loss, for a faster start, and in later searches.")
     augment: bool = setting(False, "SpecAugment: mask stretches of frequencies and frames.")
+    valid_transcripts: int = setting(
+        100,
+        "Most validation recordings that are transcribed, greedily, at each evaluation, for their character and word "
+        "error rates; none with shard.",
+    )
+    patience_by: str = setting("loss", "Score that patience goes by: loss, cer or wer.")
 
     rank: int = setting(100, "Rank of the low-rank linear layers of lrt.")
     hidden: int = setting(512, "Width d of the network.")
@@ -43,21 +50,30 @@ class SpeechSettings(Training):
     batch: int = setting(16, "Utterances a step, of all processes together.")
     learning_rate: float = setting(5e-4, "Highest learning rate.")
 
+    def recordings(self) -> "Recordings":
+        """The recordings of the corpus.
+
+        Raises:
+            ValueError, OSError: As by `greenformers.speech.recordings.recordings`.
+        """
+        from greenformers.speech.recordings import recordings
+
+        return recordings(
+            Path(self.corpus), self.layout, rate=self.rate, longest=self.longest,
+            valid=self.valid, test=self.test, held_out=self.held_out,
+        )  # fmt: skip
+
     def task(self) -> "Task":  # noqa: D102
         from greenformers.speech.features import Spectrogram
         from greenformers.speech.front_end import POOLED
         from greenformers.speech.objective import Speech
-        from greenformers.speech.recordings import recordings
         from greenformers.speech.vocabulary import vocabulary, vocabulary_of
         from greenformers.train.task import MODEL, Task
 
         if self.micro_batches is not None:
             raise ValueError(f"micro_batches is not for speech: must be left out, got {self.micro_batches}")
         spectrogram = Spectrogram(rate=self.rate, n_fft=self.n_fft, window=self.window, hop=self.hop)
-        sounds = recordings(
-            Path(self.corpus), self.layout, rate=self.rate, longest=self.longest,
-            valid=self.valid, test=self.test, held_out=self.held_out,
-        )  # fmt: skip
+        sounds = self.recordings()
         # The decoder has as many positions for characters.
         positions = int(self.longest * self.rate / self.hop) // POOLED + 2
         if self.init is None:
@@ -70,6 +86,9 @@ class SpeechSettings(Training):
             spectrogram,
             augment=self.augment,
             longest=positions,
+            # The search calls parts of the network, whose sharded weights are whole inside the network's call alone.
+            transcripts=0 if self.shard else self.valid_transcripts,
+            metric=self.patience_by,
             sizes={"channels": self.channels, "ctc_weight": self.ctc_weight},
         )
         return Task(objective, tokenizer, self.start())

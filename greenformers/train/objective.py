@@ -26,7 +26,7 @@ class Objective(ABC):
         partial: Whether parts of a model may have no gradient in a step, which several processes must agree on.
     """
 
-    metric: ClassVar[str]
+    metric: str
     greater_is_better: ClassVar[bool]
     lengths: Tensor | None = None
     memory: int = 0

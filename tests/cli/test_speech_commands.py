@@ -78,6 +78,7 @@ def test_train_from_flags_alone(monkeypatch, capsys, folder, tmp_path):
     scores = json.loads((out / "scores.json").read_text())
     assert re.fullmatch(
         rf"[\d,]+ parameters, validation loss {scores['loss']:.4g}, perplexity {scores['perplexity']:.4g}, "
+        rf"cer {scores['cer']:.4g}, wer {scores['wer']:.4g}, "
         r"\d+\.\d s of training", shown[-2],
     )  # fmt: skip
     assert shown[-1] == f"model: {out / 'model'}"

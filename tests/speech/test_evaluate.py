@@ -169,6 +169,29 @@ def test_a_corpus_that_was_moved(runs, folder, tmp_path):
     assert [reference for reference, _ in pairs] == TEST
 
 
+def test_another_corpus_than_that_of_the_training(runs, tmp_path):
+    """One of a run on a manifest, and one of a run on digits with a speaker held out."""
+    other = corpus(tmp_path / "other", test=["abc", "d", "ba"])
+    given = {"search": SEARCH, "repeats": 1}
+    assert [reference for reference, _ in evaluate(runs[:1], "test", corpus=str(other), **given)[1]] == [
+        "abc", "d", "ba",
+    ]  # fmt: skip
+    of_digits = tmp_path / "of_digits"
+    shutil.copytree(runs[0], of_digits)
+    stored = settings_of(of_digits, type(settings("x")))
+    replace(stored, corpus="gone", layout="spoken_digits", held_out="bob").write(of_digits / "run.json")
+    with pytest.raises(ValueError, match="rate must be 16000 for spoken_digits"):
+        evaluate([of_digits], "test", corpus=str(other), **given)
+    pairs = evaluate([of_digits], "test", corpus=str(other), layout="manifest", **given)[1]
+    assert [reference for reference, _ in pairs] == ["abc", "d", "ba"]
+    file = str(other / "test.jsonl")
+    assert evaluate([of_digits], "test", corpus=file, **given)[1] == pairs
+    with pytest.raises(ValueError, match=r"^test\.jsonl has no valid split$"):
+        evaluate(runs[:1], "valid", corpus=file, **given)
+    with pytest.raises(ValueError, match=r"^layout of a file must be manifest, got 'aishell'$"):
+        evaluate(runs[:1], "test", corpus=file, layout="aishell", **given)
+
+
 def test_runs_of_the_same_name_are_both_shown_or_refused(runs, tmp_path):
     shutil.copytree(runs[1], tmp_path / "dense")
     try:

@@ -12,13 +12,17 @@ from speech.tones import POSITIONS, QUIET, RATE, SMALL, TEXTS, corpus, digits, f
 from torch.testing import assert_close
 from transformers import TrainerCallback
 
+from greenformers.measure.recognition import scores as error_rates
 from greenformers.speech.features import normalised, spec_augment
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
+from greenformers.speech.recognise import Recogniser
+from greenformers.speech.search import Search
 from greenformers.speech.settings import SpeechSettings
 from greenformers.train import run
 from greenformers.train.settings import Settings, read
 
 pytest.importorskip("soundfile", reason="the speech extra is not installed")
+pytest.importorskip("jiwer", reason="the speech extra is not installed")
 
 EXACT = {"atol": 0, "rtol": 0}
 EOS, IGNORED = 2, -100
@@ -180,7 +184,13 @@ def test_evaluation_is_the_loss_a_character_whatever_the_batch(folder, given):
     model.train()
     for batch_size in (1, 2, 5):
         scores = task.objective.evaluate(model, "valid", batch_size)
+        rates = {name: scores.pop(name) for name in ("cer", "wer")}
         assert scores == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-4)
+        recogniser = Recogniser(model, task.tokenizer, Search(width=1))
+        pairs = [task.objective.recordings.sound("valid", index, source()) for index in range(5)]
+        written = [recogniser.texts([waveform])[0] for waveform, _ in pairs]
+        errors = error_rates(written, [text for _, text in pairs])
+        assert rates == pytest.approx({name: errors[name] for name in rates})
     assert model.training
 
 
@@ -370,3 +380,52 @@ def test_a_setting_that_is_none_names_the_close_one(tmp_path):
         assert str(caught.value) == f"tiny.toml: {message}"
     (tmp_path / "tiny.toml").write_text("longest = 3\nheld_out = 'ann'")
     assert read(tmp_path / "tiny.toml", SpeechSettings) == {"longest": 3, "held_out": "ann"}
+
+
+def test_transcripts_at_an_evaluation_are_the_first_ones_or_none(folder):
+    model = settings(folder).task().network().eval()
+    objective = settings(folder, valid_transcripts=2).task().objective
+    texts = []
+    plain = objective.recordings.sound
+
+    def sound(split, index, source):
+        texts.append(index)
+        return plain(split, index, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objective.recordings, "sound", sound)
+        assert set(objective._error_rates(model, "valid", 1)) == {"cer", "wer"}
+    assert texts == [0, 1]
+    assert set(settings(folder, valid_transcripts=0).task().objective.evaluate(model, "valid", 5)) == {
+        "loss", "perplexity",
+    }  # fmt: skip
+
+
+def test_early_stopping_by_the_error_rate(tmp_path, folder):
+    """The learning rate is 0 but for rounding: no evaluation is better than the first."""
+    out = finished(
+        tmp_path / "run", folder, steps=6, evaluate_every=1, patience=2, patience_by="wer", learning_rate=1e-12
+    )
+    entries = [entry for entry in run.metrics_of(out) if "eval_wer" in entry]
+    assert [entry["step"] for entry in entries] == [1, 2, 3]
+    assert json.loads((out / "scores.json").read_text())["wer"] == entries[0]["eval_wer"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"valid_transcripts": -1}, "valid_transcripts must be at least 0, got -1"),
+        ({"patience_by": "bleu"}, "patience_by must be one of loss, cer, wer, got 'bleu'"),
+        (
+            {"patience_by": "cer", "valid_transcripts": 0},
+            "patience_by must be loss where no validation recording is transcribed, got 'cer'",
+        ),
+        (
+            {"patience_by": "cer", "shard": True},
+            "patience_by must be loss where no validation recording is transcribed, got 'cer'",
+        ),
+    ],
+)
+def test_scores_to_choose_by_out_of_range(folder, given, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        settings(folder, **given).task()

@@ -119,7 +119,8 @@ def check(model, features, found, search, space=None, share=0.0):
         expected = log_probabilities(model, features, [one.tokens], share)[0]
         assert one.log_probability == pytest.approx(expected, abs=1e-4)
         words = words_of(one.tokens, space)
-        score = search.alpha * one.log_probability + search.gamma * words**0.5
+        length = (len(one.tokens) + 1) ** search.length_power
+        score = search.alpha * one.log_probability / length + search.gamma * words**0.5
         assert one.score == pytest.approx(score, abs=1e-5)
 
 
@@ -136,7 +137,8 @@ def all_transcripts(model, features, search, letters, space, share=0.0):
     for length in range(search.shortest, search.longest + 1):
         some = list(product(letters, repeat=length))
         for tokens, log_p in zip(some, log_probabilities(model, features, some, share), strict=True):
-            found[tokens] = search.alpha * log_p + search.gamma * words_of(tokens, space) ** 0.5
+            normalised = log_p / (length + 1) ** search.length_power
+            found[tokens] = search.alpha * normalised + search.gamma * words_of(tokens, space) ** 0.5
     return found
 
 
@@ -159,6 +161,48 @@ def test_wide_beams_find_the_best_of_all(seed, space, alpha, gamma):
         assert found[row][0].score == pytest.approx(expected[best], abs=1e-4)
         for one in found[row]:
             assert one.score == pytest.approx(expected[one.tokens], abs=1e-4)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_wide_beams_find_the_best_of_all_with_length_normalisation(power, share):
+    model, (x, mask) = network(1, vocabulary=6, spread=1.5, ctc_weight=0.3), sound(19, 13, seed=1)
+    search = Search(width=41, longest=3, length_power=power, ctc_weight=share)
+    found = beam_search(model, x, mask, search=search)
+    for row, frames in enumerate((19, 13)):
+        features = x[row : row + 1, :frames]
+        expected = all_transcripts(model, features, search, (3, 4, 5), None, share)
+        check(model, features, found[row], search, share=share)
+        assert found[row][0].tokens == max(expected, key=expected.get)
+
+
+def test_length_normalisation_makes_transcripts_no_shorter():
+    lengths = []
+    for power in (0.0, 1.0):
+        x, mask = sound(61, 43, seed=3)
+        found = [
+            beam_search(network(seed, end=0.5), x, mask, search=Search(width=4, length_power=power)) for seed in SEEDS
+        ]
+        lengths.append(sum(len(row[0].tokens) for rows in found for row in rows))
+    assert lengths[0] < lengths[1]
+
+
+@pytest.mark.parametrize("threshold", [0.2, 1.5])
+def test_the_end_waits_until_it_is_likely_enough(threshold):
+    """By teacher forcing: each transcript's end passes, and by greedy search no earlier end does."""
+    for seed in SEEDS:
+        model, (x, mask) = network(seed, end=-0.3), sound(61, 43, seed=seed)
+        found = beam_search(model, x, mask, search=Search(width=1, gamma=0, end_threshold=threshold))
+        for row, frames in enumerate((61, 43)):
+            features, tokens = x[row : row + 1, :frames], found[row][0].tokens
+            ids = torch.tensor([[SOS, *tokens]])
+            with torch.no_grad():
+                scores = model(features, decoder_input_ids=ids).logits[0].log_softmax(1)
+            ends, rest = scores[:, EOS].clone(), scores[:, 3:].amax(1)
+            passes = ends > threshold * rest
+            chosen = ends > rest
+            assert not (passes & chosen)[:-1].any()
+            assert len(tokens) == min(frames // 4, LONGEST - 1) or bool(passes[-1])
 
 
 def test_the_models_of_these_tests_write_something():
@@ -368,6 +412,9 @@ def test_gradients_are_not_kept_and_weights_stay():
         ({"alpha": float("nan")}, "alpha must be above 0, got nan"),
         ({"gamma": -0.1}, "gamma must be at least 0, got -0.1"),
         ({"gamma": float("nan")}, "gamma must be at least 0, got nan"),
+        ({"length_power": 1.1}, r"length_power must be in 0\.\.1, got 1.1"),
+        ({"length_power": float("nan")}, r"length_power must be in 0\.\.1, got nan"),
+        ({"end_threshold": 0.0}, "end_threshold must be above 0, got 0.0"),
         ({"ctc_weight": -0.1}, r"ctc_weight must be in 0\.\.1, got -0.1"),
         ({"ctc_weight": 1.1}, r"ctc_weight must be in 0\.\.1, got 1.1"),
         ({"ctc_weight": float("nan")}, r"ctc_weight must be in 0\.\.1, got nan"),

@@ -13,7 +13,10 @@ from greenformers.cli.speech._flags import Batch
 from greenformers.speech.search_options import Search
 
 ORDER = 30
-EXAMPLES = ("greenformers speech evaluate runs/dense runs/lrt --split test",)
+EXAMPLES = (
+    "greenformers speech evaluate runs/dense runs/lrt --split test",
+    "greenformers speech evaluate runs/lrt --layout manifest --corpus CORPUS",
+)
 
 
 @from_fields
@@ -24,7 +27,14 @@ def evaluate(
     ],
     split: Annotated[str, typer.Option(help="Split of the corpus: train, valid or test.")] = "test",
     corpus: Annotated[
-        str | None, typer.Option(help="Folder of the corpus; by default the one of the training.")
+        str | None,
+        typer.Option(
+            help="Folder of a corpus, or a manifest to score (.tsv, .csv or .jsonl: path and text); by default the "
+            "corpus of the training."
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Layout of that corpus, as in training; by default that of the training.")
     ] = None,
     search: Search,
     limit: Annotated[int | None, typer.Option(help="Largest number of recordings.")] = None,
@@ -45,7 +55,9 @@ def evaluate(
     if results is not None:
         terminal.check_writable(results)
     with terminal.Steps(terminal.console(stderr=True)) as steps:
-        records, pairs = scored(runs, split, search=search, corpus=corpus, limit=limit, batch=batch, progress=steps)
+        records, pairs = scored(
+            runs, split, search=search, corpus=corpus, layout=layout, limit=limit, batch=batch, progress=steps
+        )
     console = terminal.console()
     for reference, hypothesis in pairs[:samples]:
         console.print(f"spoken:  {reference}\nwritten: {hypothesis}\n", markup=False, soft_wrap=True)
