@@ -4,9 +4,12 @@
 |---|---|
 | text | a line for each file: its transcript, empty where nothing could be read |
 | tsv | a header, and a row for each piece: file, start, end, text, log_probability |
-| json | a list with an object for each file, in which the pieces have the same names |
+| json | a list with an object for each file, in which the pieces have the same names, and their words text and times |
 | srt | numbered cues of one file, as SubRip has them |
 | vtt | cues of one file, WebVTT (w3.org/TR/webvtt1) |
+
+A cue of subtitles is a piece; where the times of words are known, it is as many of its words as fit 84 characters and 7
+seconds, and it ends where a pause of a second follows.
 
 Times are in seconds, in subtitles hours, minutes, seconds and milliseconds; log-probabilities are in nats.
 """
@@ -17,7 +20,10 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
-from greenformers.speech.transcript import Segment, Transcript
+from greenformers.speech.transcript import Segment, Transcript, Word
+
+CHARACTERS, SECONDS, PAUSE = 84, 7.0, 1.0
+"""Of a cue: most characters (two lines of 42), longest duration, and the pause in seconds before a new one."""
 
 COLUMNS = ("file", "start", "end", "text", "log_probability")
 
@@ -37,6 +43,11 @@ class Format(StrEnum):
         """Raise ValueError where the format cannot hold so many files."""
         if self in (Format.SRT, Format.VTT) and files != 1:
             raise ValueError(f"format {self} must have one file, as its times are of one; got {files}")
+
+    @property
+    def words(self) -> bool:
+        """Whether the format has a place for the times of words."""
+        return self in (Format.JSON, Format.SRT, Format.VTT)
 
     def lines(self, transcripts: Iterable[Transcript]) -> Iterator[str]:
         """The lines of transcripts, each as soon as its transcript is there; none ends with a line feed."""
@@ -91,15 +102,34 @@ def _vtt(transcripts: Iterable[Transcript]) -> Iterator[str]:
 
 
 def _cues(transcript: Transcript) -> Iterator[tuple[float, float, str]]:
-    """Start, end and text of each cue: the pieces in which something is said."""
+    """Start, end and text of each cue; a piece in which nothing is said has none."""
     for segment in transcript.segments:
-        if segment.text:
+        if segment.words:
+            yield from _cues_of_words(segment)
+        elif segment.text:
             yield segment.start, segment.end, segment.text
+
+
+def _cues_of_words(segment: Segment) -> Iterator[tuple[float, float, str]]:
+    # Words are joined as the text has them: with spaces, or in a script without any without.
+    space = " " if " ".join(word.text for word in segment.words) == segment.text else ""
+    cue: list[Word] = []
+    for word in segment.words:
+        text = space.join(each.text for each in (*cue, word))
+        if cue and (len(text) > CHARACTERS or word.end - cue[0].start > SECONDS or word.start - cue[-1].end >= PAUSE):
+            yield cue[0].start, cue[-1].end, space.join(each.text for each in cue)
+            cue = []
+        cue.append(word)
+    yield cue[0].start, cue[-1].end, space.join(each.text for each in cue)
 
 
 def _rounded(segment: Segment) -> dict[str, Any]:
     """The fields of a segment, to milliseconds and to a thousandth of a nat."""
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(segment).items()}
+
+    def rounded(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
+
+    return rounded(asdict(segment)) | {"words": [rounded(asdict(word)) for word in segment.words]}
 
 
 def _clock(seconds: float, point: str) -> str:

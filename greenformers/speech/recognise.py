@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -15,12 +16,13 @@ from transformers import PreTrainedTokenizerFast
 from greenformers.data import _audio as audio
 from greenformers.data._audio import AudioError
 from greenformers.measure.quality import evaluating
+from greenformers.speech.alignment import Span, aligned, loudness, spread, words_of
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import batched, normalised
-from greenformers.speech.front_end import POOLED, heard
+from greenformers.speech.front_end import POOLED, heard, shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
-from greenformers.speech.search import Hypothesis, Search, beam_search, ctc_share
-from greenformers.speech.transcript import Segment, Transcript
+from greenformers.speech.search import Search, ctc_share, written
+from greenformers.speech.transcript import Segment, Transcript, Word
 from greenformers.train.run import MODEL
 
 T = TypeVar("T")
@@ -103,21 +105,50 @@ class Recogniser:
         """Transcripts of waveforms (n,), in one batch."""
         return [segment.text for segment in self.segments([(0.0, waveform) for waveform in waveforms])]
 
-    def segments(self, pieces: Sequence[tuple[float, Tensor]]) -> list[Segment]:
+    def segments(self, pieces: Sequence[tuple[float, Tensor]], *, words: bool = False) -> list[Segment]:
         """Transcripts of pieces of sound, in one batch.
 
         Args:
             pieces: Start of each piece in seconds, and its waveform (n,).
+            words: Whether the segments get words with their times, which need a network that was trained with CTC.
         """
+        heard_by_ctc: list[Tensor] | None = None
         features, mask = (x.to(self.model.device) for x in self.features([waveform for _, waveform in pieces]))
-        with evaluating(self.model):
-            hypotheses = beam_search(self.model, features, mask, space=self.space, search=self.search)
-        return [self._segment(*piece, best[0]) for piece, best in zip(pieces, hypotheses, strict=True)]
+        with evaluating(self.model), torch.inference_mode():
+            memory = self.model.encoder(features, mask, return_dict=True).last_hidden_state
+            read = shortened(mask)
+            hypotheses = written(self.model, memory, read, space=self.space, search=self.search)
+            if words and self.model.config.ctc_weight:
+                log_p = self.model.ctc(memory).log_softmax(2)
+                heard_by_ctc = [own[: int(count)] for own, count in zip(log_p, read.sum(1), strict=True)]
+        segments = []
+        for place, ((start, waveform), best) in enumerate(zip(pieces, hypotheses, strict=True)):
+            tokens = best[0].tokens
+            spoken = () if heard_by_ctc is None else self._words(start, waveform, tokens, heard_by_ctc[place])
+            end = start + len(waveform) / self.model.config.rate
+            segments.append(Segment(start, end, self._text(tokens), best[0].log_probability, spoken))
+        return segments
 
-    def _segment(self, start: float, waveform: Tensor, hypothesis: Hypothesis) -> Segment:
-        end = start + len(waveform) / self.model.config.rate
-        text = str(self.tokenizer.decode(list(hypothesis.tokens)))
-        return Segment(start, end, text, hypothesis.log_probability)
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens)))
+
+    def _words(self, start: float, waveform: Tensor, tokens: Sequence[int], log_p: Tensor) -> tuple[Word, ...]:
+        """The words of a piece, each from where the sound of its characters begins to where it ends."""
+        config = self.model.config
+        places = aligned(log_p, tokens, blank=cast(int, config.pad_token_id))
+        if places is None:
+            return ()
+        levels = loudness(waveform, config.hop)
+        words = words_of(tokens, self.space)
+        # A piece may be shorter than its positions, for which it is padded.
+        ends = [min(POOLED * places[word.last - 1].last, len(levels)) for word in words]
+        starts = [min(POOLED * places[word.first].first, end) for word, end in zip(words, ends, strict=True)]
+        frame, last = config.hop / config.rate, len(waveform) / config.rate
+        spans = spread([Span(*span) for span in zip(starts, ends, strict=True)], levels)
+        return tuple(
+            Word(self._text(tokens[slice(*word)]), start + frame * span.first, start + min(frame * span.last, last))
+            for word, span in zip(words, spans, strict=True)
+        )
 
 
 def transcribe(
@@ -126,6 +157,7 @@ def transcribe(
     *,
     longest: float | None = None,
     batch: int = 8,
+    words: bool = False,
     progress: Callable[[Path, float], None] = lambda *_: None,
 ) -> Iterator[Transcript]:
     """Transcribe files one after the other, each in pieces, a batch of pieces at a time, in bytes of memory of a batch.
@@ -137,6 +169,7 @@ def transcribe(
         paths: Paths of the sound files.
         longest: Longest piece, in seconds; by default that of training, see `Recogniser.piece`.
         batch: Number of pieces at a time.
+        words: Whether the segments get words, see `Recogniser.segments`.
         progress: Function that is called with a file and the seconds of it that are done.
 
     Raises:
@@ -153,7 +186,7 @@ def transcribe(
         began, segments, done = time.perf_counter(), list[Segment](), 0.0
         faults: list[str] = []
         for pieces in _groups(_pieces(path, longest, config.rate, faults), batch):
-            segments += recogniser.segments(pieces)
+            segments += recogniser.segments(pieces, words=words)
             done += sum(len(waveform) for _, waveform in pieces) / config.rate
             progress(path, done)
         text = recogniser.joined(segment.text for segment in segments)

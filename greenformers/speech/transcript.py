@@ -5,6 +5,21 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a transcript, or a character of one in a script without spaces.
+
+    Attributes:
+        text: The word.
+        start: Its start in the file, in seconds.
+        end: Its end, in seconds.
+    """
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class Segment:
     """The transcript of one piece of a file.
 
@@ -13,12 +28,14 @@ class Segment:
         end: End of the piece, in seconds.
         text: The transcript; empty where nothing is heard.
         log_probability: Log-probability of the text in nats, with that of its end: `Hypothesis.log_probability`.
+        words: Its words, where they were asked for and the network has a CTC layer to find them with.
     """
 
     start: float
     end: float
     text: str
     log_probability: float
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from greenformers.speech.formats import COLUMNS, Format
-from greenformers.speech.transcript import Segment, Transcript
+from greenformers.speech.transcript import Segment, Transcript, Word
 
 FIRST = Transcript(
     Path("a b.wav"), "seven <b> & two", 5.25, 1.0, None,
@@ -46,7 +46,9 @@ def test_json_is_one_list_whose_first_objects_are_there_early():
     first, second, fourth = json.loads(written("json", FIRST, DAMAGED, LATE))
     assert first["file"] == "a b.wav"
     assert (first["text"], first["seconds"], first["fault"]) == ("seven <b> & two", 5.25, None)
-    assert first["segments"][0] == {"start": 0.0, "end": 3.0, "text": "seven <b>", "log_probability": -0.123}
+    assert first["segments"][0] == {
+        "start": 0.0, "end": 3.0, "text": "seven <b>", "log_probability": -0.123, "words": [],
+    }  # fmt: skip
     assert (second["segments"], second["fault"]) == ([], DAMAGED.fault)
     assert fourth["text"] == "é"
     assert json.loads(written("json")) == []
@@ -71,6 +73,23 @@ def test_subtitles_have_numbers_times_and_no_cue_of_silence():
     )
     assert written("vtt", DAMAGED) == "WEBVTT\n\n"
     assert written("srt", DAMAGED) == ""
+
+
+def test_words_have_times_and_make_shorter_cues():
+    times = [(0.0, 0.5), (0.6, 1.1), (2.2, 3.0), (3.0, 8.0), (8.0, 9.5)]
+    words = tuple(Word(text, *span) for text, span in zip(("ab", "c", "d" * 80, "e", "f"), times, strict=True))
+    text = " ".join(word.text for word in words)
+    said = Transcript(Path("a.wav"), text, 10.0, 1.0, None, (Segment(0.0, 10.0, text, -1.0, words),))
+    assert json.loads(written("json", said))[0]["segments"][0]["words"][1] == {"text": "c", "start": 0.6, "end": 1.1}
+    cues = written("srt", said).split("\n\n")
+    assert [cue.split("\n")[1:] for cue in cues[:-1]] == [
+        ["00:00:00,000 --> 00:00:01,100", "ab c"],
+        ["00:00:02,200 --> 00:00:08,000", "d" * 80 + " e"],
+        ["00:00:08,000 --> 00:00:09,500", "f"],
+    ]
+    together = (Segment(0.0, 1.1, "abc", -1.0, words[:2]),)
+    assert "\nabc\n" in written("vtt", Transcript(Path("a.wav"), "abc", 1.1, 1.0, None, together))
+    assert [form for form in Format if form.words] == ["json", "srt", "vtt"]
 
 
 @pytest.mark.parametrize("form", ["srt", "vtt"])

@@ -68,7 +68,7 @@ def lengths(monkeypatch) -> list[int]:
 def writing(text):
     """A recogniser's `segments` that writes what a function says of each waveform."""
 
-    def segments(_, pieces):
+    def segments(_, pieces, **__):
         return [Segment(start, start + len(sound) / RATE, text(sound), -1.0) for start, sound in pieces]
 
     return segments
@@ -163,6 +163,36 @@ def test_pieces_have_times_and_the_log_probability_of_the_search(recogniser, tmp
         assert before.end == pytest.approx(after.start)
     assert whole.segments[-1].end == pytest.approx(whole.seconds)
     assert whole.text == recogniser.joined(segment.text for segment in whole.segments)
+
+
+def test_words_have_the_times_of_their_sound(tmp_path_factory):
+    """Two words with a silence between them, whose ends are known to a sample."""
+    top = tmp_path_factory.mktemp("words")
+    texts = ["ab cd", "d ca", "bb a", "c dab", "a d", "cb bc", "da b", "ac cd"]
+    place = corpus(top / "tones", train=texts * 2, valid=texts[:2])
+    out = finished(
+        top / "run", place, steps=100, learning_rate=0.02, hidden=24, dropout=0.0, ctc_weight=0.5, valid_transcripts=0
+    )
+    listener = Recogniser.load(out, Search(width=2, ctc_weight=1.0))
+    errors = []
+    for start, text in ((0.0, "ab cd"), (3.0, "d ca")):
+        (segment,) = listener.segments([(start, waveforms([text])[0])], words=True)
+        assert [word.text for word in segment.words] == segment.text.split()
+        for before, after in zip(segment.words, segment.words[1:], strict=False):
+            assert segment.start <= before.start < before.end <= after.start < after.end <= segment.end
+        if segment.text == text:
+            cut = start + LETTER * text.index(" ")
+            ends = (start, cut, cut + LETTER, segment.end)
+            ours = (time for word in segment.words for time in (word.start, word.end))
+            errors += [abs(ours - true) for ours, true in zip(ours, ends, strict=True)]
+    assert errors
+    assert max(errors) <= 0.02
+    (segment,) = listener.segments([(0.0, waveforms(["ab cd"])[0])])
+    assert segment.words == ()
+
+
+def test_a_network_without_ctc_has_no_words(recogniser):
+    assert recogniser.segments([(0.0, waveforms(["ab"])[0])], words=True)[0].words == ()
 
 
 def test_dropout_is_off_while_it_listens_and_then_as_it_was(recogniser):

@@ -74,7 +74,8 @@ def transcribe(
                 _report(transcript)
                 yield transcript
 
-        for line in form.lines(reported(run_on(recogniser, files, longest=piece, batch=batch, progress=told))):
+        transcripts = run_on(recogniser, files, longest=piece, batch=batch, words=form.words, progress=told)
+        for line in form.lines(reported(transcripts)):
             print(line, flush=True)
     if faults:
         sys.exit(2)
