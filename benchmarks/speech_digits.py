@@ -81,8 +81,8 @@ def main(run: Run) -> None:
         spoken = test_strings(given.data, held_out, 4 if run.quick else STRINGS)
         setting = {"test": test, "seed": seed, "strings": len(spoken), "steps": own.steps}
         for width in WIDTHS:
-            # By the decoder alone, as in the thesis: CTC has no share of the score.
-            search = Search(width=width, ctc_weight=0.0)
+            # As in the thesis: by the decoder alone, and without length normalisation.
+            search = Search(width=width, ctc_weight=0.0, length_power=0.0)
             columns_of_test = judged(setting, folders, spoken, search, 2 if run.quick else 9)
             shown = table(columns_of_test)
             shown.title = ", ".join(f"{key} {value}" for key, value in columns_of_test[0].setting.items())

@@ -63,6 +63,25 @@ def edits(
     return torch.tensor(counts), torch.tensor([len(reference) for reference in aligned.references])
 
 
+def right_words(hypothesis: Sequence[str], reference: Sequence[str]) -> list[bool]:
+    """Whether each word of a hypothesis is right: equal to that of the reference which it is aligned with.
+
+    Args:
+        hypothesis: Words of the hypothesis.
+        reference: Words of the reference; where there are none, no word is right.
+
+    Raises:
+        MissingExtraError: Raised where jiwer is not installed.
+    """
+    right = [False] * len(hypothesis)
+    if hypothesis and reference:
+        (parts,) = needed().process_words(" ".join(reference), " ".join(hypothesis)).alignments
+        for part in parts:
+            if part.type == "equal":
+                right[part.hyp_start_idx : part.hyp_end_idx] = [True] * (part.hyp_end_idx - part.hyp_start_idx)
+    return right
+
+
 def plain_words(text: str) -> str:
     """A text in small letters without punctuation, in which corpora of speech and models differ.
 

@@ -4,7 +4,7 @@
 |---|---|
 | text | a line for each file: its transcript, empty where nothing could be read |
 | tsv | a header, and a row for each piece: file, start, end, text, log_probability |
-| json | a list with an object for each file, in which the pieces have the same names, and their words text and times |
+| json | a list with an object for each file; its pieces have the same names, and words with times and confidence |
 | srt | numbered cues of one file, as SubRip has them |
 | vtt | cues of one file, WebVTT (w3.org/TR/webvtt1) |
 
@@ -43,11 +43,6 @@ class Format(StrEnum):
         """Raise ValueError where the format cannot hold so many files."""
         if self in (Format.SRT, Format.VTT) and files != 1:
             raise ValueError(f"format {self} must have one file, as its times are of one; got {files}")
-
-    @property
-    def words(self) -> bool:
-        """Whether the format has a place for the times of words."""
-        return self in (Format.JSON, Format.SRT, Format.VTT)
 
     def lines(self, transcripts: Iterable[Transcript]) -> Iterator[str]:
         """The lines of transcripts, each as soon as its transcript is there; none ends with a line feed."""

@@ -3,6 +3,7 @@
 import math
 import warnings
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,10 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.measure import recognition
 from greenformers.measure.quality import evaluating
 from greenformers.model.loss import IGNORED
+from greenformers.speech.augment import Augmentation
+from greenformers.speech.calibrate import calibrated
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import Spectrogram, batched, normalised, spec_augment
 from greenformers.speech.front_end import POOLED, heard, positions
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
+from greenformers.speech.recognise import Recogniser
 from greenformers.speech.recordings import Recordings
 from greenformers.speech.search import Search, beam_search
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -36,6 +40,7 @@ class Speech(Objective):
         sizes: Further arguments of the configuration, such as `channels`.
         augment: Whether stretches of frequencies and frames are masked in training (SpecAugment).
         longest: Number of positions of the network, of sound and of text.
+        augmentation: Changes of the training recordings before they become features.
         transcripts: Most recordings, the first ones of a split, that `evaluate` transcribes for the error rates.
         metric: Score that decides which model is best: "loss", "cer" or "wer".
 
@@ -55,6 +60,7 @@ class Speech(Objective):
         augment: bool,
         longest: int,
         sizes: dict[str, Any],
+        augmentation: Augmentation | None = None,
         transcripts: int = 0,
         metric: str = "loss",
     ) -> None:
@@ -66,6 +72,7 @@ class Speech(Objective):
             raise ValueError(f"patience_by must be loss where no validation recording is transcribed, got {metric!r}")
         if transcripts:
             recognition.needed()  # here, not after the first steps
+        self.augmentation = augmentation or Augmentation()
         self.transcripts, self.metric = transcripts, metric
         self.recordings, self.tokenizer, self.spectrogram = recordings, tokenizer, spectrogram
         self.augment, self.longest, self.sizes = augment, longest, sizes
@@ -77,6 +84,9 @@ class Speech(Objective):
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         waveform, text = self.recordings.sound(split, index, source)
+        if split == "train":
+            most = self.longest * POOLED * self.spectrogram.hop - self.spectrogram.hop
+            waveform, text = self.augmentation(waveform, text, source, most=most)
         features = self._features(waveform)
         if self.augment and split == "train":
             features = spec_augment(features, source)
@@ -155,6 +165,14 @@ class Speech(Objective):
         """
         loss = mean_loss(model, self, split, batch_size)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))} | self._error_rates(model, split, batch_size)
+
+    def add_to(self, folder: Path, model: PreTrainedModel) -> None:
+        """Write the calibration of the confidence of words, if CTC tells where they are."""
+        count = min(self.transcripts, self.size("valid"))
+        if count and model.config.ctc_weight:
+            recogniser = Recogniser(cast(GreenformerForSpeechSeq2Seq, model), self.tokenizer)
+            if (calibration := calibrated(recogniser, self.recordings, count)) is not None:
+                calibration.write(folder)
 
     def _error_rates(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
         count, search = min(self.transcripts, self.size(split)), Search(width=1)

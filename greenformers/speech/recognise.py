@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
@@ -11,21 +11,26 @@ from typing import TypeVar, cast
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from greenformers.data import _audio as audio
 from greenformers.data._audio import AudioError
 from greenformers.measure.quality import evaluating
 from greenformers.speech.alignment import Span, aligned, loudness, spread, words_of
+from greenformers.speech.confidence import SILENT, Calibration, evidence_of
 from greenformers.speech.config import SpeechConfig
 from greenformers.speech.features import batched, normalised
 from greenformers.speech.front_end import POOLED, heard, shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
-from greenformers.speech.search import Search, ctc_share, written
+from greenformers.speech.search import Hypothesis, Search, ctc_share, written
 from greenformers.speech.transcript import Segment, Transcript, Word
 from greenformers.train.run import MODEL
 
 T = TypeVar("T")
+
+GATE = 0.5
+"""Mean confidence of the words of a piece below which none of them is written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +41,17 @@ class Recogniser:
         model: The network.
         tokenizer: Tokenizer of its characters.
         search: Options of the beam search.
+        calibration: Calibration of the confidence of words; None where there is none.
+        gate: Whether nothing is written of a piece that is silent, or whose words are likelier wrong than right.
+        least: Least confidence of a word that is written.
     """
 
     model: GreenformerForSpeechSeq2Seq
     tokenizer: PreTrainedTokenizerFast
     search: Search = field(default_factory=Search)
+    calibration: Calibration | None = None
+    gate: bool = True
+    least: float = 0.0
 
     @classmethod
     def load(cls, folder: Path, search: Search | None = None) -> "Recogniser":
@@ -67,7 +78,21 @@ class Recogniser:
             ctc_share(model, search)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-        return cls(model, tokenizer, search)
+        return cls(model, tokenizer, search, Calibration.read(source))
+
+    def sifting(self, *, gate: bool, least: float | None) -> "Recogniser":
+        """The recogniser with another gate and least confidence; None for no least one.
+
+        Raises:
+            ValueError: The least confidence is not in 0..1, or the recogniser has no calibration.
+        """
+        if least is not None and not 0 <= least <= 1:
+            raise ValueError(f"min_confidence must be in 0..1, got {least}")
+        if least is not None and self.calibration is None:
+            raise ValueError(
+                f"min_confidence needs a run that was trained with ctc_weight and valid_transcripts, got {least}"
+            )
+        return replace(self, gate=gate, least=least or 0.0)
 
     @property
     def longest(self) -> float:
@@ -110,34 +135,76 @@ class Recogniser:
 
         Args:
             pieces: Start of each piece in seconds, and its waveform (n,).
-            words: Whether the segments get words with their times, which need a network that was trained with CTC.
+            words: Whether the segments get words with times and confidences, which need a network that was trained
+                with CTC, and confidences a calibration; what `gate` and `least` leave out is then not in the text.
         """
-        heard_by_ctc: list[Tensor] | None = None
+        segments = []
+        for (start, waveform), (best, spoken, evidence) in zip(pieces, self._heard(pieces, words), strict=True):
+            end = start + len(waveform) / self.model.config.rate
+            segment = Segment(start, end, self._text(best.tokens), best.log_probability, tuple(spoken))
+            if evidence and self.calibration is not None:
+                sure = self.calibration(torch.stack(evidence)).tolist()
+                spoken = [replace(word, confidence=own) for word, own in zip(spoken, sure, strict=True)]
+                segment = self._sifted(replace(segment, words=tuple(spoken)))
+            if words and self.gate and bool(loudness(waveform, self.model.config.hop).max() < SILENT):
+                segment = replace(segment, text="", words=())
+            segments.append(segment)
+        return segments
+
+    def evidence(self, waveforms: Sequence[Tensor]) -> list[tuple[list[str], list[Tensor]]]:
+        """The words of each waveform, and the evidence of each word (5,), see `confidence`."""
+        heard = self._heard([(0.0, waveform) for waveform in waveforms], words=True)
+        return [([word.text for word in words], evidence) for _, words, evidence in heard]
+
+    def _sifted(self, segment: Segment) -> Segment:
+        """A segment without the words that are too unsure; without any, where they are unsure together."""
+        sure = [cast(float, word.confidence) for word in segment.words]
+        if self.gate and sum(sure) / len(sure) < GATE:
+            return replace(segment, text="", words=())
+        words = tuple(word for word, own in zip(segment.words, sure, strict=True) if own >= self.least)
+        if len(words) == len(segment.words):
+            return segment
+        return replace(segment, text=("" if self.space is None else " ").join(word.text for word in words), words=words)
+
+    def _heard(
+        self, pieces: Sequence[tuple[float, Tensor]], words: bool
+    ) -> Iterator[tuple[Hypothesis, list[Word], list[Tensor]]]:
+        """The best hypothesis of each piece; with its words and the evidence of each, if they are asked for."""
         features, mask = (x.to(self.model.device) for x in self.features([waveform for _, waveform in pieces]))
+        words = words and bool(self.model.config.ctc_weight)
         with evaluating(self.model), torch.inference_mode():
             memory = self.model.encoder(features, mask, return_dict=True).last_hidden_state
             read = shortened(mask)
-            hypotheses = written(self.model, memory, read, space=self.space, search=self.search)
-            if words and self.model.config.ctc_weight:
-                log_p = self.model.ctc(memory).log_softmax(2)
-                heard_by_ctc = [own[: int(count)] for own, count in zip(log_p, read.sum(1), strict=True)]
-        segments = []
-        for place, ((start, waveform), best) in enumerate(zip(pieces, hypotheses, strict=True)):
-            tokens = best[0].tokens
-            spoken = () if heard_by_ctc is None else self._words(start, waveform, tokens, heard_by_ctc[place])
-            end = start + len(waveform) / self.model.config.rate
-            segments.append(Segment(start, end, self._text(tokens), best[0].log_probability, spoken))
-        return segments
+            hypotheses = [found[0] for found in written(self.model, memory, read, space=self.space, search=self.search)]
+            if words:
+                ctc = [
+                    own[: int(count)].double().cpu()
+                    for own, count in zip(self.model.ctc(memory).log_softmax(2), read.sum(1), strict=True)
+                ]
+                decoder = self._decoder_scores(memory, mask, hypotheses)
+        for place, (piece, best) in enumerate(zip(pieces, hypotheses, strict=True)):
+            yield (best, *(self._words(*piece, best.tokens, ctc[place], decoder[place]) if words else ([], [])))
+
+    def _decoder_scores(self, memory: Tensor, mask: Tensor, hypotheses: Sequence[Hypothesis]) -> list[Tensor]:
+        """Log-probabilities of the characters of each hypothesis and of its end, by the decoder."""
+        config = self.model.config
+        rows = [torch.tensor([config.decoder_start_token_id, *best.tokens, config.eos_token_id]) for best in hypotheses]
+        ids = pad_sequence(rows, batch_first=True, padding_value=cast(int, config.pad_token_id)).to(memory.device)
+        logits = self.model(encoder_outputs=(memory,), attention_mask=mask, decoder_input_ids=ids[:, :-1]).logits
+        scores = logits.log_softmax(2).gather(2, ids[:, 1:, None])[..., 0].double().cpu()
+        return [own[: len(best.tokens) + 1] for own, best in zip(scores, hypotheses, strict=True)]
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens)))
 
-    def _words(self, start: float, waveform: Tensor, tokens: Sequence[int], log_p: Tensor) -> tuple[Word, ...]:
-        """The words of a piece, each from where the sound of its characters begins to where it ends."""
+    def _words(
+        self, start: float, waveform: Tensor, tokens: Sequence[int], ctc: Tensor, decoder: Tensor
+    ) -> tuple[list[Word], list[Tensor]]:
+        """The words of a piece, each from where its sound begins to where it ends, and their evidence."""
         config = self.model.config
-        places = aligned(log_p, tokens, blank=cast(int, config.pad_token_id))
-        if places is None:
-            return ()
+        places = aligned(ctc, tokens, blank=cast(int, config.pad_token_id))
+        if not places:
+            return [], []
         levels = loudness(waveform, config.hop)
         words = words_of(tokens, self.space)
         # A piece may be shorter than its positions, for which it is padded.
@@ -145,10 +212,16 @@ class Recogniser:
         starts = [min(POOLED * places[word.first].first, end) for word, end in zip(words, ends, strict=True)]
         frame, last = config.hop / config.rate, len(waveform) / config.rate
         spans = spread([Span(*span) for span in zip(starts, ends, strict=True)], levels)
-        return tuple(
-            Word(self._text(tokens[slice(*word)]), start + frame * span.first, start + min(frame * span.last, last))
-            for word, span in zip(words, spans, strict=True)
-        )
+        floor = float(levels.quantile(0.1))
+        best = torch.stack([ctc[slice(*place), token].max() for place, token in zip(places, tokens, strict=True)])
+        said, evidence = [], []
+        for word, span in zip(words, spans, strict=True):
+            times = (start + min(frame * place, last) for place in span)
+            said.append(Word(self._text(tokens[slice(*word)]), *times))
+            level = float(levels[slice(*span)].mean()) if span.last > span.first else floor
+            follows = word.last + (self.space is not None)
+            evidence.append(evidence_of(decoder[word.first : follows], best[slice(*word)], level, floor))
+        return said, evidence
 
 
 def transcribe(

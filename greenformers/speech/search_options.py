@@ -20,7 +20,7 @@ class Search:
     alpha: float = 1.0
     gamma: float = setting(0.1, "Weight of the square root of the number of words.")
     length_power: float = setting(
-        0.0,
+        1.0,
         "Length normalisation: log P is divided by the number of characters, with the end, to this power; 0 for none.",
     )
     end_threshold: float | None = setting(

@@ -33,10 +33,15 @@ class SpeechSettings(Training):
     channels: int = setting(64, "Channels of the first two convolutions; the other two have twice as many.")
     ctc_weight: float = setting(0.0, "Share of CTC in the loss, for a faster start, and in later searches.")
     augment: bool = setting(False, "SpecAugment: mask stretches of frequencies and frames.")
+    speed: bool = setting(False, "Speed perturbation: a third of the recordings slower, a third faster, by a tenth.")
+    noise: bool = setting(False, "Add noise to every second recording, 5 to 30 dB below it.")
+    speechless: float = setting(
+        0.0, "Share of the recordings that silence or noise without words takes the place of, below 1."
+    )
     valid_transcripts: int = setting(
         100,
         "Most validation recordings that are transcribed, greedily, at each evaluation, for their character and word "
-        "error rates; none with shard.",
+        "error rates; none with shard. Those of the end calibrate the confidence of words.",
     )
     patience_by: str = setting("loss", "Score that patience goes by: loss, cer or wer.")
 
@@ -64,6 +69,7 @@ class SpeechSettings(Training):
         )  # fmt: skip
 
     def task(self) -> "Task":  # noqa: D102
+        from greenformers.speech.augment import Augmentation
         from greenformers.speech.features import Spectrogram
         from greenformers.speech.front_end import POOLED
         from greenformers.speech.objective import Speech
@@ -85,6 +91,7 @@ class SpeechSettings(Training):
             tokenizer,
             spectrogram,
             augment=self.augment,
+            augmentation=Augmentation(speed=self.speed, noise=self.noise, speechless=self.speechless),
             longest=positions,
             # The search calls parts of the network, whose sharded weights are whole inside the network's call alone.
             transcripts=0 if self.shard else self.valid_transcripts,

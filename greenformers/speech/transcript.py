@@ -12,11 +12,13 @@ class Word:
         text: The word.
         start: Its start in the file, in seconds.
         end: Its end, in seconds.
+        confidence: Probability that the word is right; None where the recogniser has no calibration.
     """
 
     text: str
     start: float
     end: float
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)

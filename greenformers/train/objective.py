@@ -1,6 +1,7 @@
 """Objectives of training: the examples, how they form a batch, and how the trained model is evaluated."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -60,6 +61,9 @@ class Objective(ABC):
     @abstractmethod
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
         """The scores of a model on a split, `metric` among them."""
+
+    def add_to(self, folder: Path, model: PreTrainedModel) -> None:  # noqa: B027 - most objectives have nothing to add
+        """Write what belongs to a trained model, besides weights and tokenizer, to the folder that it is saved in."""
 
 
 def padded(rows: list[Tensor], value: int) -> Tensor:

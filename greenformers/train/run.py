@@ -258,6 +258,7 @@ def _save_model(folder: Path, task: Task, tensors: dict[str, Tensor]) -> None:
     # A run that was killed here before has saved the same model already.
     shutil.rmtree(folder / MODEL, ignore_errors=True)
     save(saved, folder / MODEL, task.tokenizer)
+    task.objective.add_to(folder / MODEL, saved)
 
 
 class _Metrics(TrainerCallback):

@@ -206,6 +206,11 @@ def test_every_format_is_data_alone(monkeypatch, capsys, runs, tmp_path):
         (["--piece", "9"], "longest must be above 0 and at most 2.08 s for this network, got 9"),
         (["--batch", "0"], "batch must be at least 1, got 0"),
         (["--width", "0"], "width must be at least 1, got 0"),
+        (["--min-confidence", "2"], "min_confidence must be in 0..1, got 2.0"),
+        (
+            ["--min-confidence", "0.5"],
+            "min_confidence needs a run that was trained with ctc_weight and valid_transcripts, got 0.5",
+        ),
         (["--gamma", "-1"], "gamma must be at least 0, got -1.0"),
         (["--longest", "0"], "longest must be at least 1, got 0"),
         (["--ctc-weight", "1.5"], "ctc_weight must be in 0..1, got 1.5"),
@@ -224,6 +229,13 @@ def test_a_share_of_ctc_in_the_search(monkeypatch, capsys, runs, config, tmp_pat
     joint, path = tmp_path / "joint", sound(tmp_path / "one.wav", "abc")
     assert run(monkeypatch, "speech", "train", str(config), "--out", str(joint), "--ctc-weight", "0.3") == 0
     results = tmp_path / "speech.jsonl"
+    words = ["speech", "transcribe", str(joint), str(path), "--no-gate", "--format", "json"]
+    capsys.readouterr()
+    for least in (0.0, 1.0):
+        assert run(monkeypatch, *words, "--min-confidence", str(least)) == 0
+        (entry,) = json.loads(capsys.readouterr().out)
+        assert all(0 <= word["confidence"] <= 1 for segment in entry["segments"] for word in segment["words"])
+    assert entry["text"] == ""
     assert run(monkeypatch, "speech", "transcribe", str(joint), str(path), "--width", "2", "--ctc-weight", "0.5") == 0
     for words in ([], ["--ctc-weight", "1"]):
         shown = [str(joint), "--width", "2", "--limit", "2", "--results", str(results), *words]

@@ -208,7 +208,8 @@ def test_the_end_waits_until_it_is_likely_enough(threshold):
 def test_the_models_of_these_tests_write_something():
     """Else much of this file would be about empty transcripts, or about the limit."""
     x, mask = sound(71, 61, 43, 30)
-    found = [beam_search(network(seed, end=-0.6), x, mask, search=Search(width=3)) for seed in (0, 2, 4)]
+    search = Search(width=3, length_power=0.0)
+    found = [beam_search(network(seed, end=-0.6), x, mask, search=search) for seed in (0, 2, 4)]
     lengths = [[len(row[0].tokens) for row in rows] for rows in found]
     assert len({length for row in lengths for length in row} - {0, 17, 15, 10, 7}) > 1
     assert len({row[0].tokens for rows in found for row in rows}) > 6
@@ -219,10 +220,10 @@ def test_alone_in_a_batch_and_without_a_cache(name):
     lengths = (61, 43, 6, 30)
     for seed, space in zip(SEEDS, (None, SPACE), strict=True):
         model, (x, mask) = network(seed, name, end=-0.6), sound(*lengths, seed=seed)
-        search = Search(width=3, gamma=0.5)
+        search = Search(width=3, gamma=0.5, length_power=0.0 if space is None else 1.0)
         together = beam_search(model, x, mask, space=space, search=search)
         assert len(together) == len(lengths)
-        plain = beam_search(model, x, mask, space=space, search=Search(width=3, gamma=0.5, cached=False))
+        plain = beam_search(model, x, mask, space=space, search=replace(search, cached=False))
         same(together, plain)
         for row, frames in enumerate(lengths):
             features = x[row : row + 1, :frames]
@@ -382,8 +383,9 @@ def test_the_end_comes_when_nothing_better_can():
             assert short[0].score == pytest.approx(long[0].score, abs=1e-4)
 
 
-def test_without_options_it_is_the_thesis_search():
-    assert Search() == Search(width=8, alpha=1.0, gamma=0.1, ctc_weight=None, longest=None, shortest=0, cached=True)
+def test_without_options_it_is_the_thesis_search_normalised_by_length():
+    thesis = Search(width=8, alpha=1.0, gamma=0.1, ctc_weight=None, longest=None, shortest=0, cached=True)
+    assert Search() == replace(thesis, length_power=1.0, end_threshold=None)
     model, x = network(end=-3), sound(31)[0]
     assert beam_search(model, x) == beam_search(model, x, search=Search())
 

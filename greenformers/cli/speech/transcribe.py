@@ -41,6 +41,14 @@ def transcribe(
         typer.Option(help="Longest piece of sound that is read at once, in seconds; by default as in training."),
     ] = None,
     batch: Batch = 8,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(help="Least confidence, 0 to 1, of a word that is written; all are written if not given."),
+    ] = None,
+    gate: Annotated[
+        bool,
+        typer.Option(help="Write nothing of a piece that is silent, or whose words are more likely wrong."),
+    ] = True,
     form: Annotated[
         Format,
         typer.Option(
@@ -57,7 +65,7 @@ def transcribe(
 
     form.check(len(files))
     terminal.quiet()
-    recogniser = Recogniser.load(run, search)
+    recogniser = Recogniser.load(run, search).sifting(gate=gate, least=min_confidence)
     faults, before = 0, 0.0
     seconds = {path: _length(path) for path in files}
     total = sum(seconds.values())
@@ -74,7 +82,7 @@ def transcribe(
                 _report(transcript)
                 yield transcript
 
-        transcripts = run_on(recogniser, files, longest=piece, batch=batch, words=form.words, progress=told)
+        transcripts = run_on(recogniser, files, longest=piece, batch=batch, words=True, progress=told)
         for line in form.lines(reported(transcripts)):
             print(line, flush=True)
     if faults:
