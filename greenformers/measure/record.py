@@ -39,6 +39,7 @@ METRICS: dict[str, Metric] = {
     "chrf": Metric("chrF", "", False),
     "cer": Metric("Character error rate", "%"),
     "wer": Metric("Word error rate", "%"),
+    "false_words": Metric("Words written of silence and noise", ""),
     "mean_length": Metric("Mean length", "characters", False),
     "token_length": Metric("Characters a token, in sequences", "characters", False),
     "vocabulary_length": Metric("Characters a token, in the vocabulary", "characters", False),
