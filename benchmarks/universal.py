@@ -6,7 +6,7 @@ Halting: causal on Tiny Shakespeare, one layer for up to 8 steps, 20 seeds, and 
 which makes two steps). Layers of a position, the share of positions at one and at all 8, FLOPs measured on validation
 text, and loss, beside stacked layers: one, of as many parameters, and as many layers as positions went through, of as
 many FLOPs, 3 seeds each. All have the norm first: with the norm last, three stacked layers do not learn at this rate
-either, and halting leaves for one step. Bar: in no seed are 99 % of positions at one step, or at all.
+either, and halting leaves for one step. Bar: in no seed are 90 % of positions at one step, or at all.
 
 Algorithms: copying of digits, and addition of two numbers, the least digit first, as lines of a causal network with
 loss on the answer; positions begin at random (Dehghani 2018, 4.3). Trained on 1 to 8 digits, tested on 1 to 8 and on 9
@@ -40,7 +40,7 @@ STEPS, TOKENS, RATE = 1000, 1024, 3e-3
 SEEDS, FEW = 20, 3
 CHARACTERS = {"train": 1_000_000, "valid": 20_000}
 QUICK = {"train": 30_000, "valid": 2_000}
-TRAPPED = 99.0
+TRAPPED = 90.0
 UNIVERSAL, PUBLIC, STACKED = "universal", "universal, first bias 1", "stacked"
 SCORES = ("loss", "flops", "parameters", "layers", "at_one_layer", "at_all_layers")
 
