@@ -70,10 +70,9 @@ def exit_loss(
         score: Function from states to scores of tokens.
         items: Divisor of the sum, as of `token_loss`.
     """
-    exits = getattr(out, "exits", None)
-    if exits is None or labels is None or depth is None:
+    if depth is None or labels is None or out.exits is None:
         return None
-    loss: Tensor = cast(Any, depth).loss_of(exits, labels, labels != IGNORED, score, items)
+    loss: Tensor = cast(Any, depth).loss_of(out.exits, labels, labels != IGNORED, score, items)
     return loss
 
 
