@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from greenformers.depth import Depth
 from greenformers.feed_forward.switch import Switch
 
 
@@ -28,12 +29,15 @@ def spread(model: nn.Module, group: Any = None) -> list[str]:
         group: The processes; by default all of them.
 
     Raises:
-        ValueError: There is no mixture, one is spread already, or processes do not divide its experts.
+        ValueError: There is no mixture, one is spread already, processes do not divide its experts, or the network has
+            a kind of depth that calls its layers as often as a batch needs.
     """
     group = dist.group.WORLD if group is None else group
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, Switch)}
     if not mixtures:
         raise ValueError(f"{type(model).__name__} has no mixture of experts to spread")
+    if any(isinstance(module, Depth) for module in model.modules()):
+        raise ValueError("experts cannot be spread: processes would call the layers of this depth differently often")
     processes, rank = dist.get_world_size(group), dist.get_rank(group)
     for path, mixture in mixtures.items():
         if mixture.group is not None:

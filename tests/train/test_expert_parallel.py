@@ -8,6 +8,7 @@ import torch.distributed as dist
 from processes import SERVER
 from torch import nn
 
+from greenformers import depth
 from greenformers.feed_forward import Size, build
 from greenformers.train.expert_parallel import average_gradients, gather, spread
 
@@ -111,3 +112,6 @@ def test_what_cannot_be_spread(monkeypatch):
         spread(block(), group="three")
     with pytest.raises(ValueError, match="Linear has no mixture of experts to spread"):
         spread(nn.Linear(2, 2), group="three")
+    halting = depth.build("universal", depth.Size(width=8, steps=3))
+    with pytest.raises(ValueError, match="experts cannot be spread: processes would call"):
+        spread(nn.Sequential(block(), halting), group="three")
