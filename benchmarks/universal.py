@@ -274,9 +274,9 @@ def learned(run: Run, network: str, task: str, seed: int, steps: int, setting: d
     records = []
     for name, lengths in (("seen", SEEN), ("longer", LONGER)):
         ids, labels = lines(task, 20 if run.quick else 500, lengths, torch.Generator().manual_seed(10_000 + seed))
-        kept, asked = ids != PAD, labels[:, 1:] != -100
+        is_token, asked = ids != PAD, labels[:, 1:] != -100
         with torch.no_grad():
-            guesses, depth = model(ids, kept).logits[:, :-1].argmax(-1), model.base_model(ids, kept).steps
+            guesses, depth = model(ids, is_token).logits[:, :-1].argmax(-1), model.base_model(ids, is_token).steps
         right = guesses == labels[:, 1:]
         whole = (right | ~asked).all(1)
         own = setting | {"digits": name}
@@ -284,7 +284,7 @@ def learned(run: Run, network: str, task: str, seed: int, steps: int, setting: d
         records += [
             run.record("accuracy", 100 * x, network, own | {"of": kind}, seed=seed) for kind, x in scores.items()
         ]
-        layers = float(LAYERS) if depth is None else depth[kept].double().mean().item()
+        layers = float(LAYERS) if depth is None else depth[is_token].double().mean().item()
         records.append(run.record("layers", layers, network, own, seed=seed))
     return records
 

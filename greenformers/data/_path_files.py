@@ -14,7 +14,7 @@ from greenformers.data._paths import CLASSES, PARTS, PEAK
 
 
 def write(folder: str | Path, data: Splits) -> None:
-    """Write pictures as the files that `read` reads; the folder is made where there is none.
+    """Write pictures as the files that `load` reads; the folder is made where there is none.
 
     Raises:
         OSError: A file cannot be written.

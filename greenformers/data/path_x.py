@@ -10,6 +10,9 @@ from pathlib import Path
 from greenformers.data import Splits
 from greenformers.data import _path_files as files
 from greenformers.data import _paths as paths
+from greenformers.data._path_files import write
+
+__all__ = ["generate", "load", "write"]
 
 SIDE = 128
 
@@ -43,12 +46,3 @@ def generate(
         ValueError: An argument is out of its range.
     """
     return paths.generate("path_x", SIDE, dashes, (train, valid, test), seed)
-
-
-def write(folder: str | Path, data: Splits) -> None:
-    """Write pictures as the files that `load` reads; the folder is made where there is none.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
-    files.write(folder, data)

@@ -11,6 +11,9 @@ from pathlib import Path
 from greenformers.data import Splits
 from greenformers.data import _path_files as files
 from greenformers.data import _paths as paths
+from greenformers.data._path_files import write
+
+__all__ = ["generate", "load", "write"]
 
 SIDES = tuple(paths.GEOMETRIES)
 
@@ -53,12 +56,3 @@ def generate(
         ValueError: An argument is out of its range.
     """
     return paths.generate("pathfinder", side, dashes, (train, valid, test), seed)
-
-
-def write(folder: str | Path, data: Splits) -> None:
-    """Write pictures as the files that `load` reads; the folder is made where there is none.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
-    files.write(folder, data)

@@ -131,37 +131,39 @@ class Adaptive(Depth):
         context: Float[Tensor, "B d"] | None = None,
     ) -> Gone:
         del positions
-        kept = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        is_token = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         if self.training:
             return (
-                self._aligned(x, step, kept, context) if self.training_by == "aligned" else self._mixed(x, step, kept)
+                self._aligned(x, step, is_token, context)
+                if self.training_by == "aligned"
+                else self._mixed(x, step, is_token)
             )
-        leaving = self._halting(score, context, kept)
-        y, steps = self._through(x, step, kept, leaving, keeps=keeps)
+        leaving = self._halting(score, context, is_token)
+        y, steps = self._through(x, step, is_token, leaving, keeps=keeps)
         return Gone(y, steps, None)
 
     def _through(
-        self, x: Tensor, step: Step, kept: Tensor, leaving: Callable[[int, Tensor, Tensor], Tensor], *, keeps: bool
+        self, x: Tensor, step: Step, is_token: Tensor, leaving: Callable[[int, Tensor, Tensor], Tensor], *, keeps: bool
     ) -> tuple[Float[Tensor, "B N d"], Int[Tensor, "B N"]]:
         """The state of each token at its exit, behind its norm, and the number of layers it went through.
 
         Args:
             x: Input (B, N, d).
             step: Function that computes a layer.
-            kept: True = a token (B, N).
+            is_token: True = a token (B, N).
             leaving: Function of the number of a layer from 0, the states of tokens behind its norm (..., d) and their
                 indices in the batch (...): which leave.
             keeps: Whether keys and values of every layer are needed.
         """
-        s, active = x.masked_fill(~kept[..., None], 0.0), kept
-        y, steps, traced = torch.zeros_like(s), kept.long() * 0, is_traced(x)
-        places = torch.arange(kept.numel(), device=x.device).view_as(kept)
+        s, active = x.masked_fill(~is_token[..., None], 0.0), is_token
+        y, steps, traced = torch.zeros_like(s), is_token.long() * 0, is_traced(x)
+        places = torch.arange(is_token.numel(), device=x.device).view_as(is_token)
         for n, norm in enumerate(self.norms):
             if not (keeps or traced or bool(active.any())):
                 break
             steps = steps + active.long()
             last = n + 1 == self.size.steps
-            if traced or torch.equal(active, kept):
+            if traced or torch.equal(active, is_token):
                 s = torch.where(active[..., None], step(n, s, None).to(s.dtype), s)
                 h = norm(s)
                 leaves = active if last else active & leaving(n, h, places)
@@ -177,7 +179,7 @@ class Adaptive(Depth):
         return y, steps
 
     def _halting(
-        self, score: Callable[[Tensor], Tensor] | None, context: Tensor | None, kept: Tensor
+        self, score: Callable[[Tensor], Tensor] | None, context: Tensor | None, is_token: Tensor
     ) -> Callable[[int, Tensor, Tensor], Tensor]:
         """The function `leaving` of `_through`, outside training."""
         if self.halting == "confidence":
@@ -188,10 +190,10 @@ class Adaptive(Depth):
             return lambda n, h, _: self._linear(h)[..., n] > 0
         if self.halting == "fixed":
             return lambda n, h, _: h.new_full(h.shape[:-1], n + 1 >= (self.exit or self.size.steps), dtype=torch.bool)
-        chosen = torch.zeros_like(kept, dtype=torch.long).flatten()
+        chosen = torch.zeros_like(is_token, dtype=torch.long).flatten()
         if self.halting == "sequence":
             best = self._linear(self._checked(context)).argmax(-1)
-            chosen = best.repeat_interleave(len(kept) // len(best))[:, None].expand_as(kept).flatten()
+            chosen = best.repeat_interleave(len(is_token) // len(best))[:, None].expand_as(is_token).flatten()
 
         def leaving(n: int, h: Tensor, places: Tensor) -> Tensor:
             nonlocal chosen
@@ -201,18 +203,18 @@ class Adaptive(Depth):
 
         return leaving
 
-    def _aligned(self, x: Tensor, step: Step, kept: Tensor, context: Tensor | None) -> Gone:
+    def _aligned(self, x: Tensor, step: Step, is_token: Tensor, context: Tensor | None) -> Gone:
         states = []
         for n, norm in enumerate(self.norms):
             x = step(n, x, None)
             states.append(norm(x))
-        return Gone(states[-1], kept.long() * self.size.steps, None, Exits(tuple(states), context))
+        return Gone(states[-1], is_token.long() * self.size.steps, None, Exits(tuple(states), context))
 
-    def _mixed(self, x: Tensor, step: Step, kept: Tensor) -> Gone:
+    def _mixed(self, x: Tensor, step: Step, is_token: Tensor) -> Gone:
         states = []
         for _ in range(self.paths):
-            drawn = torch.randint(self.size.steps, (kept.numel(),), device=x.device)
-            y, steps = self._through(x, step, kept, _at(drawn), keeps=False)
+            drawn = torch.randint(self.size.steps, (is_token.numel(),), device=x.device)
+            y, steps = self._through(x, step, is_token, _at(drawn), keeps=False)
             states.append(y)
         return Gone(states[-1], steps, None, Exits(tuple(states), None))
 

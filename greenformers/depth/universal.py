@@ -147,14 +147,14 @@ class Universal(Depth):
         positions: Int[Tensor, "b N"] | None = None,
         keeps: bool = False,
     ) -> Gone:
-        kept = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        is_token = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         if not self.halts:
-            return self._without_halting(x, step, kept, positions)
+            return self._without_halting(x, step, is_token, positions)
         if is_traced(x):
-            y, N, R = reference(self, x, step, kept, positions)
-            return Gone(y, N, self.loss(N, R, kept))
-        s, active = x if mask is None else x.masked_fill(~mask[..., None], 0.0), kept
-        y, N, halting = torch.zeros_like(s), torch.zeros_like(kept, dtype=torch.long), Halting.begin(s)
+            y, N, R = reference(self, x, step, is_token, positions)
+            return Gone(y, N, self.loss(N, R, is_token))
+        s, active = x if mask is None else x.masked_fill(~mask[..., None], 0.0), is_token
+        y, N, halting = torch.zeros_like(s), torch.zeros_like(is_token, dtype=torch.long), Halting.begin(s)
         whole = self.mix == "interpolate"
         for n, P in enumerate(self.added(s, positions)):
             if not keeps and not bool(active.any()):
@@ -162,7 +162,7 @@ class Universal(Depth):
             u = s + P
             weight, halting, going = self.weigh(u, n, active, halting)
             N, weight = N + active.long(), weight.to(s.dtype)[..., None]
-            if whole or torch.equal(active, kept):
+            if whole or torch.equal(active, is_token):
                 new = step(n, u, None).to(s.dtype)
                 y = self.mixed(y, new, weight)
                 s = new if mask is None else torch.where(mask[..., None], new, s)
@@ -172,7 +172,7 @@ class Universal(Depth):
                 s = running.put(s, new)
                 y = running.put(y, self.mixed(running.take(y), new.to(y.dtype), running.take(weight)))
             active = going
-        return Gone(y, N, self.loss(N, halting.remainder, kept))
+        return Gone(y, N, self.loss(N, halting.remainder, is_token))
 
     def added(
         self, x: Float[Tensor, "B N d"], positions: Int[Tensor, "b N"] | None = None
@@ -227,17 +227,17 @@ class Universal(Depth):
         return weight * s + (y if self.mix == "sum" else (1 - weight) * y)
 
     def loss(
-        self, N: Int[Tensor, "B N"], R: Float[Tensor, "B N"], kept: Bool[Tensor, "B N"]
+        self, N: Int[Tensor, "B N"], R: Float[Tensor, "B N"], is_token: Bool[Tensor, "B N"]
     ) -> Float[Tensor, ""] | None:
-        """Tau mean(N + R) over the kept positions; None outside training and where tau is 0."""
+        """Tau mean(N + R) over the positions of tokens; None outside training and where tau is 0."""
         if not (self.training and self.tau):
             return None
-        return self.tau * (N + R).masked_fill(~kept, 0.0).sum() / kept.sum().clamp(min=1)
+        return self.tau * (N + R).masked_fill(~is_token, 0.0).sum() / is_token.sum().clamp(min=1)
 
-    def _without_halting(self, x: Tensor, step: Step, kept: Tensor, positions: Tensor | None) -> Gone:
+    def _without_halting(self, x: Tensor, step: Step, is_token: Tensor, positions: Tensor | None) -> Gone:
         for n, P in enumerate(self.added(x, positions)):
             x = step(n, x + P, None)
-        return Gone(x, kept.long() * self.size.steps, None)
+        return Gone(x, is_token.long() * self.size.steps, None)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"steps={self.size.steps}, halts={self.halts}, mix={self.mix}"
