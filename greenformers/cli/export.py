@@ -26,8 +26,8 @@ def export(
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="Texts like those that the model is for: a .txt file, or a .tsv file with columns sentence, label, or "
-            "sentence1, sentence2, score. Some calibrate int8 layers, the others judge what was written."
+            help="Texts like those that the model is for: a file .txt, .tsv, .jsonl or .parquet, a folder "
+            "of them, or hf://datasets/NAME. Some calibrate int8 layers, the others judge what was written."
         ),
     ] = None,
     loss: Annotated[

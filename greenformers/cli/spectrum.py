@@ -20,7 +20,7 @@ EXAMPLES = ("greenformers spectrum MODEL --texts texts.txt",)
 
 def spectrum(
     model: Annotated[str, typer.Argument(help="Folder of a model of transformers, or its name on the hub.")],
-    texts: Annotated[Path, typer.Option(help="File with one text on each line; may be .gz or .xz.")],
+    texts: Annotated[Path, typer.Option(help="Texts: a file .txt, .tsv, .jsonl or .parquet, or a folder of them.")],
     length: Annotated[int, typer.Option(help="Tokens in a block of running text.")] = 512,
     index: Annotated[
         int, typer.Option(help="Number of largest singular values that the table and the heat map add up.")
@@ -39,7 +39,7 @@ def spectrum(
     from itertools import islice
 
     from greenformers.checkpoint.pretrained import model_name, pretrained
-    from greenformers.data._texts import read_texts
+    from greenformers.data._read_texts import read_texts
     from greenformers.measure import spectrum as measure
     from greenformers.measure.record import append, context
     from greenformers.report.fit import fitted
@@ -53,7 +53,7 @@ def spectrum(
         raise ValueError(f"index must be in 1..{length}, the length of a block; got {index}")
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}")
-    seen = read_texts(texts)
+    seen, _ = read_texts(texts)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")

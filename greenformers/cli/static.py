@@ -17,12 +17,16 @@ EXAMPLES = ("greenformers static MODEL --texts texts.txt --evaluate pairs.tsv --
 def static(
     model: Annotated[str, typer.Argument(help="Folder of a sentence encoder, or its name on the hub.")],
     texts: Annotated[
-        Path, typer.Option(help="Texts to learn from, of the kind that will be encoded: a .txt file, or a .tsv file.")
+        Path,
+        typer.Option(
+            help="Texts to learn from, of the kind that will be encoded: a file .txt, .tsv, .jsonl or .parquet, a "
+            "folder of them, or hf://datasets/NAME."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the static encoder.")],
     evaluate: Annotated[
         Path | None,
-        typer.Option(help="Pairs to judge by: a .tsv file with the columns sentence1, sentence2, score."),
+        typer.Option(help="Pairs to judge by: such texts with the columns sentence1, sentence2, score."),
     ] = None,
     dims: Annotated[int, typer.Option(help="Dimensions of the vectors.")] = DIMS,
     length: Annotated[

@@ -11,13 +11,13 @@ from PIL import Image, UnidentifiedImageError
 from greenformers.data import _corpus as corpus
 from greenformers.data._audio import seconds
 from greenformers.data._corpus import Utterance
+from greenformers.data._read_texts import read_texts
 from greenformers.data._tasks import Kind
-from greenformers.data._texts import Texts, read_texts
+from greenformers.data._text_files import JUDGED, LEARNT
+from greenformers.data._texts import Texts
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff", ".au")
-LEARNT, JUDGED = ("train", "training"), ("test", "valid", "validation", "val", "dev")
-"""Names of folders of examples to train on and to judge by."""
 
 
 class Files(ABC):
@@ -127,18 +127,16 @@ def opened(path: Path) -> Image.Image:
 def read_examples(path: Path, kind: Kind) -> tuple[Examples, Examples | None]:
     """Examples to train on, and examples to judge by where the path has splits of its own.
 
-    Texts are a file, see `read_texts`. Images are a folder with a folder for every class, or with images alone. So are
-    recordings; or they are a corpus in any of the layouts of `greenformers.data._corpus`. A folder may hold two such
-    folders, named train and test.
+    Texts are a file, a folder of files or a data set of the hub, see `read_texts`. Images are a folder with a folder
+    for every class, or with images alone. So are recordings; or they are a corpus in any of the layouts of
+    `greenformers.data._corpus`. A folder may hold two such folders, named train and test.
 
     Raises:
         ValueError: Nothing of this kind is there, or a file is damaged.
         OSError: The file cannot be read.
     """
     if kind == "text":
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder: the model reads texts, of a file .txt or .tsv")
-        return read_texts(path), None
+        return read_texts(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there")
     if path.is_file() and (kind == "image" or path.suffix not in corpus.SUFFIXES):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import lzma
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -40,18 +43,38 @@ def read_text(path: Path) -> str:
             the file.
         OSError: The file cannot be read.
     """
-    try:
-        with _opened(path) as file:
-            data = file.read(LARGEST + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        kind = "gzip" if path.suffix == ".gz" else "xz"
-        raise ValueError(f"{path.name}: expected a whole {kind} file, found a damaged one ({error})") from error
+    with _whole(path), _opened(path) as file:
+        data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ValueError(f"{path.name}: expected at most {LARGEST} bytes of text, found more")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name}: expected UTF-8, found another byte at place {error.start}") from error
+
+
+def stream_lines(path: Path) -> Iterator[bytes]:
+    r"""The lines of a file one after the other, unpacked, without their ends \n or \r\n, and a byte-order mark.
+
+    Raises:
+        ValueError: The archive is damaged; the message names the file.
+        OSError: The file cannot be read.
+    """
+    with _opened(path) as file, _whole(path):
+        start = codecs.BOM_UTF8
+        for line in file:
+            yield line.removeprefix(start).removesuffix(b"\n").removesuffix(b"\r")
+            start = b""
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Turn the errors of damaged archives into one that names the file."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        kind = "gzip" if path.suffix == ".gz" else "xz"
+        raise ValueError(f"{path.name}: expected a whole {kind} file, found a damaged one ({error})") from error
 
 
 def _opened(path: Path) -> BufferedIOBase:

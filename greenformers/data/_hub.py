@@ -23,6 +23,15 @@ def fetch(dataset: str) -> dict[str, Any]:
         ValueError: The library makes no data set of that name.
         OSError: There is no data set of that name, or it cannot be reached.
     """
+    return _loaded(dataset, streaming=False)
+
+
+def streamed(dataset: str) -> dict[str, Any]:
+    """As `fetch`, but `datasets.IterableDataset`s, of which a row is fetched when it is read."""
+    return _loaded(dataset, streaming=True)
+
+
+def _loaded(dataset: str, *, streaming: bool) -> dict[str, Any]:
     library = needed("a data set of the hub", "hub", "datasets")
     exceptions = import_module("datasets.exceptions")
     path, colon, configuration = dataset.rpartition(":")
@@ -31,7 +40,7 @@ def fetch(dataset: str) -> dict[str, Any]:
     if not path.strip():
         raise ValueError(f"dataset must be a name on the Hugging Face hub or a folder, got {dataset!r}")
     try:
-        loaded = library.load_dataset(path, configuration or None)
+        loaded = library.load_dataset(path, configuration or None, streaming=streaming)
     except OSError as error:
         raise OSError(f"dataset {dataset!r} cannot be loaded: {_line(error)}") from error
     except (exceptions.DatasetsError, ValueError, RuntimeError) as error:

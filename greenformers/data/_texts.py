@@ -1,28 +1,24 @@
-"""Texts for calibration and evaluation: from a file to batches of token ids."""
+"""Texts for calibration and evaluation, and batches of their token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from greenformers.data._files import read_lines
-from greenformers.data._labels import score_reader
-from greenformers.data._table import read_table
 from greenformers.data._tasks import Task
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a file.
+    """The texts of a source.
 
     Attributes:
-        name: Name of the file.
+        name: Name of the source.
         segments: The text of each example, or its two texts.
-        labels: Label of each example, where the file has labels.
+        labels: Label of each example, where the source has labels.
         translated: Whether the second text of an example is the target of an encoder-decoder.
     """
 
@@ -43,53 +39,6 @@ class Texts:
         """The examples at some places."""
         labels = None if self.labels is None else [self.labels[place] for place in places]
         return replace(self, segments=[self.segments[place] for place in places], labels=labels)
-
-
-def read_texts(path: Path) -> Texts:
-    """A text file, one text a line; or a table with the extension .tsv (.tsv.gz, .tsv.xz) and a header.
-
-    The header names sentence1, sentence2 and score (pairs and how alike they are), sentence and label (a class as a
-    whole number), or source and target (the texts that an encoder-decoder reads and writes).
-
-    Raises:
-        ValueError: The file holds no text, or a damaged table.
-        OSError: The file cannot be read.
-    """
-    suffixes = "".join(path.suffixes[-2:])
-    if ".tsv" in suffixes:
-        header = read_lines(path)[:1]
-        columns = header[0].split("\t") if header else []
-        texts = _table(path, columns)
-    else:
-        texts = Texts(path.name, [(line.strip(),) for line in read_lines(path) if line.strip()])
-    if not texts.segments:
-        raise ValueError(f"{path.name} holds no text")
-    return texts
-
-
-def _table(path: Path, columns: Sequence[str]) -> Texts:
-    """The examples of a table, by what its header names."""
-    if {"source", "target"} <= set(columns):
-        rows = read_table(path, ("source", "target"), None, lambda _: 0)
-        return Texts(path.name, [tuple(row) for row in rows.texts], translated=True)
-    pairs = {"sentence1", "sentence2", "score"} <= set(columns)
-    if not pairs and not {"sentence", "label"} <= set(columns):
-        raise ValueError(
-            f"{path.name}, line 1: the header must name sentence1, sentence2, score; sentence, label; or source, target"
-        )
-    rows = read_table(
-        path,
-        ("sentence1", "sentence2") if pairs else ("sentence",),
-        "score" if pairs else "label",
-        score_reader(-1e9, 1e9) if pairs else _class,
-    )
-    return Texts(path.name, [tuple(row) for row in rows.texts], list(rows.labels))
-
-
-def _class(value: object) -> int:
-    if not str(value).isdecimal():
-        raise ValueError("the label must be a whole number from 0 on")
-    return int(str(value))
 
 
 def batches(

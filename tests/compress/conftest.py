@@ -39,7 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spoilt_texts(root: Path) -> None:
     texts = {
-        "empty.txt": "\n \n", "header.tsv": "sentence\tlabel\n", "wrong.tsv": "text\tclass\nbar\t1\n",
+        "empty.txt": "\n \n", "header.tsv": "sentence\tlabel\n", "wrong.tsv": "words\tclass\nbar\t1\n",
         "half.tsv": "sentence\tlabel\nbar\t0.5\n", "short.txt": "bar dos kit\n", "few.txt": "bar dor\n" * 7,
         "one.txt": "one text\n", "constant.tsv": "sentence1\tsentence2\tscore\n" + "bar\tdos\t3\n" * 4,
         "broken.toml": "[[change]\n", "none.toml": "change = []\n", "more.toml": 'name = "int8"\n',

@@ -173,8 +173,11 @@ def test_other_models(
         ("BertModel --select *.quary", "the selection '*.quary' matches none of the 16 weights"),
         ("BertModel --solver loss --calibrate empty.txt", "empty.txt holds no text"),
         ("BertModel --solver loss --calibrate header.tsv", "header.tsv holds no text"),
-        ("BertModel --solver loss --calibrate wrong.tsv", "wrong.tsv, line 1: the header must name sentence1"),
-        ("BertModel --evaluate wrong.tsv", "wrong.tsv, line 1: the header must name sentence1"),
+        (
+            "BertModel --solver loss --calibrate wrong.tsv",
+            "wrong.tsv has no columns of texts: they must be source, target; sentence1",
+        ),
+        ("BertModel --evaluate wrong.tsv", "wrong.tsv has no columns of texts: they must be source, target; sentence1"),
         ("BertModel --calibrate nowhere.txt --solver loss", "nowhere.txt: No such file or directory"),
         ("BertModel --evaluate nowhere.tsv", "nowhere.tsv: No such file or directory"),
         ("BertModel --evaluate labelled.tsv --length 12", "an encoder is judged by plain text or by pairs"),

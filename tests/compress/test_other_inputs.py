@@ -183,7 +183,7 @@ def test_recommend_for_images(place: Path, tmp_path: Path, monkeypatch: Patch, c
         ("vit --evaluate damaged", "is not an image that can be read"),
         ("vit --evaluate nowhere", "nowhere is not there"),
         ("bare --evaluate images", "a ViTForImageClassification needs an image processor"),
-        ("t5 --evaluate images", "images is a folder: the model reads texts, of a file .txt or .tsv"),
+        ("t5 --evaluate images", "images is a folder without texts: no file in it is .txt, .tsv, .jsonl, .parquet"),
         ("t5 --evaluate plain.txt", "an encoder-decoder needs a table with the columns source and target"),
         ("whisper --evaluate long", "1 of 1 recordings are longer than the 1 s that the model hears, 0.wav among them"),
         ("whisper --evaluate tones/high", "what is said in the recordings is needed"),

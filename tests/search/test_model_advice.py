@@ -22,7 +22,8 @@ from greenformers.changes._int8 import int8_of
 from greenformers.checkpoint.structure import structure
 from greenformers.compress import quality
 from greenformers.data._examples import halves
-from greenformers.data._texts import Texts, read_texts
+from greenformers.data._read_texts import read_texts
+from greenformers.data._texts import Texts
 from greenformers.measure.record import METRICS, Record, read, with_ratios
 from greenformers.search.advice import Advice, Measured, advise, shown, usual
 from greenformers.search.bound import Bound
@@ -219,7 +220,7 @@ def test_the_usual_length() -> None:
 def test_an_encoder_and_pairs(home: Path) -> None:
     model, steps = strong("bert", "BertModel"), set()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    texts = read_texts(home / "pairs.tsv")
+    texts = read_texts(home / "pairs.tsv")[0]
     advice = advised(model, texts, limit=15, progress=lambda what, share: steps.add((what, share)))
     rows = check(advice, "spearman", {"int8", "layers", "low_rank", "prune"})
     assert rows["as it is"].mib > rows["int8"].mib
@@ -261,7 +262,7 @@ def test_a_language_model_of_long_texts() -> None:
 def test_a_classifier_that_is_low_rank_already(home: Path) -> None:
     model = strong("bert", "BertForSequenceClassification")
     factorise(model, Budget(0.5, "uniform"), multiple=1)
-    advice = advised(model, read_texts(home / "labelled.tsv"))
+    advice = advised(model, read_texts(home / "labelled.tsv")[0])
     rows = check(advice, "accuracy", {"int8", "layers"}, {"low_rank", "prune"})
     refused = [str(row.refused) for row in advice.rows if row.refused]
     assert all(re.search("none fits|cannot follow low_rank", why) for why in refused), refused
@@ -322,7 +323,7 @@ def test_a_model_that_does_no_good_has_no_quality_to_keep(monkeypatch: Patch) ->
 
 
 def test_texts_that_cannot_judge(home: Path) -> None:
-    labels, scores = read_texts(home / "labelled.tsv"), read_texts(home / "pairs.tsv")
+    labels, scores = read_texts(home / "labelled.tsv")[0], read_texts(home / "pairs.tsv")[0]
     for name, cls, texts, message in [
         ("bert", "BertModel", labels, "an encoder is judged by plain text or by pairs"),
         ("gpt2", "GPT2LMHeadModel", labels, "a language model is judged by plain text"),

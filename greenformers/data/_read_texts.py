@@ -1,0 +1,145 @@
+"""Texts of a file, a folder or a data set of the hub, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from greenformers.data._hub import streamed
+from greenformers.data._labels import score_reader
+from greenformers.data._text_files import Row, Rows, Stream, drawn, hub_name, in_folder, of_file
+from greenformers.data._texts import Texts
+
+MOST = 200_000
+"""Texts of a source that are held at most; of more, so many are drawn."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of texts and of what is known about them."""
+
+    segments: tuple[str, ...]
+    label: str | None = None
+    translated: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.segments, *(() if self.label is None else (self.label,)))
+
+
+COLUMNS = (
+    _Columns(("source", "target"), translated=True),
+    _Columns(("sentence1", "sentence2"), "score"),
+    _Columns(("sentence",), "label"),
+    _Columns(("text",), "label"),
+    _Columns(("text",)),
+)
+"""What a source of texts may hold; the first whose columns are all there is read, and further columns are not."""
+
+
+def read_texts(path: Path) -> tuple[Texts, Texts | None]:
+    """Texts to learn from, and texts to judge by where the source has a split of its own for them.
+
+    The source is a file .txt with one text a line; a table .tsv with a header; .jsonl with an object a line (all of
+    them plain, .gz or .xz); .parquet; a folder of such files, see `in_folder`; or hf://datasets/NAME[:CONFIGURATION], a
+    data set of the hub, which is fetched row by row in an order shuffled by seed, until there are `MOST` texts.
+
+    Columns are sentence1, sentence2 and score (pairs and how alike they are); sentence or text, and label (a class as a
+    whole number); text alone; or source and target (the texts that an encoder-decoder reads and writes). Of more than
+    `MOST` texts so many are drawn, all of them as likely, always the same; the name says so.
+
+    Raises:
+        ValueError: The source holds no text, or is damaged; the message never shows a text.
+        OSError: It cannot be read.
+    """
+    name = hub_name(path)
+    if name is not None:
+        return _of_hub(name)
+    if not path.is_dir():
+        return _read(path.name, [of_file(path)]), None
+    learnt, judged = in_folder(path)
+    texts = _read(path.name, [of_file(file) for file in learnt])
+    return texts, _read(f"{path.name}, to judge by", [of_file(file) for file in judged]) if judged else None
+
+
+def _of_hub(name: str) -> tuple[Texts, Texts | None]:
+    splits = {part: Stream(f"{name} {part}", split) for part, split in streamed(name).items()}
+    read = {part: _read(rows.name, [rows], whole=False) for part, rows in splits.items() if _shown(rows)}
+    if not read:
+        raise ValueError(f"{name}: every split withholds its labels")
+    judged = read.get("test") or read.get("valid")
+    learnt = read.get("train") or judged
+    assert learnt is not None
+    return learnt, None if learnt is judged else judged
+
+
+def _shown(rows: Rows) -> bool:
+    """Whether the labels are there: those of a test split may all be -1, which is to say withheld."""
+    first = next(rows.raw(), None)
+    return first is not None and rows.read(first[1]).get("label", 0) != -1
+
+
+def _read(name: str, sources: Sequence[Rows], *, whole: bool = True) -> Texts:
+    """The texts of sources that hold columns of the same kind.
+
+    Args:
+        name: Name of them all.
+        sources: The sources.
+        whole: Whether every row may be drawn; otherwise no row after the first `MOST` is asked for.
+    """
+    kinds = [_kind(rows) for rows in sources]
+    for rows, other in zip(sources, kinds, strict=True):
+        if other != kinds[0]:
+            raise ValueError(
+                f"{rows.name} has the columns {', '.join(other.names)}, and {sources[0].name} has "
+                f"{', '.join(kinds[0].names)}: files of a folder must have the same"
+            )
+    kind, stream = kinds[0], ((rows, number, raw) for rows in sources for number, raw in rows.raw())
+    held, count = drawn(stream if whole else islice(stream, MOST), MOST)
+    label = score_reader(-1e9, 1e9) if kind.label == "score" else _class
+    segments: list[tuple[str, ...]] = []
+    labels: list[float] = []
+    for rows, number, raw in held:
+        try:
+            row = rows.read(raw)
+            texts = tuple(_text(row, column) for column in kind.segments)
+            if kind.label is None and not any(text.strip() for text in texts):
+                continue
+            if kind.label is not None:
+                labels.append(label(_field(row, kind.label)))
+        except ValueError as error:
+            raise ValueError(f"{rows.name}, {rows.unit} {number}: {error}") from None
+        segments.append(texts)
+    if not segments:
+        raise ValueError(f"{name} holds no text")
+    name = name if count == len(held) else f"{name} ({len(held):,} of {count:,} texts)"
+    return Texts(name, segments, None if kind.label is None else labels, translated=kind.translated)
+
+
+def _kind(rows: Rows) -> _Columns:
+    kind = next((kind for kind in COLUMNS if set(kind.names) <= set(rows.columns)), None)
+    if kind is None:
+        listed = "; ".join(", ".join(kind.names) for kind in COLUMNS)
+        raise ValueError(f"{rows.name} has no columns of texts: they must be {listed}")
+    return kind
+
+
+def _field(row: Row, column: str) -> object:
+    if row.get(column) is None:
+        raise ValueError(f"there is no {column}")
+    return row[column]
+
+
+def _text(row: Row, column: str) -> str:
+    text = _field(row, column)
+    if not isinstance(text, str):
+        raise ValueError(f"the {column} must be a string")
+    return text
+
+
+def _class(value: object) -> int:
+    if not str(value).isdecimal():
+        raise ValueError("the label must be a whole number from 0 on")
+    return int(str(value))

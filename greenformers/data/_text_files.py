@@ -1,0 +1,265 @@
+"""Rows of texts, one after the other: of .txt, .tsv, .jsonl, .parquet, of folders of such files, of the hub.
+
+A row is read when it is asked for: a corpus is never held in memory, however large it is. What is held of it are the
+rows that `drawn` takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from math import exp, log1p
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from greenformers._extras import needed
+from greenformers.data._files import stream_lines
+
+T = TypeVar("T")
+Row = Mapping[str, object]
+
+FORMATS = (".txt", ".tsv", ".jsonl", ".parquet")
+REFUSED = (".csv", ".json", ".arrow", ".zip", ".tar", ".safetensors")
+"""Suffixes of files that are known not to be lines of text."""
+LEARNT, JUDGED = ("train", "training"), ("test", "valid", "validation", "val", "dev")
+"""Names of examples to train on and to judge by, of files or of folders."""
+HUB = "hf:/datasets/"
+"""The address of a data set of the hub, hf://datasets/NAME, once it is a path."""
+
+
+class Rows(ABC):
+    """The rows of one source of texts.
+
+    Attributes:
+        name: Name of the source.
+        columns: Names of the columns.
+        unit: What a number of `raw` counts.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    unit = "line"
+
+    @abstractmethod
+    def raw(self) -> Iterator[tuple[int, Any]]:
+        """The rows in their order, not yet read, each with its number from 1 on."""
+
+    @abstractmethod
+    def read(self, raw: Any) -> Row:
+        """The fields of a row.
+
+        Raises:
+            ValueError: The row is damaged; the message never shows it.
+        """
+
+
+class Lines(Rows):
+    """A file .txt, one text a line; empty lines are none.
+
+    Args:
+        path: The file, plain, .gz or .xz.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name, self.columns = path, path.name, ("text",)
+
+    def raw(self) -> Iterator[tuple[int, bytes]]:
+        return filter(lambda line: line[1].strip(), enumerate(stream_lines(self.path), 1))
+
+    def read(self, raw: bytes) -> Row:
+        return {"text": _decoded(raw).strip()}
+
+
+class Table(Lines):
+    """A file .tsv: a line a row, fields between tabs, no quoting; the first line names the columns."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.columns = tuple(_first(self, stream_lines(path), lambda line: _decoded(line).split("\t")))
+
+    def raw(self) -> Iterator[tuple[int, bytes]]:
+        return islice(enumerate(stream_lines(self.path), 1), 1, None)
+
+    def read(self, raw: bytes) -> Row:
+        fields = _decoded(raw).split("\t")
+        if len(fields) != len(self.columns):
+            raise ValueError(f"expected {len(self.columns)} fields, found {len(fields)}")
+        return dict(zip(self.columns, fields, strict=True))
+
+
+class Objects(Lines):
+    """A file .jsonl: a JSON object a line; the first one names the columns."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.columns = tuple(_first(self, (line for _, line in self.raw()), self.read))
+
+    def read(self, raw: bytes) -> Row:
+        try:
+            row = json.loads(_decoded(raw))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"expected JSON ({error.msg})") from None
+        if not isinstance(row, dict):
+            raise ValueError('expected an object of JSON, as {"text": ...}')
+        return row
+
+
+class Parquet(Rows):
+    """A file .parquet, of which a batch of rows is held at a time.
+
+    Args:
+        path: The file.
+
+    Raises:
+        MissingExtraError: The package datasets, which brings pyarrow, is not installed.
+    """
+
+    unit = "row"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        self.columns = tuple(self._opened().schema_arrow.names)
+
+    def _opened(self) -> Any:
+        arrow = needed("a file .parquet", "hub", "datasets", "pyarrow")
+        parquet = needed("a file .parquet", "hub", "datasets", "pyarrow.parquet")
+        try:
+            return parquet.ParquetFile(self.path)
+        except arrow.ArrowInvalid:
+            raise ValueError(f"{self.name}: expected a whole parquet file, found a damaged one or none") from None
+
+    def raw(self) -> Iterator[tuple[int, Row]]:
+        batches = self._opened().iter_batches(batch_size=1024)
+        return enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+
+    def read(self, raw: Row) -> Row:
+        return raw
+
+
+class Stream(Rows):
+    """A split of a data set of the hub, in an order shuffled by seed, fetched as it is read.
+
+    Args:
+        name: Name of the data set and the split.
+        split: A `datasets.IterableDataset`.
+    """
+
+    unit = "row"
+    BUFFER = 10_000
+    """Rows that the library holds, of which the next one is drawn."""
+
+    def __init__(self, name: str, split: Any) -> None:
+        self.name, self._split = name, split
+        self.columns = tuple(split.column_names or next(iter(split), {}))
+
+    def raw(self) -> Iterator[tuple[int, Row]]:
+        return enumerate(self._split.shuffle(seed=0, buffer_size=self.BUFFER), 1)
+
+    def read(self, raw: Row) -> Row:
+        return raw
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8, found another byte at place {error.start}") from None
+
+
+def _first(rows: Lines, lines: Iterator[bytes], read: Callable[[bytes], Iterable[str]]) -> Iterable[str]:
+    """The names of the columns that the first line tells, none where there is no line."""
+    first = next(lines, None)
+    try:
+        return () if first is None else read(first)
+    except ValueError as error:
+        raise ValueError(f"{rows.name}, line 1: {error}") from None
+
+
+KINDS: dict[str, Callable[[Path], Rows]] = {".txt": Lines, ".tsv": Table, ".jsonl": Objects, ".parquet": Parquet}
+
+
+def suffix(path: Path) -> str:
+    """The suffix that tells the format: .tsv of texts.tsv.gz."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".xz")
+    return Path(name).suffix
+
+
+def of_file(path: Path) -> Rows:
+    """The rows of a file; one with another suffix than those of `FORMATS` is read as lines of text.
+
+    Raises:
+        ValueError: The file is damaged, or of a format that is none of `FORMATS`.
+        OSError: The file cannot be read.
+    """
+    if suffix(path) in REFUSED:
+        raise ValueError(f"{path.name}: texts are read from {', '.join(FORMATS)}, got {suffix(path)}")
+    return KINDS.get(suffix(path), Lines)(path)
+
+
+def in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of texts in a folder and in those below it, to learn from and to judge by.
+
+    Where files or folders are named train, as in train.jsonl and train-00000-of-00002.parquet, their texts are those to
+    learn from, and texts to judge by are in those named test, else valid; no other file is read. Where none is, every
+    file is read, and none of them is to judge by.
+
+    Raises:
+        ValueError: There is no such file.
+    """
+    files = [
+        path for path in sorted(folder.rglob("*"))
+        if suffix(path) in FORMATS and path.is_file() and not path.name.startswith((".", "README", "LICENSE"))
+    ]  # fmt: skip
+    if not files:
+        raise ValueError(f"{folder} is a folder without texts: no file in it is {', '.join(FORMATS)}")
+    learnt, judged = (_of_split(folder, files, names) for names in (LEARNT, JUDGED))
+    return (learnt, judged) if learnt else (files, [])
+
+
+def _of_split(folder: Path, files: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    """The files of the first split, of these names, that is there."""
+    for name in names:
+        chosen = [
+            path for path in files
+            if any(re.match(rf"{name}(?![a-z])", part.lower()) for part in path.relative_to(folder).parts)
+        ]  # fmt: skip
+        if chosen:
+            return chosen
+    return []
+
+
+def hub_name(path: Path) -> str | None:
+    """The name NAME[:CONFIGURATION] in hf://datasets/NAME, None for any other path."""
+    address = path.as_posix()
+    return address.removeprefix(HUB) if address.startswith(HUB) else None
+
+
+def drawn(rows: Iterable[T], most: int, seed: int = 0) -> tuple[list[T], int]:
+    """At most so many rows, in their order, every choice of them as likely as any other; and how many there are.
+
+    Algorithm L of Li (1994): of n rows only about k ln(n / k) are looked at beyond the first k, the others are passed
+    over, and k are held.
+
+    Args:
+        rows: Rows, read once.
+        most: Largest number k of rows.
+        seed: Seed of the draw.
+    """
+    random, numbered = Random(seed), enumerate(rows)
+    held = list(islice(numbered, most))
+    last, weight = len(held) - 1, 1.0
+    while True:
+        weight *= exp(-random.expovariate(1) / most)
+        gap = int(random.expovariate(1) / -log1p(-weight))
+        passed = deque(islice(numbered, gap), maxlen=1)
+        last = passed[0][0] if passed else last
+        following = next(numbered, None)
+        if following is None:
+            break
+        held[random.randrange(most)], last = following, following[0]
+    return [row for _, row in sorted(held, key=lambda pair: pair[0])], last + 1
