@@ -157,7 +157,7 @@ class Written:
                 setattr(decoder.depth, name, value)
             hooks.append(decoder.depth.register_forward_hook(count))
         start = time.perf_counter()
-        texts = list(translations(self.model, self.tokenizer, sources, num_beams=1))
+        texts = list(translations(self.model, self.tokenizer, sources))
         self.seconds += [time.perf_counter() - start] if split == "test" else []
         for hook in hooks:
             hook.remove()

@@ -105,8 +105,8 @@ def judged(run: Path) -> tuple[dict[str, float], list[str]]:
     """Scores on the test split and every translation; computed once a run."""
     kept = run / "test.json"
     if not kept.exists():
-        scores, texts = evaluate(run, "test", beams=4)
-        checkpoint.replace(kept, json.dumps({"scores": scores, "texts": texts}))
+        evaluation = evaluate(run, "test")
+        checkpoint.replace(kept, json.dumps({"scores": evaluation.scores, "texts": evaluation.texts}))
     found = json.loads(kept.read_text())
     return found["scores"], found["texts"]
 

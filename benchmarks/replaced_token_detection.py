@@ -92,7 +92,7 @@ def fine_tune(run: Run, starts: dict[str, Path], changed: dict[str, Any]) -> dic
         for seed in SEEDS:
             folder = folder_of(run) / f"sst2-{start.replace(' ', '-')}-{seed}"
             ensure(folder, replace(base, seed=seed, **given), run.console)
-            found.setdefault(start, []).append(evaluate(folder, "test")[0]["accuracy"])
+            found.setdefault(start, []).append(evaluate(folder, "test").scores["accuracy"])
     return found
 
 

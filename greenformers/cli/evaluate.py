@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from greenformers.cli import _terminal as terminal
-from greenformers.cli._flags import Batch, Folder, Results
+from greenformers.cli._flags import Batch, Folder, LengthPenalty, MinNewTokens, NoRepeat, Results
 
 ORDER = 60
 GROUP = "Train a model of your own"
@@ -19,22 +19,38 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Split of the data set: train, valid or test.")] = "test",
     folder: Folder = None,
     beams: Annotated[int, typer.Option(help="seq2seq: width of the beam search; 1 is greedy.")] = 4,
+    length_penalty: LengthPenalty = None,
+    no_repeat: NoRepeat = None,
+    min_new_tokens: MinNewTokens = None,
     batch: Batch = 64,
-    samples: Annotated[int, typer.Option(help="seq2seq: number of translations that are shown.")] = 3,
+    samples: Annotated[int, typer.Option(help="seq2seq: number of translations or summaries that are shown.")] = 3,
     results: Results = None,
 ) -> None:
     """Score a trained run on a split of its data set."""
     from greenformers.measure.record import append, context
     from greenformers.train.evaluate import evaluate as scored
     from greenformers.train.evaluate import records
+    from greenformers.train.generation import Writing
 
     terminal.quiet()
     console = terminal.console()
-    scores, shown = scored(run_folder, split, folder=folder, beams=beams, batch_size=batch)
-    for text in shown[:samples]:
+    writing = Writing(beams, length_penalty, no_repeat, min_new_tokens)
+    evaluation = scored(run_folder, split, folder=folder, writing=writing, batch_size=batch)
+    for text in evaluation.texts[:samples]:
         console.print(text, markup=False, soft_wrap=True)
-    for name, value in scores.items():
-        console.print(f"{split} {name}: {value:.4g}")
+    for name, value in evaluation.scores.items():
+        console.print(_line(f"{split} {name}", value, evaluation.intervals.get(name)), markup=False)
+    for baseline, scores in evaluation.baselines.items():
+        for name, value in scores.items():
+            low, high = evaluation.differences[baseline][name]
+            console.print(
+                f"{split} {name} of {baseline}: {value:.4g}; ours less this {low:+.3g} to {high:+.3g}", markup=False
+            )
     if results is not None:
         about = context(terminal.command(), 0)
-        append(results, [replace(record, context=about) for record in records(run_folder, split, scores)])
+        append(results, [replace(record, context=about) for record in records(run_folder, split, evaluation)])
+
+
+def _line(name: str, value: float, interval: list[float] | None) -> str:
+    ends = "" if interval is None else " ({:.4g} to {:.4g})".format(*interval)
+    return f"{name}: {value:.4g}{ends}"

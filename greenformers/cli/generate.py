@@ -6,20 +6,27 @@ from typing import Annotated, Any
 import typer
 
 from greenformers.cli import _terminal as terminal
+from greenformers.cli._flags import LengthPenalty, MinNewTokens, NoRepeat
 
 ORDER = 70
 GROUP = "Train a model of your own"
-EXAMPLES = ("greenformers generate runs/shakespeare --prompt 'ROMEO:' --sample",)
+EXAMPLES = (
+    "greenformers generate runs/shakespeare --prompt 'ROMEO:' --sample",
+    "greenformers generate runs/papers --prompts abstracts.txt --beams 5 --length-penalty 0.8 --no-repeat 3",
+)
 
 
 def generate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run: causal_lm or seq2seq.")],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Text that is continued or translated; may be repeated.")
+        list[str] | None, typer.Option(help="Text that is continued, translated or summarised; may be repeated.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="File with one prompt on each line.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Largest number of tokens that are generated.")] = None,
     beams: Annotated[int, typer.Option(help="Width of the beam search; 1 is greedy.")] = 1,
+    length_penalty: LengthPenalty = None,
+    no_repeat: NoRepeat = None,
+    min_new_tokens: MinNewTokens = None,
     sample: Annotated[bool, typer.Option("--sample", help="Sample tokens instead of taking the likeliest.")] = False,
     temperature: Annotated[
         float, typer.Option(help="Temperature of sampling; below 1, likely tokens are drawn more often.")
@@ -30,12 +37,17 @@ def generate(
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
 ) -> None:
-    """Continue texts with a trained language model, or translate them with an encoder-decoder."""
+    """Continue texts with a trained language model, or translate or summarise them with an encoder-decoder."""
     from greenformers.train.evaluate import written
+    from greenformers.train.generation import Writing
 
     terminal.quiet()
     texts = [*(prompt or []), *(prompts.read_text().splitlines() if prompts else [])]
-    options: dict[str, Any] = {"num_beams": beams, "do_sample": sample, "max_new_tokens": max_new_tokens}
+    options: dict[str, Any] = {
+        "writing": Writing(beams, length_penalty, no_repeat, min_new_tokens),
+        "do_sample": sample,
+        "max_new_tokens": max_new_tokens,
+    }
     draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for text in written(run_folder, texts, seed=seed, **options, **(draw if sample else {})):
         print(text)

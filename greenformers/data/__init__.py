@@ -2,8 +2,9 @@
 
 An image of side S is a sequence of N = S * S pixels, row by row; the model itself puts [CLS] in front of it. Text stays
 text: `train_tokenizer` makes the tokenizer that turns it into ids. A module here is one data set and has a public
-function, `load(folder) -> Splits` for images, `load(folder, dataset) -> Text | Pairs | Labelled` for text. One whose
-examples are drawn has `generate` too, and `write(folder, data)` where its `load` reads files of its own.
+function, `load(folder) -> Splits` for images, `load(folder, dataset)` for text, which gives Text, Pairs, Summaries or
+Labelled. One whose examples are drawn has `generate` too, and `write(folder, data)` where its `load` reads files of its
+own.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from greenformers._registry import files
 from greenformers.data._audio import read as read_audio
 from greenformers.data._draw import drawn
 from greenformers.data._images import Split, Splits, pooled
-from greenformers.data._kinds import Examples, Labelled, Pairs, Text
+from greenformers.data._kinds import Document, Examples, Labelled, Pairs, Summaries, Text
 from greenformers.data._tokenizer import KINDS as TOKENIZERS
 from greenformers.data._tokenizer import train_tokenizer
 
 __all__ = [
     "TOKENIZERS",
+    "Document",
     "Examples",
     "Labelled",
     "Pairs",
     "Split",
     "Splits",
+    "Summaries",
     "Text",
     "load",
     "load_images",
@@ -50,7 +53,7 @@ def load(
     pool: int = 1,
     seed: int = 0,
     dataset: str | None = None,
-) -> Splits | Text | Pairs | Labelled:
+) -> Splits | Text | Pairs | Summaries | Labelled:
     """Load a data set, from `folder` unless it comes with a library. Only a `dataset` may be downloaded.
 
     Args:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from greenformers.data._images import Split, Splits
-from greenformers.data._kinds import Examples, Labelled, Pairs, Text
+from greenformers.data._kinds import Examples, Labelled, Pairs, Summaries, Text
 
-Data = TypeVar("Data", Splits, Text, Pairs, Labelled)
+Data = TypeVar("Data", Splits, Text, Pairs, Summaries, Labelled)
 
 
 def drawn(data: Data, limit: int | None, seed: int) -> Data:
@@ -34,6 +34,9 @@ def drawn(data: Data, limit: int | None, seed: int) -> Data:
     if isinstance(data, Pairs):
         pairs = [[split[i] for i in plain(len(split), limit, seed)] for split in (data.train, data.valid, data.test)]
         return replace(data, train=pairs[0], valid=pairs[1], test=pairs[2])
+    if isinstance(data, Summaries):
+        papers = [[split[i] for i in plain(len(split), limit, seed)] for split in (data.train, data.valid, data.test)]
+        return replace(data, train=papers[0], valid=papers[1], test=papers[2])
     even = data.classes is not None
     parts = [_examples(split, limit, seed, even) for split in (data.train, data.valid, data.test)]
     return replace(data, train=parts[0], valid=parts[1], test=parts[2])
@@ -64,7 +67,7 @@ def _shuffled(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
-def _check(data: Splits | Text | Pairs | Labelled, limit: int) -> None:
+def _check(data: Splits | Text | Pairs | Summaries | Labelled, limit: int) -> None:
     classes = 0
     if isinstance(data, Splits):
         classes = data.classes

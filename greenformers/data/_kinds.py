@@ -1,4 +1,4 @@
-"""Text as data: running text, pairs of sentences, labelled texts.
+"""Text as data: running text, pairs of sentences, documents with summaries, labelled texts.
 
 Each has three splits, any of which may be empty, as a source may withhold it; `split(name)` never gives an empty one.
 """
@@ -72,6 +72,43 @@ class Pairs(_Split[list[tuple[str, str]]]):
     train: list[tuple[str, str]]
     valid: list[tuple[str, str]]
     test: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document and its summaries.
+
+    Attributes:
+        title: Title of the document; may be empty.
+        text: Text of the document, without its title.
+        summaries: Summaries by people, at least one; a model is trained on the first.
+    """
+
+    title: str
+    text: str
+    summaries: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """What a model reads: title and text on either side of a bar, so that a title of one line leaves one line."""
+        return f"{self.title} | {self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, eq=False)
+class Summaries(_Split[list[Document]]):
+    """Documents and their summaries.
+
+    Attributes:
+        name: Name of the data set, that of its file in this folder.
+        train: Documents to train on.
+        valid: Documents to validate on.
+        test: Documents to test on.
+    """
+
+    name: str
+    train: list[Document]
+    valid: list[Document]
+    test: list[Document]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,40 +1,61 @@
 """Use of a finished run: scores on any split, and text from its model."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
+from greenformers.data import Document, Summaries
+from greenformers.measure import summaries, translation
 from greenformers.measure.record import Record
-from greenformers.measure.translation import needed, translation_scores
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
-from greenformers.train.generation import continuations, translations
+from greenformers.train.generation import GREEDY, Writing, continuations, translations
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
-from greenformers.train.run import MODEL, settings_of, trained
+from greenformers.train.run import MODEL, SETTINGS, settings_of, trained
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.settings import Settings
 
+BEAMS = Writing(beams=4)
+"""How translations and summaries that are scored are searched for, unless another way is given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a run scores on a split.
+
+    Attributes:
+        scores: Scores by name: accuracy in percent, losses in nats; BLEU, chrF and ROUGE from 0 to 100.
+        texts: Of an encoder-decoder every source with its references and what was written.
+        written: Of an encoder-decoder what was written, by example.
+        intervals: 95 % intervals of scores, of those that have one.
+        baselines: Of summaries the scores of baselines, the first sentences of each document, by name.
+        differences: Of summaries the 95 % intervals of scores less those of a baseline, by name of the baseline.
+    """
+
+    scores: dict[str, float]
+    texts: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    differences: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
 
 def evaluate(
-    run: Path, split: str, *, folder: Path | None = None, beams: int = 4, batch_size: int = 64
-) -> tuple[dict[str, float], list[str]]:
+    run: Path, split: str, *, folder: Path | None = None, writing: Writing = BEAMS, batch_size: int = 64
+) -> Evaluation:
     """Score the trained model of a run.
 
     Args:
         run: Folder of a finished run.
         split: Split of its data set: "train", "valid" or "test".
         folder: Folder of the data set, if it has moved since.
-        beams: Width of the beam search for translations.
+        writing: How translations and summaries are searched for.
         batch_size: Number of examples computed at a time.
 
-    Returns:
-        Scores by name, accuracy in percent, losses in nats; and for an encoder-decoder every source with its
-        reference and its translation.
-
     Raises:
-        MissingExtraError: The package that scores translations is not installed.
+        MissingExtraError: The package that scores translations or summaries is not installed.
         ValueError: There is no such split, or the run is of replaced token detection, whose encoder alone has no score.
         OSError: There is no finished run in the folder, or its data are missing.
     """
@@ -47,36 +68,84 @@ def evaluate(
     objective = settings.task().objective
     if isinstance(objective, ReplacedTokenDetection):
         raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")
-    if isinstance(objective, Seq2Seq):
-        needed()
-    scores = objective.evaluate(model, split, batch_size)
     if not isinstance(objective, Seq2Seq):
-        return scores, []
-    sources, references = zip(*objective.data.split(split), strict=True)
-    outputs = list(translations(model, objective.tokenizer, sources, batch_size=batch_size, num_beams=beams))
-    pairs = [f"source: {a}\ntarget: {b}\nours:   {c}\n" for a, b, c in zip(sources, references, outputs, strict=True)]
-    return scores | translation_scores(outputs, references), pairs
+        return Evaluation(objective.evaluate(model, split, batch_size))
+    documents = objective.data.split(split) if isinstance(objective.data, Summaries) else None
+    (translation.needed if documents is None else summaries.needed)()
+    scores = objective.evaluate(model, split, batch_size)
+    sources, references = zip(*objective.texts(split), strict=True)
+    longest = min(settings.length - 1, objective.target_length)
+    outputs = list(
+        translations(
+            model, objective.tokenizer, sources, batch_size=batch_size, max_new_tokens=longest, writing=writing
+        )
+    )
+    if documents is not None:
+        return _summarised(documents, outputs, scores)
+    texts = [_shown(*row) for row in zip(sources, references, outputs, strict=True)]
+    return Evaluation(scores | translation.translation_scores(outputs, references), texts, outputs)
 
 
-def records(run: Path, split: str, scores: dict[str, float]) -> list[Record]:
-    """The scores of a run as records, without context."""
+def _summarised(documents: Sequence[Document], outputs: list[str], scores: dict[str, float]) -> Evaluation:
+    """The scores of summaries, beside those of the first sentences of each document."""
+    references = [document.summaries for document in documents]
+    ours = summaries.rouge(outputs, references)
+    leads = {
+        name: summaries.rouge([summaries.lead(document.text, count) for document in documents], references)
+        for name, count in summaries.LEADS.items()
+    }
+    return Evaluation(
+        scores | summaries.means(ours),
+        [
+            _shown(document.source, "\n        ".join(document.summaries), output)
+            for document, output in zip(documents, outputs, strict=True)
+        ],
+        outputs,
+        {name: summaries.interval(values) for name, values in ours.items()},
+        {name: summaries.means(theirs) for name, theirs in leads.items()},
+        {name: summaries.differences(ours, theirs) for name, theirs in leads.items()},
+    )
+
+
+def _shown(source: str, reference: str, output: str) -> str:
+    return f"source: {source}\ntarget: {reference}\nours:   {output}\n"
+
+
+def records(run: Path, split: str, evaluation: Evaluation) -> list[Record]:
+    """The scores of a run and of baselines as records, without context; a difference is that to the first baseline."""
     settings = settings_of(run, Settings)
     setting = {"data": settings.data, "split": split, "hidden": settings.hidden, "layers": settings.layers}
-    return [
-        Record.of(name, value, benchmark="evaluate", variant=settings.variant, setting=setting)
-        for name, value in scores.items()
-    ]
+    first = next(iter(evaluation.baselines), None)
+    paired = evaluation.differences.get(first or "", {})
+    about: dict[str, Any] = {"benchmark": "evaluate", "setting": setting}
+    rows = []
+    for name, value in evaluation.scores.items():
+        to = {"interval": paired[name], "to": first} if name in paired else {}
+        rows.append(Record.of(name, value, variant=settings.variant, **about, **to))
+    for baseline, scores in evaluation.baselines.items():
+        rows += [Record.of(name, value, variant=baseline, **about) for name, value in scores.items()]
+    return rows
 
 
-def written(run: Path, texts: Sequence[str], *, seed: int, max_new_tokens: int | None, **options: Any) -> list[str]:
-    """Continue texts with a language model, or translate them with an encoder-decoder.
+def written(
+    run: Path,
+    texts: Sequence[str],
+    *,
+    seed: int,
+    max_new_tokens: int | None,
+    writing: Writing = GREEDY,
+    **options: Any,
+) -> list[str]:
+    """Continue texts with a language model, or translate or summarise them with an encoder-decoder.
 
     Args:
         run: Folder of a finished run.
         texts: Texts, at least one.
         seed: Seed of the sampling, where tokens are sampled.
-        max_new_tokens: Most tokens to add; by default as many as fit the model, and at most 100 for a continuation.
-        **options: Options of transformers' `generate`.
+        max_new_tokens: Most tokens to add; by default the `target_length` of the run, or as many as fit the model, and
+            at most 100 for a continuation.
+        writing: How the text is searched for.
+        **options: Options of transformers' `generate`: do_sample, temperature, top_k, top_p.
 
     Raises:
         ValueError: There is no text, an option is out of range, or the run's model writes no text.
@@ -91,8 +160,11 @@ def written(run: Path, texts: Sequence[str], *, seed: int, max_new_tokens: int |
     set_seed(seed)
     room = model.config.max_position_embeddings
     if isinstance(model, GreenformerForSeq2SeqLM):
-        new = room - 1 if max_new_tokens is None else max_new_tokens
-        return list(translations(model, tokenizer, texts, max_new_tokens=new, **options))
+        if max_new_tokens is None and (run / SETTINGS).exists():
+            target = settings_of(run, Settings).target_length
+            max_new_tokens = None if target is None else min(room - 1, target)
+        options["max_new_tokens"] = max_new_tokens
+        return list(translations(model, tokenizer, texts, writing=writing, **options))
     longest = max(len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
     new = max_new_tokens if max_new_tokens is not None else min(100, room - longest)
-    return continuations(model, tokenizer, texts, new_tokens=new, **options)
+    return continuations(model, tokenizer, texts, new_tokens=new, writing=writing, **options)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from greenformers.data import Pairs
+from greenformers.data import Pairs, Summaries
 from greenformers.model import GreenformerConfig, GreenformerForSeq2SeqLM
 from greenformers.model.loss import IGNORED
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -14,38 +14,54 @@ from greenformers.train.text import mean_loss, vocabulary
 
 
 class Seq2Seq(Objective):
-    """Pairs of sentences; source [CLS] text [SEP], target text [SEP] after the start token [CLS].
+    """Pairs of texts; source [CLS] text [SEP], target text [SEP] after the start token [CLS].
 
     Args:
-        data: Pairs of sentences.
-        tokenizer: Tokenizer of both languages.
-        length: Longest source and target in tokens; longer ones are cut.
+        data: Pairs of sentences; or documents, of which the first summary is the target.
+        tokenizer: Tokenizer of sources and targets.
+        length: Longest source in tokens; longer ones are cut.
+        target_length: Longest target in tokens, with its end; longer ones are cut. None: as long as the source.
 
     Raises:
-        ValueError: The length is out of range.
+        ValueError: A length is out of range.
     """
 
     metric = "loss"
     greater_is_better = False
 
-    def __init__(self, data: Pairs, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
+    def __init__(
+        self,
+        data: Pairs | Summaries,
+        tokenizer: PreTrainedTokenizerFast,
+        length: int,
+        target_length: int | None = None,
+    ) -> None:
         if length < 4:
             raise ValueError(f"length must be at least 4, got {length}")
+        if target_length is not None and not 2 <= target_length <= length:
+            raise ValueError(f"target_length must be in 2..{length}, the length, got {target_length}")
         self.data, self.tokenizer, self.length = data, tokenizer, length
+        self.target_length = length if target_length is None else target_length
         self._pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.lengths = torch.tensor([max(len(source), len(target)) for source, target in self.pairs("train")])
+
+    def texts(self, split: str) -> list[tuple[str, str]]:
+        """Source and target of every example of a split."""
+        if isinstance(self.data, Summaries):
+            return [(document.source, document.summaries[0]) for document in self.data.split(split)]
+        return self.data.split(split)
 
     def pairs(self, split: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Source and target tokens of every pair of a split, int32."""
         if split not in self._pairs:
-            sources, targets = zip(*self.data.split(split), strict=True)
+            sources, targets = zip(*self.texts(split), strict=True)
             end = self.tokenizer.eos_token_id
             options: dict[str, Any] = {"truncation": True, "return_attention_mask": False, "verbose": False}
             source_ids = self.tokenizer(list(sources), max_length=self.length, **options)["input_ids"]
-            # One position for the end, and one for the start token that the model puts in front.
-            target_ids = self.tokenizer(list(targets), max_length=self.length - 1, add_special_tokens=False, **options)[
-                "input_ids"
-            ]
+            # One position for the end, as the start token that the model puts in front has that of the first.
+            target_ids = self.tokenizer(
+                list(targets), max_length=self.target_length - 1, add_special_tokens=False, **options
+            )["input_ids"]
             self._pairs[split] = [
                 (torch.tensor(a, dtype=torch.int32), torch.tensor([*b, end], dtype=torch.int32))
                 for a, b in zip(source_ids, target_ids, strict=True)

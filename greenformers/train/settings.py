@@ -285,6 +285,9 @@ class Settings(Training):
     )
     vocabulary: int | None = setting(None, "Size of the bpe vocabulary; 8000 if not given.")
     length: int = setting(128, "Text: longest sequence in tokens.")
+    target_length: int | None = setting(
+        None, "seq2seq: longest target in tokens, in training and in writing; by default the length."
+    )
 
     def task(self) -> "Task":  # noqa: D102
         from greenformers.data import TOKENIZERS, Splits, load, train_tokenizer
@@ -296,6 +299,8 @@ class Settings(Training):
         if isinstance(data, Splits):
             if self.memory:
                 raise ValueError(f"memory is for causal_lm, the data are images; got {self.memory}")
+            if self.target_length is not None:
+                raise ValueError(f"target_length is for seq2seq, the data are images; got {self.target_length}")
             return Task(ImageClassification(data), None, self.start())
         if self.init is not None:
             if self.vocabulary is not None:
@@ -309,7 +314,10 @@ class Settings(Training):
             )
         if self.memory and name != "causal_lm":
             raise ValueError(f"memory is for causal_lm, the objective is {name}; got {self.memory}")
-        options = {"memory": self.memory} if name == "causal_lm" else {}
+        if self.target_length is not None and name != "seq2seq":
+            raise ValueError(f"target_length is for seq2seq, the objective is {name}; got {self.target_length}")
+        options: dict[str, Any] = {"memory": self.memory} if name == "causal_lm" else {}
+        options |= {"target_length": self.target_length} if name == "seq2seq" else {}
         return Task(OBJECTIVES[name](data, tokenizer, self.length, **options), tokenizer, self.start())
 
 

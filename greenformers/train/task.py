@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
-from greenformers.data import Labelled, Pairs, Splits, Text
+from greenformers.data import Labelled, Pairs, Splits, Summaries, Text
 from greenformers.measure.narrower import controlled
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import TextClassification, TextRegression
@@ -20,7 +20,7 @@ from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.stream import generator
 
-Data = Splits | Text | Pairs | Labelled
+Data = Splits | Text | Pairs | Summaries | Labelled
 
 OBJECTIVES: dict[str, Any] = {
     "classification": TextClassification,
@@ -136,7 +136,7 @@ def objective_name(given: str | None, data: Data, called: str) -> str:
     """
     if isinstance(data, Text):
         allowed = ["causal_lm", "masked_lm", "replaced_token_detection"]
-    elif isinstance(data, Pairs):
+    elif isinstance(data, Pairs | Summaries):
         allowed = ["seq2seq"]
     elif isinstance(data, Labelled) and data.classes is None:
         allowed = ["regression"]
@@ -148,12 +148,14 @@ def objective_name(given: str | None, data: Data, called: str) -> str:
     return name
 
 
-def texts_of(data: Text | Pairs | Labelled) -> Iterable[str]:
+def texts_of(data: Text | Pairs | Summaries | Labelled) -> Iterable[str]:
     """Every text of the training split."""
     if isinstance(data, Text):
         return data.split("train")
     if isinstance(data, Pairs):
         return (text for pair in data.split("train") for text in pair)
+    if isinstance(data, Summaries):
+        return (text for document in data.split("train") for text in (document.source, *document.summaries))
     return (text for segments in data.split("train").texts for text in segments)
 
 

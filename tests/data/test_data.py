@@ -47,7 +47,7 @@ def message(kind, name, *args, **options):
 def test_names():
     assert names() == [
         "cifar10_gray", "digits", "imdb", "listops", "mnist", "multi30k", "path_x", "pathfinder", "qnli",
-        "same_article", "sst2", "stsb", "tinyshakespeare", "wikitext2",
+        "same_article", "scitldr", "sst2", "stsb", "tinyshakespeare", "wikitext2", "wikitext_articles",
     ]  # fmt: skip
 
 

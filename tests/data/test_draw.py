@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from greenformers.data import Examples, Labelled, Pairs, Text
+from greenformers.data import Document, Examples, Labelled, Pairs, Summaries, Text
 from greenformers.data._draw import drawn
 
 
@@ -46,6 +46,16 @@ def test_a_smaller_draw_is_part_of_a_larger_one():
         assert small.texts == drawn(data, 11, 2).train.texts
         pairs = set(zip(data.train.texts, data.train.labels, strict=True))
         assert set(zip(large.texts, large.labels, strict=True)) < pairs
+
+
+def test_summaries():
+    papers = [Document(f"t{i}", f"text {i}", (f"s{i}",)) for i in range(53)]
+    data = Summaries("some", papers, papers[:1], [])
+    small, large = drawn(data, 7, seed=5), drawn(data, 19, seed=5)
+    assert len(small.train) == 7
+    assert {*small.train} < {*large.train} < {*papers}
+    assert small.train == sorted(small.train, key=lambda paper: int(paper.title[1:]))
+    assert (small.name, small.valid, small.test) == ("some", papers[:1], [])
 
 
 def test_pairs():

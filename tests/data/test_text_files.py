@@ -160,7 +160,9 @@ def test_imdb_folders(tmp_path):
     assert message(FileNotFoundError, "imdb", tmp_path) == expected
 
 
-@pytest.mark.parametrize("name", ["wikitext2", "tinyshakespeare", "multi30k", "sst2", "qnli", "imdb", "stsb"])
+@pytest.mark.parametrize(
+    "name", ["wikitext2", "tinyshakespeare", "multi30k", "scitldr", "sst2", "qnli", "imdb", "stsb"]
+)
 def test_folder_or_dataset(name, tmp_path):
     expected = f"{name} needs the folder that holds its files, or a dataset, got neither"
     assert message(ValueError, name) == expected

@@ -34,7 +34,7 @@ def test_a_library_is_imported_or_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_every_extra_that_is_named_brings_what_is_missing() -> None:
     calls = [call for path in (ROOT / "greenformers").rglob("*.py") for call in CALL.findall(path.read_text())]
-    assert {extra for extra, *_ in calls} == {"energy", "export", "genome", "hub", "speech", "translation"}
+    assert {extra for extra, *_ in calls} == {"energy", "export", "genome", "hub", "speech", "summaries", "translation"}
     for extra, package, _ in calls:
         assert any(re.match(rf"{package}\b", text) for text in EXTRAS[extra]), (extra, package)
 
