@@ -12,6 +12,7 @@ from typing import Any
 from greenformers.data._files import find, need
 from greenformers.data._hub import fetch
 from greenformers.data._kinds import Document, Summaries
+from greenformers.data._labels import score_reader
 from greenformers.data._source import choose
 from greenformers.data._table import read_table
 
@@ -44,7 +45,8 @@ def load(folder: str | Path | None, dataset: str | None = None) -> Summaries:
 
 def _read(path: Path) -> list[Document]:
     documents = []
-    for number, (title, abstract, joined) in enumerate(read_table(path, COLUMNS, None, float).texts, start=2):
+    rows = read_table(path, COLUMNS, None, score_reader(0, 1)).texts  # without labels, the reader is not called
+    for number, (title, abstract, joined) in enumerate(rows, start=2):
         summaries = tuple(summary.strip() for summary in joined.split(BETWEEN) if summary.strip())
         if not summaries:
             raise ValueError(f"{path.name}, line {number}: there must be a summary, found none")

@@ -120,8 +120,8 @@ def records(run: Path, split: str, evaluation: Evaluation) -> list[Record]:
     about: dict[str, Any] = {"benchmark": "evaluate", "setting": setting}
     rows = []
     for name, value in evaluation.scores.items():
-        to = {"interval": paired[name], "to": first} if name in paired else {}
-        rows.append(Record.of(name, value, variant=settings.variant, **about, **to))
+        to = first if name in paired else None
+        rows.append(Record.of(name, value, variant=settings.variant, interval=paired.get(name), to=to, **about))
     for baseline, scores in evaluation.baselines.items():
         rows += [Record.of(name, value, variant=baseline, **about) for name, value in scores.items()]
     return rows

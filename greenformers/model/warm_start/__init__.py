@@ -1,4 +1,7 @@
-"""Trained models of `transformers` converted to ours, and ours to these, with the same outputs."""
+"""Trained models of `transformers` converted to ours, and ours to these, with the same outputs.
+
+An encoder alone can also start an encoder-decoder, whose decoder has yet to learn.
+"""
 
 from copy import deepcopy
 from typing import Any, cast
@@ -11,11 +14,12 @@ from transformers import PreTrainedModel
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel
 from greenformers.model.heads import GreenformerForCausalLM, GreenformerForMaskedLM
+from greenformers.model.seq2seq import GreenformerForSeq2SeqLM
 from greenformers.model.warm_start import bert, decoders
 from greenformers.model.warm_start._pairs import copy
 from greenformers.model.warm_start.back import to_transformers
 
-__all__ = ["MODELS", "extended", "to_transformers", "warm_start"]
+__all__ = ["MODELS", "extended", "to_transformers", "warm_start", "warm_start_pair"]
 
 MODELS = (*bert.BERT, *decoders.GPT2, *decoders.LLAMA)
 """Classes of `transformers` that `warm_start` takes."""
@@ -99,3 +103,64 @@ def warm_start(
     if vectors is not None:
         stack.embedding.position.weight.copy_(extended(vectors, config.max_position_embeddings))
     return cast(Ours, cast(nn.Module, ours).train(model.training))
+
+
+@torch.no_grad()
+def warm_start_pair(
+    model: PreTrainedModel,
+    *,
+    start_token_id: int,
+    end_token_id: int,
+    decoder_layers: int | None = None,
+    length: int | None = None,
+    attention: str | list[str] | None = None,
+    attention_options: dict[str, Any] | list[dict[str, Any] | None] | None = None,
+) -> GreenformerForSeq2SeqLM:
+    """An encoder-decoder both sides of which start from a trained encoder: BERT2BERT. Rothe 2019, arXiv:1907.12461, 3.
+
+    The encoder computes what the model does, where it keeps its attention. Of the decoder, embedding, self-attention,
+    feed-forward blocks and norms are copied from the encoder's layers, evenly spaced where it has fewer; its
+    cross-attention, with its norm, is new. Embeddings and the scores of tokens share one matrix. The decoder attends in
+    full, to itself and to the encoder output, whatever the encoder's attention is (Zaheer 2020, arXiv:2007.14062, 4:
+    sparse attention is for the source, which is long, and the target is short).
+
+    There are no token types: the vector of type 0, which all tokens of a single text have, is part of the positions.
+
+    >>> pair = warm_start_pair(encoder, start_token_id=101, end_token_id=102, length=4096, attention="bigbird")
+
+    Args:
+        model: The trained encoder, of a class of BERT or its kin; a head for masked tokens is left out.
+        start_token_id: Token that the decoder begins with.
+        end_token_id: Token that ends a target.
+        decoder_layers: Number of layers of the decoder, 1 to those of the encoder; by default as many.
+        length: Length of the longest source and target; learned positions are repeated up to it, see `extended`. By
+            default that of the model.
+        attention: Slot of the encoder, as in `warm_start`.
+        attention_options: Options of the encoder's mechanism, as in `warm_start`.
+
+    Raises:
+        ValueError: The model is of another class, or computes something that ours cannot; or a number is out of range.
+    """
+    kind, base = type(model).__name__, cast(Any, model).base_model
+    if kind not in bert.BERT:
+        raise ValueError(f"model must be one of {', '.join(bert.BERT)}; got {kind}")
+    layers = base.config.num_hidden_layers
+    count = layers if decoder_layers is None else decoder_layers
+    if not 1 <= count <= layers:
+        raise ValueError(f"decoder_layers must be in 1..{layers}, the layers of the encoder, got {count}")
+    vectors = bert.positions(base)
+    if base.config.type_vocab_size:
+        vectors = vectors + base.embeddings.token_type_embeddings.weight[0]
+    slots = {"decoder_layers": count, "type_vocab_size": 0, "tie_word_embeddings": True}
+    tokens = {"decoder_start_token_id": start_token_id, "bos_token_id": start_token_id, "eos_token_id": end_token_id}
+    config = bert.ours_of(
+        base.config, attention=attention, attention_options=attention_options,
+        max_position_embeddings=len(vectors) if length is None else length, **slots, **tokens,
+    )  # fmt: skip
+    ours = cast(Any, GreenformerForSeq2SeqLM(config))
+    ours.to(model.device, model.dtype)
+    copy(bert.bert_pairs(base, ours.encoder))
+    copy(bert.decoder_pairs(base, ours.decoder))
+    for stack in (ours.encoder, ours.decoder):
+        stack.embedding.position.weight.copy_(extended(vectors, config.max_position_embeddings))
+    return cast(GreenformerForSeq2SeqLM, ours.train(model.training))

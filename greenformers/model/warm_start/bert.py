@@ -90,15 +90,30 @@ def bert_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield theirs.embeddings.token_type_embeddings.weight, ours.embedding.token_type.weight
     yield from of_modules(theirs.embeddings.LayerNorm, ours.embedding.norm)
     for source, layer in zip(theirs.encoder.layer, ours.layers, strict=True):
-        for name, own in _LAYER.items():
-            yield from of_modules(source.get_submodule(name), layer.get_submodule(own))
-        projections: dict[str, Any] = dict(source.get_submodule("attention.self").named_children())
-        for name, target in layer.attention.projections.named_children():
-            role, *kind = name.split("_")  # q_global is query_global there, or query
-            if role in _PROJECTIONS:
-                yield from of_modules(
-                    projections.get("_".join([_PROJECTIONS[role], *kind]), projections[_PROJECTIONS[role]]), target
-                )
+        yield from _layer_pairs(source, layer)
+
+
+def decoder_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield pairs of parameters of a BertModel and a decoder, without words, positions and cross-attention.
+
+    Of L layers and n of the decoder, layer i is paired with the first of the L / n from i L / n on.
+    """
+    yield from of_modules(theirs.embeddings.LayerNorm, ours.embedding.norm)
+    sources, count = theirs.encoder.layer, len(ours.layers)
+    for index, layer in enumerate(ours.layers):
+        yield from _layer_pairs(sources[index * len(sources) // count], layer)
+
+
+def _layer_pairs(source: Any, layer: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    for name, own in _LAYER.items():
+        yield from of_modules(source.get_submodule(name), layer.get_submodule(own))
+    projections: dict[str, Any] = dict(source.get_submodule("attention.self").named_children())
+    for name, target in layer.attention.projections.named_children():
+        role, *kind = name.split("_")  # q_global is query_global there, or query
+        if role in _PROJECTIONS:
+            yield from of_modules(
+                projections.get("_".join([_PROJECTIONS[role], *kind]), projections[_PROJECTIONS[role]]), target
+            )
 
 
 def head_pairs(theirs: Any, ours: Any) -> Iterator[tuple[Tensor, Tensor]]:
