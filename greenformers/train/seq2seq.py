@@ -58,7 +58,7 @@ class Seq2Seq(Objective):
             end = self.tokenizer.eos_token_id
             options: dict[str, Any] = {"truncation": True, "return_attention_mask": False, "verbose": False}
             source_ids = self.tokenizer(list(sources), max_length=self.length, **options)["input_ids"]
-            # One position for the end, as the start token that the model puts in front has that of the first.
+            # With its end a target takes as many positions as the decoder reads: the start token, and all but the end.
             target_ids = self.tokenizer(
                 list(targets), max_length=self.target_length - 1, add_special_tokens=False, **options
             )["input_ids"]

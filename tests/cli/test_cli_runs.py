@@ -25,12 +25,15 @@ batch = 4
 
 
 def corpus(folder: Path) -> Path:
-    """A folder with the text of Tiny Shakespeare and the pairs of Multi30k, in short."""
+    """A folder with the text of Tiny Shakespeare, the pairs of Multi30k and the papers of SciTLDR, in short."""
     folder.mkdir()
     (folder / "input.txt").write_text(VERSE * 20)
     for part, count in (("train", 8), ("val", 3), ("test_2016_flickr", 5)):
         for language, word in (("en", "dog"), ("de", "hund")):
             (folder / f"{part}.{language}").write_text("".join(f"{word} {n}\n" for n in range(count)))
+    rows = [f"Of dogs {n}\tA dog ran. It sat.\ta dog ran ||| a dog sat\n" for n in range(8)]
+    for part, count in (("train", 8), ("dev", 3)):
+        (folder / f"scitldr_{part}.tsv").write_text("title\tabstract\tsummaries\n" + "".join(rows[:count]))
     return folder
 
 
@@ -87,6 +90,15 @@ def test_a_language_model_from_a_file_to_text(
         ),
         (["--prompts", str(tmp_path / "nowhere")], "No such file or directory"),
         (["--prompt", "to", "--beams", "0"], "beams must be at least 1, got 0"),
+        (
+            ["--prompt", "to", "--length-penalty", "2"],
+            "length_penalty chooses among beams, which must be at least 2 then, got 1",
+        ),
+        (["--prompt", "to", "--no-repeat", "0"], "no_repeat must be at least 1, got 0"),
+        (
+            ["--prompt", "to", "--max-new-tokens", "4", "--min-new-tokens", "5"],
+            "min_new_tokens must be in 1..4, the largest number, got 5",
+        ),
         (["--prompt", "to", "--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
         (["--prompt", "to", "--sample", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--prompt", "to", "--sample", "--top-k", "-1"], "top_k must be at least 0, got -1"),
@@ -125,6 +137,48 @@ def test_a_translator_from_flags_to_scores(
         (["evaluate", str(out), "--folder", str(tmp_path / "gone")], "is not a folder"),
     ):
         assert message in refused(monkeypatch, capsys, *words)
+
+
+def test_a_summariser_from_flags_to_scores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, config, out = str(corpus(tmp_path / "data")), tmp_path / "tiny.toml", tmp_path / "run"
+    config.write_text(TINY)
+    results = tmp_path / "results.jsonl"
+    words = ["--data", "scitldr", "--folder", folder, "--target-length", "9"]
+    assert run(monkeypatch, "train", str(config), *words, "--out", str(out)) == 0
+    capsys.readouterr()
+    words = ["evaluate", str(out), "--split", "valid", "--beams", "2", "--no-repeat", "1", "--samples", "1"]
+    assert run(monkeypatch, *words, "--results", str(results)) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("source: Of dogs 0 | A dog ran. It sat.\ntarget: a dog ran\n        a dog sat\nours:   ")
+    names = ["rouge_1", "rouge_2", "rouge_l"]
+    assert re.findall(r"(?m)^valid (\w+): \S+ \(\S+ to \S+\)$", shown) == names
+    beside = re.findall(r"(?m)^valid (\w+) of (lead-\d): \S+; ours less this \S+ to \S+$", shown)
+    assert beside == [(name, lead) for lead in ("lead-1", "lead-3") for name in names]
+    found = read(results)
+    assert [(record.variant, record.metric) for record in found] == [
+        ("transformer", "loss"), ("transformer", "perplexity"), *(("transformer", name) for name in names),
+        *((lead, name) for lead in ("lead-1", "lead-3") for name in names),
+    ]  # fmt: skip
+    assert [record.to for record in found] == [None] * 2 + ["lead-1"] * 3 + [None] * 6
+    ours, lead = (
+        {record.metric: record for record in found if record.variant == one} for one in ("transformer", "lead-1")
+    )
+    low, high = ours["rouge_1"].interval
+    assert low <= ours["rouge_1"].value - lead["rouge_1"].value <= high
+
+    assert run(monkeypatch, "generate", str(out), "--prompt", "Of dogs 0 | A dog ran. It sat.", *words[4:8]) == 0
+    (line,) = re.findall("(?m)^ours:   (.*)$", shown)
+    assert capsys.readouterr().out == f"{line}\n"  # no longer than targets, as in evaluation
+    assert len(line) <= 9
+    assert len({*line}) == len(line)  # of characters, none twice
+    message = "target_length is for seq2seq, the objective is causal_lm; got 9"
+    words = ["--data", "tinyshakespeare", "--folder", folder, "--target-length", "9"]
+    assert message in refused(monkeypatch, capsys, "train", str(config), *words, "--out", str(tmp_path / "other"))
+    message = "target_length is for seq2seq, the data are images; got 9"
+    words = ["--data", "digits", "--target-length", "9", "--out", str(tmp_path / "other")]
+    assert message in refused(monkeypatch, capsys, "train", *words)
 
 
 def test_options_of_an_attention_are_name_and_value(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from tiny import SIZES, TEXT, batches, build, by_hand, characters
 
-from greenformers.data import Examples, Labelled, Pairs, Text, load
+from greenformers.data import Document, Examples, Labelled, Pairs, Summaries, Text, load
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification, TextRegression
 from greenformers.train.fit import Schedule
@@ -16,6 +16,7 @@ from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.stream import generator
+from greenformers.train.task import objective_name, texts_of
 
 PAIRS = Pairs(
     "written", "en", "de",
@@ -150,6 +151,28 @@ def test_sources_and_targets() -> None:
     assert (config.decoder_layers, config.max_position_embeddings) == (1, 30)
     assert config.decoder_start_token_id == tokenizer.cls_token_id
     assert objective.config(**SIZES | {"decoder_layers": 2}).decoder_layers == 2
+
+
+def test_targets_may_be_shorter_than_sources() -> None:
+    objective = Seq2Seq(PAIRS, characters([text for pair in PAIRS.train for text in pair]), 30, 4)
+    example = objective.example("train", 0, generator(0))
+    assert objective.tokenizer.convert_ids_to_tokens(example["input_ids"]) == ["[CLS]", *"a dog", "[SEP]"]
+    assert objective.tokenizer.convert_ids_to_tokens(example["labels"]) == [*"ein", "[SEP]"]
+    for length in (1, 31):
+        with pytest.raises(ValueError, match=rf"^target_length must be in 2\.\.30, the length, got {length}$"):
+            Seq2Seq(PAIRS, objective.tokenizer, 30, length)
+
+
+def test_the_first_summary_of_a_document_is_its_target() -> None:
+    papers = [Document("a dog", "it ran", ("dog ran", "ran")), Document("", "it sat", ("sat",))]
+    data = Summaries("written", papers, papers[1:], [])
+    assert [*texts_of(data)] == ["a dog | it ran", "dog ran", "ran", "it sat", "sat"]
+    assert objective_name(None, data, "written") == "seq2seq"
+    objective = Seq2Seq(data, characters([*texts_of(data)]), 30)
+    assert objective.texts("train") == [("a dog | it ran", "dog ran"), ("it sat", "sat")]
+    example = objective.example("train", 0, generator(0))
+    assert objective.tokenizer.convert_ids_to_tokens(example["labels"]) == [*"dog ran", "[SEP]"]
+    assert objective.size("valid") == 1
 
 
 def test_long_pairs_are_cut() -> None:

@@ -15,6 +15,7 @@ from greenformers import GreenformerForMaskedLM, GreenformerForSeq2SeqLM
 from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassification
 from greenformers.train import run
 from greenformers.train.evaluate import evaluate
+from greenformers.train.generation import GREEDY
 from greenformers.train.settings import Settings
 
 
@@ -70,10 +71,11 @@ def test_a_run_leaves_settings_metrics_scores_and_a_model_that_loads(runs, name:
 
 @pytest.mark.parametrize("name", ["masked_lm", "causal_lm", "seq2seq"])
 def test_the_model_that_is_left_has_the_scores_that_were_told(runs, name: str) -> None:
-    scores, shown = evaluate(runs[name], "valid", batch_size=3, beams=1)
+    evaluation = evaluate(runs[name], "valid", batch_size=3, writing=GREEDY)
     told = json.loads((runs[name] / "scores.json").read_text())
-    assert {key: scores[key] for key in told} == pytest.approx(told, rel=1e-4)
-    assert len(shown) == (3 if name == "seq2seq" else 0)
+    assert {key: evaluation.scores[key] for key in told} == pytest.approx(told, rel=1e-4)
+    assert len(evaluation.texts) == len(evaluation.written) == (3 if name == "seq2seq" else 0)
+    assert (evaluation.intervals, evaluation.baselines, evaluation.differences) == ({}, {}, {})
 
 
 def test_replaced_token_detection_is_not_evaluated(runs) -> None:

@@ -16,7 +16,7 @@ from greenformers.model import GreenformerForCausalLM
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import run
 from greenformers.train.fit import Schedule, fit
-from greenformers.train.generation import continuations
+from greenformers.train.generation import Writing, continuations
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Stream
 from greenformers.train.text import in_rows, mean_loss
@@ -145,4 +145,4 @@ def test_a_long_prompt_is_read_in_segments(tmp_path: Path) -> None:
         plain = model.eval().generate(ids, max_new_tokens=9, do_sample=False, use_cache=False)
         model.config.max_position_embeddings = 16
         assert task.tokenizer.decode(plain[0]) == text
-    assert continuations(model, task.tokenizer, [VERSE], new_tokens=5, num_beams=3)[0].startswith(VERSE)
+    assert continuations(model, task.tokenizer, [VERSE], new_tokens=5, writing=Writing(beams=3))[0].startswith(VERSE)
