@@ -2,7 +2,7 @@
 
     python benchmarks/summaries.py [--quick] [--json results/summaries.jsonl] [--page docs/summaries.md]
     python benchmarks/summaries.py --only baselines [--json results/summaries.jsonl]
-    python benchmarks/summaries.py --only scitldr-warm --steps 90 [--json results/summaries.jsonl]
+    python benchmarks/summaries.py --only scitldr-warm --steps 60 --documents 100 [--json results/summaries.jsonl]
     python benchmarks/summaries.py --time 20
 
 SciTLDR: title and abstract to one sentence, judged on its dev papers, by which nothing was chosen; and articles of
@@ -13,13 +13,15 @@ rouge-score, F1 with stems, of the closest reference; beam of 5, length penalty 
 Beside every system: the first sentences (lead-1, lead-3 and, of articles, lead-10, as long as a first section), the
 title, the sentences that MiniLM-L6 embeds closest to the title, and the best single sentence, a bound for systems that
 choose one. Networks have MiniLM-L6's sizes and tokenizer and 2 decoder layers: "scratch" starts from new weights,
-"warm" from MiniLM-L6's, "bigbird" too, with BigBird's attention in the encoder; `--steps` cuts trainings short. Bar: a
-system above the first sentences in all three scores, by intervals of paired differences. `--time` trains nothing and
-says how long a training takes. Stopped at any moment, the same command goes on.
+"warm" from MiniLM-L6's, "bigbird" too, with BigBird's attention in the encoder; `--steps` cuts trainings short, and
+`--documents` what is judged. Bar: a system above the first sentences in all three scores, by intervals of paired
+differences. `--time` trains nothing and says how long a training takes. Stopped at any moment, the same command goes
+on.
 """
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +60,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "bigbird": {"variant": "bigbird"},
 }
 QUICK: dict[str, Any] = {"limit": 12, "steps": 2, "batch": 4, "length": 96, "target_length": 12, "decoder_layers": 1}
-SAMPLES = 10
+SHOWN = 60  # words of a text on the page
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Task:
         block: Width of a block of BigBird's attention.
         networks: Names of the networks, of `NETWORKS`.
         published: Published figures, by system: ROUGE-1, 2 and L.
+        samples: Number of documents on the page.
     """
 
     option: str
@@ -84,6 +87,7 @@ class Task:
     block: int
     networks: tuple[str, ...]
     published: dict[str, tuple[float, float, float]]
+    samples: int
 
 
 TASKS = {
@@ -94,6 +98,7 @@ TASKS = {
         # Cachola 2020, table 4, abstracts alone, on the test papers.
         {"PACSUM": (19.3, 4.0, 15.1), "BERTSUMEXT": (38.5, 16.6, 30.5), "BART": (43.3, 20.8, 35.0),
          "CATTS": (43.8, 20.9, 35.5), "best sentences": (47.7, 24.7, 38.5)},
+        10,
     ),
     "wikitext_articles": Task(
         "articles", "test", (1, 3, 10), 10,
@@ -101,6 +106,7 @@ TASKS = {
         ("bigbird",),
         # Zaheer 2020, table 4: papers of arXiv to their abstracts, another task of this kind.
         {"Transformer, arXiv": (28.52, 6.70, 25.58), "BigBird from RoBERTa, arXiv": (41.22, 16.43, 36.96)},
+        2,
     ),
 }  # fmt: skip
 SYSTEMS = [f"{name}-{network}" for name, task in TASKS.items() for network in task.networks]
@@ -116,6 +122,7 @@ BENCHMARK = Benchmark(
         data("--articles", "wikitext2", "WikiText-2"),
         Option("--only", "one system; 'baselines' for those without training", choices=["baselines", *SYSTEMS]),
         Option("--steps", "steps of each training, in place of its epochs", int),
+        Option("--documents", "documents that systems are judged on, the first of the split; by default all", int),
         Option("--time", "steps of each training to time, in place of training", int),
         Option("--runs", "run folders, to go on from", Path, RUNS / "summaries"),
         Option("--page", "Markdown file for the tables and ten summaries", Path),
@@ -163,7 +170,7 @@ class Study:
         self.folder = run.given.runs / ("quick" if run.quick else "small") / name
         data = load_data(name, self.source, QUICK["limit"] if run.quick else None)
         assert isinstance(data, Summaries)
-        self.documents: list[Document] = data.split(task.split)
+        self.documents: list[Document] = data.split(task.split)[: run.given.documents]
         self.outputs: dict[str, list[str]] = {}
         self.scores: dict[str, Scores] = {}
         self.figures: dict[str, dict[str, float]] = {}
@@ -216,7 +223,7 @@ class Study:
 
     def _judge(self, name: str, write: Callable[[], list[str]], suffix: str = "") -> None:
         """Summaries of a system and their scores; computed once."""
-        path = self.folder / f"{name.replace(' ', '-')}{suffix}.json"
+        path = self.folder / str(len(self.documents)) / f"{name.replace(' ', '-')}{suffix}.json"
         if not path.exists():
             outputs = write()
             scores = summaries.rouge(outputs, [one.summaries for one in self.documents])
@@ -343,15 +350,21 @@ class Study:
         lines = [f"## {self.name}", "", f"{len(self.documents)} documents of {self.task.split}.", ""]
         lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows()]
-        chosen = random.Random(0).sample(range(len(self.documents)), min(SAMPLES, len(self.documents)))
+        chosen = random.Random(0).sample(range(len(self.documents)), min(self.task.samples, len(self.documents)))
         for place in sorted(chosen):
             document = self.documents[place]
-            lines += ["", f"**{document.title}**", ""]
-            lines += [f"- reference: {one}" for one in document.summaries]
-            # What a network that has hardly learnt writes may itself hold line breaks.
-            lines += [f"- {name}: {' '.join(texts[place].split())}" for name, texts in self.outputs.items()
-                      if name not in ("title", *self.baselines[1:])]  # fmt: skip
+            lines += ["", f"**{plain(document.title)}**", ""]
+            lines += [f"- reference: {plain(one)}" for one in document.summaries]
+            shown = {name: texts[place] for name, texts in self.outputs.items() if name != "title"}
+            lines += [f"- {name}: {plain(text)}" for name, text in shown.items() if name not in self.baselines[1:]]
         return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """A text in one line of Markdown, cut to `SHOWN` words; what a network writes may itself hold line breaks."""
+    words = text.split()
+    cut = " ".join(words[:SHOWN]) + (" ..." if len(words) > SHOWN else "")
+    return re.sub(r"([\\`*_\[\]<>$|#~])", r"\\\1", cut)
 
 
 if __name__ == "__main__":
