@@ -25,9 +25,10 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from _harness import KNOWN, RUNS, Benchmark, Option, Run, data, yes
@@ -188,10 +189,13 @@ class Study:
     def without_training(self) -> None:
         """Judge what needs no training on the data set."""
         for name, count in zip(self.baselines, self.task.leads, strict=True):
-            self._judge(name, lambda count=count: [summaries.lead(one.text, count) for one in self.documents])
+            self._judge(name, partial(self._lead, count))
         self._judge("title", lambda: [one.title for one in self.documents])
         self._judge("closest to the title", self._closest)
         self._judge("best sentence", self._best)
+
+    def _lead(self, count: int) -> list[str]:
+        return [summaries.lead(one.text, count) for one in self.documents]
 
     def _closest(self) -> list[str]:
         model, tokenizer = minilm(self.run)
@@ -243,12 +247,12 @@ class Study:
         if not (start / MODEL).exists():
             model, tokenizer = minilm(self.run)
             tokenizer.add_special_tokens({"bos_token": tokenizer.cls_token, "eos_token": tokenizer.sep_token})
-            ends = {"start_token_id": tokenizer.bos_token_id, "end_token_id": tokenizer.eos_token_id}
             pair = warm_start_pair(
-                model, decoder_layers=options["decoder_layers"], length=options["length"], **ends
+                model, decoder_layers=options["decoder_layers"], length=options["length"],
+                start_token_id=tokenizer.bos_token_id, end_token_id=tokenizer.eos_token_id,
             )  # fmt: skip
-            save(pair, start / MODEL, tokenizer)
-        where = {"tokenizer": str(start)} if network == "scratch" else {"init": str(start)}
+            save(pair, start / MODEL, cast(PreTrainedTokenizerFast, tokenizer))
+        where: dict[str, Any] = {"tokenizer": str(start)} if network == "scratch" else {"init": str(start)}
         return Settings(data=self.name, folder=self.source, **options, **where)
 
     def train(self, network: str) -> None:
