@@ -11,8 +11,8 @@ rouge-score, F1 with stems, of the closest reference; beam of 5, length penalty 
 95 % intervals by bootstrap over documents.
 
 Beside every system: the first sentences (lead-1, lead-3 and, of articles, lead-10, as long as a first section), the
-title, the sentences that MiniLM-L6 embeds closest to the title, and the best single sentence, a bound for systems that
-choose one. Networks have MiniLM-L6's sizes and tokenizer and 2 decoder layers: "scratch" starts from new weights,
+title, the sentences that MiniLM-L6 embeds closest to the title, and of papers the best sentence, a bound for systems
+that choose one. Networks have MiniLM-L6's sizes and tokenizer and 2 decoder layers: "scratch" starts from new weights,
 "warm" from MiniLM-L6's, "bigbird" too, with BigBird's attention in the encoder; `--steps` cuts trainings short, and
 `--documents` what is judged. Bar: a system above the first sentences in all three scores, by intervals of paired
 differences. `--time` trains nothing and says how long a training takes. Stopped at any moment, the same command goes
@@ -139,7 +139,6 @@ def main(run: Run) -> bool:
             study.time(run.given.time)
             continue
         study.without_training()
-        study.write()
         for network in study.networks:
             study.train(network)
             study.write()
@@ -187,12 +186,15 @@ class Study:
         return [f"lead-{count}" for count in self.task.leads]
 
     def without_training(self) -> None:
-        """Judge what needs no training on the data set."""
+        """Judge what needs no training on the data set, and write its records."""
         for name, count in zip(self.baselines, self.task.leads, strict=True):
             self._judge(name, partial(self._lead, count))
         self._judge("title", lambda: [one.title for one in self.documents])
+        self.write()
         self._judge("closest to the title", self._closest)
-        self._judge("best sentence", self._best)
+        if self.task.closest == 1:
+            self._judge("best sentence", self._best)
+        self.write()
 
     def _lead(self, count: int) -> list[str]:
         return [summaries.lead(one.text, count) for one in self.documents]
