@@ -134,6 +134,8 @@ BENCHMARK = Benchmark(
 def main(run: Run) -> bool:
     met, pages = False, [f"# Summaries, sampled\n\nMade by `{run.about['command']}`.\n"]
     for name, task in TASKS.items():
+        if run.given.only not in (None, "baselines", *(f"{name}-{network}" for network in task.networks)):
+            continue
         study = Study(run, name, task)
         if run.given.time:
             study.time(run.given.time)
