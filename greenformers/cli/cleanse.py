@@ -1,0 +1,130 @@
+"""`greenformers cleanse`. Heavy imports are inside the command, so that --help answers at once."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from greenformers.cli import _terminal as terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from greenformers.data import Labelled
+    from greenformers.data._texts import Texts
+
+ORDER = 65
+GROUP = "Train a model of your own"
+EXAMPLES = (
+    "greenformers cleanse MODEL --texts train.tsv --out suspicious.tsv",
+    "greenformers cleanse MODEL --texts train.tsv --folds 1 --share 0.02 --rest cleansed.tsv --out suspicious.tsv",
+    "greenformers cleanse MODEL --texts train.tsv --trusted checked.tsv --score influence --out suspicious.tsv",
+)
+
+
+def cleanse(
+    model: Annotated[str, typer.Argument(help="Folder of an encoder or classifier of transformers, or its hub name.")],
+    texts: Annotated[Path, typer.Option(help="Table .tsv with the columns sentence and label, a whole number from 0.")],
+    out: Annotated[Path, typer.Option(help="Table of the suspicious rows that is written, the worst first.")],
+    share: Annotated[float, typer.Option(help="Share of the rows that are listed.")] = 0.05,
+    rest: Annotated[
+        Path | None, typer.Option(help="Table of all other rows that is written, in their order, to train on.")
+    ] = None,
+    score: Annotated[
+        str, typer.Option(help="Score of a row: a name in SCORES of greenformers.measure.label_errors.")
+    ] = "margin",
+    folds: Annotated[
+        int,
+        typer.Option(help="Networks, each trained on all parts of the table but the one that it scores; 1 scores all."),
+    ] = 3,
+    trusted: Annotated[
+        Path | None, typer.Option(help="Table like TEXTS whose labels are right; for influence, with one network.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the table, after each of which it is observed.")] = 3,
+    batch: Annotated[int, typer.Option(help="Texts a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-5,
+    length: Annotated[int, typer.Option(help="Longest text in tokens; longer texts are cut.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of a new head, of dropout, and of the order of the texts.")] = 0,
+) -> None:
+    """List the rows of a table of texts whose label is probably wrong, and keep the rest to train on.
+
+    The model is trained on the table, and each row is scored by how the
+    networks learn it.
+    """
+    from transformers import set_seed
+
+    from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.data._texts import read_texts
+    from greenformers.measure.label_errors import SCORES, estimated_errors, suspicion
+    from greenformers.train.cleanse import classifier_from, watch, watch_held_out
+    from greenformers.train.fit import Schedule
+
+    terminal.quiet()
+    console = terminal.console()
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if not 0 < share < 1:
+        raise ValueError(f"share must be between 0 and 1, got {share}")
+    if folds < 1:
+        raise ValueError(f"folds must be at least 1, got {folds}")
+    alone = folds == 1 or trusted is not None
+    if score == "influence" and trusted is None:
+        raise ValueError("score influence needs --trusted, a table of rows whose labels are right")
+    schedule = Schedule(
+        epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed, save_every=10**9
+    )  # only the last weights are written, and left behind
+    rows = read_texts(texts)
+    data = _labelled(rows, None if trusted is None else read_texts(trusted))
+    for path in (out, rest):
+        if path is not None:
+            terminal.check_writable(path)
+    network, tokenizer = pretrained(model, needs_tokenizer=True)
+    set_seed(seed)
+    network = classifier_from(network, len(data.classes or ()))
+    options: dict[str, Any] = {"length": length, "console": console}
+    if alone:
+        seen, right = watch(network, data, cast(Any, tokenizer), schedule, **options)
+    else:
+        seen, right = watch_held_out(network, data, cast(Any, tokenizer), schedule, folds, **options), None
+        wrong = estimated_errors(seen.logits.softmax(-1).mean(0), seen.labels)
+        console.print(f"about {wrong} of {len(rows)} labels are wrong by confident learning, {wrong / len(rows):.1%}")
+    scores = suspicion(score, seen, right)
+    worst = scores.argsort(descending=True, stable=True)[: max(1, round(share * len(rows)))].tolist()
+    labels, predicted = seen.labels.tolist(), seen.logits.mean(0).argmax(-1).tolist()
+    listed = [(i + 2, f"{scores[i].item():.6g}", labels[i], predicted[i], rows.lines[i]) for i in worst]
+    _write(out, "line\tscore\tlabel\tpredicted\tsentence", listed)
+    about = SCORES[score].about
+    console.print(f"the {len(worst)} most suspicious of {len(rows)} rows, by {about}: {out}", soft_wrap=True)
+    if rest is not None:
+        left = sorted(set(range(len(rows))) - set(worst))
+        _write(rest, "sentence\tlabel", [(rows.lines[i], labels[i]) for i in left])
+        console.print(f"the other {len(left)} rows: {rest}", soft_wrap=True)
+
+
+def _write(path: Path, header: str, rows: "Sequence[tuple[object, ...]]") -> None:
+    """Write a table; a sentence holds no tab, as it comes from one."""
+    lines = ["\t".join(map(str, row)) for row in rows]
+    path.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
+
+
+def _labelled(rows: "Texts", trusted: "Texts | None") -> "Labelled":
+    """The rows as examples to train on, and trusted ones, if any, to validate on.
+
+    Raises:
+        ValueError: A table has no classes, or all its rows have one class.
+    """
+    from greenformers.data import Examples, Labelled
+    from greenformers.data._texts import Texts
+
+    def examples(texts: Texts | None) -> Examples:
+        if texts is None:
+            return Examples()
+        if texts.labels is None or any(len(segments) > 1 for segments in texts.segments):
+            raise ValueError(f"{texts.name} must be a table with the columns sentence and label")
+        return Examples(list(texts.segments), [int(label) for label in texts.labels])
+
+    train, valid = examples(rows), examples(trusted)
+    if len(set(train.labels)) < 2:
+        raise ValueError(f"{rows.name} must have rows of at least 2 classes, has 1")
+    classes = 1 + int(max(*train.labels, *valid.labels))
+    return Labelled(rows.name, tuple(map(str, range(classes))), train, valid, Examples())
