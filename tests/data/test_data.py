@@ -46,8 +46,8 @@ def message(kind, name, *args, **options):
 
 def test_names():
     assert names() == [
-        "cifar10_gray", "digits", "imdb", "listops", "mnist", "multi30k", "path_x", "pathfinder", "qnli",
-        "same_article", "scitldr", "sst2", "stsb", "tinyshakespeare", "wikitext2", "wikitext_articles",
+        "cifar10_gray", "digits", "imdb", "listops", "mnist", "multi30k", "omniglot", "path_x", "pathfinder",
+        "qnli", "same_article", "scitldr", "sst2", "stsb", "tinyshakespeare", "wikitext2", "wikitext_articles",
     ]  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_images_only():
     drawn = load_images("digits", limit=23, pool=2, seed=5)
     torch.testing.assert_close(drawn.train.pixels, load("digits", None, 23, 2, 5).train.pixels, atol=0, rtol=0)
     assert drawn.length == 16
-    images = "cifar10_gray, digits, mnist, path_x, pathfinder"
+    images = "cifar10_gray, digits, mnist, omniglot, path_x, pathfinder"
     with pytest.raises(ValueError, match=f"^data set 'sst2' is text; images are needed here: one of {images}$"):
         load_images("sst2", "here")
     with pytest.raises(ValueError, match=r"^data set must be one of cifar10_gray, digits, .*, got 'cifar'$"):
