@@ -2,9 +2,9 @@
 
 An image of side S is a sequence of N = S * S pixels, row by row; the model itself puts [CLS] in front of it. Text stays
 text: `train_tokenizer` makes the tokenizer that turns it into ids. A module here is one data set and has a public
-function, `load(folder) -> Splits` for images, `load(folder, dataset)` for text, which gives Text, Pairs, Summaries or
-Labelled. One whose examples are drawn has `generate` too, and `write(folder, data)` where its `load` reads files of its
-own.
+function, `load(folder) -> Splits` for images, `load(folder, dataset)` for text, which gives Text, Pairs, Summaries,
+Labelled or Tagged. One whose examples are drawn has `generate` too, and `write(folder, data)` where its `load` reads
+files of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from greenformers._registry import files
 from greenformers.data._audio import read as read_audio
 from greenformers.data._draw import drawn
 from greenformers.data._images import Split, Splits, pooled
-from greenformers.data._kinds import Document, Examples, Labelled, Pairs, Summaries, Text
+from greenformers.data._kinds import Document, Examples, Labelled, Pairs, Sentences, Summaries, Tagged, Text
 from greenformers.data._tokenizer import KINDS as TOKENIZERS
 from greenformers.data._tokenizer import train_tokenizer
 
@@ -27,9 +27,11 @@ __all__ = [
     "Examples",
     "Labelled",
     "Pairs",
+    "Sentences",
     "Split",
     "Splits",
     "Summaries",
+    "Tagged",
     "Text",
     "load",
     "load_images",
@@ -53,7 +55,7 @@ def load(
     pool: int = 1,
     seed: int = 0,
     dataset: str | None = None,
-) -> Splits | Text | Pairs | Summaries | Labelled:
+) -> Splits | Text | Pairs | Summaries | Labelled | Tagged:
     """Load a data set, from `folder` unless it comes with a library. Only a `dataset` may be downloaded.
 
     Args:

@@ -1,4 +1,4 @@
-"""Columns of the `datasets` library's splits, as texts, pairs and labelled examples.
+"""Columns of the `datasets` library's splits, as texts, pairs, labelled examples and tagged sentences.
 
 Errors name the data set, the split and the row, counted from 0 as the library does; they never show its text.
 """
@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from greenformers.data._hub import fetch
-from greenformers.data._kinds import Examples, Labelled, Pairs, Text
+from greenformers.data._kinds import Examples, Labelled, Pairs, Sentences, Tagged, Text
 from greenformers.data._labels import Reader
 
 SEGMENTS = {1: (("text",), ("sentence",)), 2: (("question", "sentence"), ("sentence1", "sentence2"))}
 LABELS = ("label", "score")
+TAGS = ("ner_tags", "tags")
 WITHHELD = -1  # GLUE's label where it keeps the label to itself
 
 
@@ -82,6 +83,33 @@ def fetch_labelled(
                 raise ValueError(f"{where}, row {number}: {error}") from None
         splits[part] = Examples(list(zip(*_text_columns(where, split, SEGMENTS[segments]), strict=True)), labels)
     return Labelled(name, classes, **splits)
+
+
+def fetch_tagged(name: str, tags: tuple[str, ...], dataset: str) -> Tagged:
+    """Tagged sentences: the columns tokens, a list of words, and ner_tags or tags, a list as long.
+
+    Tags are names, or numbers: of the data set's own names where it has them, else of ours.
+
+    Raises:
+        ValueError: As in `fetch`; or there are no such columns, or a row has no words or no tag for each.
+        OSError: As in `fetch`.
+    """
+    numbers = {tag: number for number, tag in enumerate(tags)}
+    splits = {"train": Sentences(), "valid": Sentences(), "test": Sentences()}
+    for part, split in fetch(dataset).items():
+        where = f"{dataset}, {part}"
+        words, column = _present(where, split, tuple(("tokens", tag) for tag in TAGS))
+        feature = getattr(split.features[column], "feature", None)
+        names = getattr(feature, "names", None) or tags
+        sentences = Sentences()
+        for number, (row, values) in enumerate(zip(split[words], split[column], strict=True)):
+            own = [names[value] if value in range(len(names)) else value for value in values]
+            if not row or len(own) != len(row) or not all(tag in numbers for tag in own):
+                raise ValueError(f"{where}, row {number}: expected words and a tag for each, one of {', '.join(tags)}")
+            sentences.words.append(list(row))
+            sentences.tags.append([numbers[tag] for tag in own])
+        splits[part] = sentences
+    return Tagged(name, tags, **splits)
 
 
 def _present(where: str, split: Any, choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from greenformers.data._images import Split, Splits
-from greenformers.data._kinds import Examples, Labelled, Pairs, Summaries, Text
+from greenformers.data._kinds import Examples, Labelled, Pairs, Sentences, Summaries, Tagged, Text
 
-Data = TypeVar("Data", Splits, Text, Pairs, Summaries, Labelled)
+Data = TypeVar("Data", Splits, Text, Pairs, Summaries, Labelled, Tagged)
 
 
 def drawn(data: Data, limit: int | None, seed: int) -> Data:
@@ -37,6 +37,9 @@ def drawn(data: Data, limit: int | None, seed: int) -> Data:
     if isinstance(data, Summaries):
         papers = [[split[i] for i in plain(len(split), limit, seed)] for split in (data.train, data.valid, data.test)]
         return replace(data, train=papers[0], valid=papers[1], test=papers[2])
+    if isinstance(data, Tagged):
+        sentences = [_sentences(split, limit, seed) for split in (data.train, data.valid, data.test)]
+        return replace(data, train=sentences[0], valid=sentences[1], test=sentences[2])
     even = data.classes is not None
     parts = [_examples(split, limit, seed, even) for split in (data.train, data.valid, data.test)]
     return replace(data, train=parts[0], valid=parts[1], test=parts[2])
@@ -67,7 +70,7 @@ def _shuffled(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
-def _check(data: Splits | Text | Pairs | Summaries | Labelled, limit: int) -> None:
+def _check(data: Splits | Text | Pairs | Summaries | Labelled | Tagged, limit: int) -> None:
     classes = 0
     if isinstance(data, Splits):
         classes = data.classes
@@ -91,6 +94,11 @@ def _examples(split: Examples, limit: int, seed: int, even: bool) -> Examples:
         return split
     places = stratified(torch.tensor(split.labels), limit, seed).tolist() if even else plain(len(split), limit, seed)
     return Examples([split.texts[i] for i in places], [split.labels[i] for i in places])
+
+
+def _sentences(split: Sentences, limit: int, seed: int) -> Sentences:
+    places = plain(len(split), limit, seed)
+    return Sentences([split.words[i] for i in places], [split.tags[i] for i in places])
 
 
 def _first_lines(text: str, limit: int) -> str:

@@ -1,4 +1,4 @@
-"""Text as data: running text, pairs of sentences, documents with summaries, labelled texts.
+"""Text as data: running text, pairs of sentences, documents with summaries, labelled texts, sentences with tags.
 
 Each has three splits, any of which may be empty, as a source may withhold it; `split(name)` never gives an empty one.
 """
@@ -144,3 +144,38 @@ class Labelled(_Split[Examples]):
     train: Examples
     valid: Examples
     test: Examples
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """Sentences with a tag for each word.
+
+    Attributes:
+        words: Words of each sentence, at least one.
+        tags: Tag of each word, 0..tags - 1.
+    """
+
+    words: list[list[str]] = field(default_factory=list)
+    tags: list[list[int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+
+@dataclass(frozen=True, eq=False)
+class Tagged(_Split[Sentences]):
+    """Sentences whose words are to be tagged.
+
+    Attributes:
+        name: Name of the data set, that of its file in this folder.
+        tags: Names of the tags 0, 1, ...: "O", and "B-x" and "I-x" for the first and further words of an entity x.
+        train: Sentences to train on.
+        valid: Sentences to validate on.
+        test: Sentences to test on.
+    """
+
+    name: str
+    tags: tuple[str, ...]
+    train: Sentences
+    valid: Sentences
+    test: Sentences

@@ -276,8 +276,8 @@ class Settings(Training):
     pool: int = setting(1, "Images: side of the squares of pixels that are averaged into one.")
     objective: str | None = setting(
         None,
-        "Objective: classification, regression, causal_lm, masked_lm, replaced_token_detection or seq2seq; by default "
-        "the one that the data set is made for.",
+        "Objective: classification, regression, tagging, causal_lm, masked_lm, replaced_token_detection or seq2seq; by "
+        "default the one that the data set is made for.",
     )
     tokenizer: str = setting(
         "bpe",

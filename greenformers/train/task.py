@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
-from greenformers.data import Labelled, Pairs, Splits, Summaries, Text
+from greenformers.data import Labelled, Pairs, Splits, Summaries, Tagged, Text
 from greenformers.measure.narrower import controlled
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import TextClassification, TextRegression
@@ -19,8 +19,9 @@ from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.stream import generator
+from greenformers.train.tagging import Tagging
 
-Data = Splits | Text | Pairs | Summaries | Labelled
+Data = Splits | Text | Pairs | Summaries | Labelled | Tagged
 
 OBJECTIVES: dict[str, Any] = {
     "classification": TextClassification,
@@ -29,6 +30,7 @@ OBJECTIVES: dict[str, Any] = {
     "masked_lm": MaskedLM,
     "replaced_token_detection": ReplacedTokenDetection,
     "seq2seq": Seq2Seq,
+    "tagging": Tagging,
 }
 """Names of the objectives; images are classified by `ImageClassification`."""
 
@@ -138,6 +140,8 @@ def objective_name(given: str | None, data: Data, called: str) -> str:
         allowed = ["causal_lm", "masked_lm", "replaced_token_detection"]
     elif isinstance(data, Pairs | Summaries):
         allowed = ["seq2seq"]
+    elif isinstance(data, Tagged):
+        allowed = ["tagging"]
     elif isinstance(data, Labelled) and data.classes is None:
         allowed = ["regression"]
     else:
@@ -148,7 +152,7 @@ def objective_name(given: str | None, data: Data, called: str) -> str:
     return name
 
 
-def texts_of(data: Text | Pairs | Summaries | Labelled) -> Iterable[str]:
+def texts_of(data: Text | Pairs | Summaries | Labelled | Tagged) -> Iterable[str]:
     """Every text of the training split."""
     if isinstance(data, Text):
         return data.split("train")
@@ -156,6 +160,8 @@ def texts_of(data: Text | Pairs | Summaries | Labelled) -> Iterable[str]:
         return (text for pair in data.split("train") for text in pair)
     if isinstance(data, Summaries):
         return (text for document in data.split("train") for text in (document.source, *document.summaries))
+    if isinstance(data, Tagged):
+        return (" ".join(words) for words in data.split("train").words)
     return (text for segments in data.split("train").texts for text in segments)
 
 

@@ -196,3 +196,31 @@ def test_library_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     expected = "a data set of the hub needs datasets: install greenformers with its extra 'hub', such as "
     assert message(MissingExtraError, "sst2", "stanfordnlp/sst2").startswith(expected)
+
+
+def test_tagged_sentences(folder):
+    rows = [{"tokens": ["ann", "saw"], "tags": ["B-person", "O"]}, {"tokens": ["York"], "tags": ["I-location"]}]
+    data = load("wnut17", dataset=folder(train=rows))
+    assert data.train.words == [["ann", "saw"], ["York"]]
+    assert [[data.tags[tag] for tag in row] for row in data.train.tags] == [["B-person", "O"], ["I-location"]]
+    assert len(data.valid) == len(data.test) == 0
+
+
+def test_numbers_of_tags_count_the_data_set_s_own_names(tmp_path):
+    import datasets
+
+    names = ["B-person", "O"]  # in another order than ours
+    tags = datasets.Sequence(datasets.ClassLabel(names=names))
+    features = datasets.Features(tokens=datasets.Sequence(datasets.Value("string")), ner_tags=tags)
+    rows = datasets.Dataset.from_dict({"tokens": [["saw", "ann"]], "ner_tags": [[1, 0]]}, features=features)
+    rows.to_parquet(tmp_path / "train.parquet")
+    data = load("wnut17", dataset=str(tmp_path))
+    assert [data.tags[tag] for tag in data.train.tags[0]] == ["O", "B-person"]
+
+
+@pytest.mark.parametrize("tags", [["O"], ["O", "B-place"], ["O", 99]])
+def test_damaged_tags(folder, tags):
+    name = folder(train=[{"tokens": ["ann", "saw"], "tags": [str(tag) for tag in tags]}])
+    assert message(ValueError, "wnut17", name).startswith(
+        f"{name}, train, row 0: expected words and a tag for each, one of O, B-corporation, "
+    )
