@@ -34,11 +34,14 @@ def cleanse(
         str, typer.Option(help="Score of a row: a name in SCORES of greenformers.measure.label_errors.")
     ] = "margin",
     folds: Annotated[
-        int,
-        typer.Option(help="Networks, each trained on all parts of the table but the one that it scores; 1 scores all."),
-    ] = 3,
+        int | None,
+        typer.Option(
+            help="Networks, each trained on all parts of the table but the one that it scores; 1: one that is trained "
+            "on all of it, as with --trusted; by default 3.",
+        ),
+    ] = None,
     trusted: Annotated[
-        Path | None, typer.Option(help="Table like TEXTS whose labels are right; for influence, with one network.")
+        Path | None, typer.Option(help="Table like TEXTS whose labels are right, for the score influence.")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the table, after each of which it is observed.")] = 3,
     batch: Annotated[int, typer.Option(help="Texts a step.")] = 32,
@@ -65,11 +68,11 @@ def cleanse(
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1, got {share}")
-    if folds < 1:
-        raise ValueError(f"folds must be at least 1, got {folds}")
-    alone = folds == 1 or trusted is not None
-    if score == "influence" and trusted is None:
-        raise ValueError("score influence needs --trusted, a table of rows whose labels are right")
+    if (score == "influence") != (trusted is not None):
+        raise ValueError(f"trusted must be given with score influence, and with no other; the score is {score}")
+    folds = (3 if trusted is None else 1) if folds is None else folds
+    if folds < 1 or (folds > 1 and trusted is not None):
+        raise ValueError(f"folds must be {'at least 1' if trusted is None else '1 with trusted'}, got {folds}")
     schedule = Schedule(
         epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed, save_every=10**9
     )  # only the last weights are written, and left behind
@@ -82,10 +85,12 @@ def cleanse(
     set_seed(seed)
     network = classifier_from(network, len(data.classes or ()))
     options: dict[str, Any] = {"length": length, "console": console}
-    if alone:
-        seen, right = watch(network, data, cast(Any, tokenizer), schedule, **options)
-    else:
-        seen, right = watch_held_out(network, data, cast(Any, tokenizer), schedule, folds, **options), None
+    with terminal.resumable("nothing was written"):
+        if folds == 1:
+            seen, right = watch(network, data, cast(Any, tokenizer), schedule, **options)
+        else:
+            seen, right = watch_held_out(network, data, cast(Any, tokenizer), schedule, folds, **options), None
+    if folds > 1:
         wrong = estimated_errors(seen.logits.softmax(-1).mean(0), seen.labels)
         console.print(f"about {wrong} of {len(rows)} labels are wrong by confident learning, {wrong / len(rows):.1%}")
     scores = suspicion(score, seen, right)

@@ -24,6 +24,7 @@ from greenformers.measure.label_errors import Observed
 from greenformers.measure.quality import accuracy, evaluating
 from greenformers.train.classification import TextClassification
 from greenformers.train.fit import Schedule, fit
+from greenformers.train.run import Stopped
 from greenformers.train.stream import Numbered, generator
 
 
@@ -81,14 +82,14 @@ def watch(
     Raises:
         ValueError: The length is out of range, the batch is larger than the training set, or the model has no linear
             layer that gives its logits.
-        KeyboardInterrupt: A signal ended the training early.
+        Stopped: A signal ended the training early.
     """
     objective, rates = _Watched(data, tokenizer, length), _Rates()
     history = fit(
         model, objective, schedule, label="watching", console=console or Console(quiet=True), callbacks=(rates,)
     )
     if history.stopped is not None:
-        raise KeyboardInterrupt
+        raise Stopped(history.stopped)
     return objective.observed("train", rates.sums), objective.observed("valid", rates.sums) if len(data.valid) else None
 
 
@@ -115,7 +116,7 @@ def watch_held_out(
 
     Raises:
         ValueError: The number of folds is out of range; or as in `watch`.
-        KeyboardInterrupt: A signal ended a training early.
+        Stopped: A signal ended a training early.
     """
     count = len(data.train)
     if not 2 <= folds <= count:
