@@ -120,7 +120,7 @@ class Trial:
         keep = torch.ones(len(self.planted), dtype=torch.bool)
         most = int(self.planted.sum())
         if name == "cleansed":
-            keep[load_file(self._left / "held out.safetensors")[SCORE].argsort(descending=True)[:most]] = False
+            keep[self._left_by("held out", "held out")[SCORE].argsort(descending=True)[:most]] = False
         if name == "random":
             keep[random.Random(self._seed + 1000).sample(range(len(keep)), most)] = False
         examples = at(self.clean if name == "clean" else self.flipped, keep.nonzero().flatten().tolist())
@@ -151,6 +151,13 @@ class Trial:
         self._left.mkdir(parents=True, exist_ok=True)
         save_file({key: value.contiguous() for key, value in tensors.items()}, self._left / f"{name}.safetensors")
 
+    def _left_by(self, training: str, name: str) -> dict[str, Tensor]:
+        """The tensors that a training left, which is repeated where its record is known and these are not there."""
+        if not (self._left / f"{name}.safetensors").is_file():
+            self.train(training)
+        tensors: dict[str, Tensor] = load_file(self._left / f"{name}.safetensors")
+        return tensors
+
     def _accuracy(self, name: str, model: PreTrainedModel) -> list[Record]:
         """Accuracy on dev and test, and its difference to that of the network trained with the flips."""
         both = Examples(
@@ -165,7 +172,7 @@ class Trial:
         self._leave(f"right {name}", {"right": right})
         interval = None
         if name != "flipped":
-            base = load_file(self._left / "right flipped.safetensors")["right"]
+            base = self._left_by("flipped", "right flipped")["right"]
             interval = paired_difference(right, base)[1:]
         value = 100 * right.double().mean().item()
         return [self._record("accuracy", value, name, interval=interval, to="flipped" if interval else None)]
