@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Change, Given, Need, Report, UnitReport
 
@@ -23,6 +23,7 @@ class Coding(Change):
 
     reads_weights: ClassVar[bool] = True
     from_disk: ClassVar[bool] = True
+    by_block: ClassVar[bool] = True
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
@@ -154,6 +155,20 @@ class Coding(Change):
             f"{coverage(whole, paths)}"
         )
         return Report(as_dict(self), summary, units)
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change, where there are layers for codes."""
+        from greenformers.changes._coded import codable
+        from greenformers.changes._selection import selecting
+        from greenformers.model.experts import as_modules
+
+        with as_modules(part):
+            return selecting(self, lambda select: codable(part, select))
+
+    @property
+    def squares(self) -> int:
+        """The sum over inputs, and the factor of its inverse."""
+        return 5 if self.looks else 0
 
     def stream(self, model: "nn.Module", given: Given) -> "CodingStream":
         """The change applied weight by weight, by weights alone."""

@@ -73,6 +73,9 @@ class Given:
 
     Attributes:
         calibration: Batches to calibrate with: mappings of keyword arguments, sequences of positional ones, or tensors.
+        original: For a part of a network, the same batches as the whole network gives them where nothing has been
+            changed; those of `calibration` come from the parts before, as changed. None where there are no others.
+        part: Whether the network is a part of a larger one, in which there may be nothing to change.
         training: Examples to learn from, as the network reads them; only those for a decoder have labels.
         teacher: Network to learn from; as a rule the original.
         example: A batch on which costs are counted or measured; by default the first of `calibration`.
@@ -89,6 +92,8 @@ class Given:
     """
 
     calibration: Sequence[Any] | None = None
+    original: Sequence[Any] | None = None
+    part: bool = False
     training: "Rows | None" = None
     teacher: "nn.Module | None" = None
     example: Any = None
@@ -208,6 +213,9 @@ class Change:
 
     from_disk: ClassVar[bool] = False
     """Whether `stream` can apply it weight by weight, from disk to disk."""
+
+    by_block: ClassVar[bool] = False
+    """Whether `apply` can change a network one block after the other, from disk to disk: see `in_block`."""
 
     @classmethod
     def name(cls) -> str:
@@ -362,6 +370,28 @@ class Change:
     def suited(cls, *, texts: int, following: "Sequence[Change]") -> Self:
         """Settings of a change that trains, for this number of texts, before other changes of a recipe."""
         return cls()
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change for one block of a network, as `apply` is to make it there; None where it leaves it as it is.
+
+        Raises:
+            ValueError: With these options it looks at all blocks at once.
+        """
+        raise ValueError(f"{self.name()} looks at a whole network: it cannot be applied block by block, from disk")
+
+    def around_blocks(self, part: "nn.Module") -> Self | None:
+        """The same for what stands before and behind the blocks: embeddings and output layers."""
+        return self.in_block(part)
+
+    @property
+    def reads_original(self) -> bool:
+        """Whether it looks at the inputs that layers have in the network as it was: see `Given.original`."""
+        return False
+
+    @property
+    def squares(self) -> int:
+        """How many matrices (n, n) in float64 it holds at once, of a linear layer with n inputs."""
+        return 0
 
     def stream(self, model: "nn.Module", given: Given) -> Any:
         """The change applied weight by weight; see `greenformers.solve.stream`."""

@@ -6,7 +6,7 @@ Kwon 2022, arXiv:2204.09656; ZipLM, Kurtic 2023, arXiv:2302.04089.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
 
@@ -40,6 +40,7 @@ class Removal(Change):
 
     reads_weights: ClassVar[bool] = True
     reads_dense: ClassVar[bool] = True
+    by_block: ClassVar[bool] = True
     removes: ClassVar[Sequence[str]] = ()
     """Kinds of units: "heads", "neurons"."""
 
@@ -82,6 +83,25 @@ class Removal(Change):
         all_but_one = {layer.second: torch.arange(layer.count - 1) for layer in layers}
         with removed(model, layers, all_but_one, batch):
             pass
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change, which then keeps its share of every block, by what the block's own outputs lose.
+
+        Raises:
+            ValueError: Seconds are to be measured.
+        """
+        if self.of == "latency":
+            raise ValueError("block by block, from disk, nothing is measured: a budget of latency is not available")
+        return self
+
+    def around_blocks(self, part: "nn.Module") -> Self | None:
+        """None: there are no such units before and behind the blocks."""
+        return None
+
+    @property
+    def squares(self) -> int:
+        """The curvature of the layers that read units, and its inverse."""
+        return 8
 
     def _layers(self, model: "nn.Module", batch: Any) -> "list[Coupled]":
         from greenformers.solve.feed_forward import feed_forwards

@@ -67,7 +67,7 @@ def settle(model: nn.Module) -> None:
     """
     opened: dict[int, Sparse] = {}
     for path, layer in list(sparse_layers(model)):
-        if not isinstance(layer, StoredLinear):
+        if not isinstance(layer, StoredLinear) or layer.mask.is_meta:  # of which only names and shapes were read
             continue
         if id(layer) not in opened:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._coding import Coding
 from greenformers.changes._contract import Given, option
@@ -226,6 +226,16 @@ class Bits(Coding):
             path: replace(self._held(point.choice.bits), rank=point.choice.rank or None)
             for path, point in zip(points, chosen, strict=True)
         }
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change.
+
+        Raises:
+            ValueError: Bits are to be spent where they are felt most in all of the network.
+        """
+        if self.budget is not None:
+            raise ValueError("a budget of bits looks at all layers at once: block by block, from disk, name the bits")
+        return super().in_block(part)
 
     def _held(self, bits: int) -> "Bits":
         return replace(self, bits=bits, budget=None)

@@ -7,7 +7,7 @@ The change covers linear layers, experts, low-rank ones too, and embeddings of a
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Change, Given, Report, UnitReport
 
@@ -23,6 +23,7 @@ class Int8(Change):
     flag: ClassVar[str | None] = "--int8"
     freezes: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = True
+    by_block: ClassVar[bool] = True
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Quantise all weights that have an int8 form; no parameter is trainable afterwards.
@@ -43,6 +44,14 @@ class Int8(Change):
             f"{coverage(held, [unit.path for unit in units])}"
         )
         return Report(as_dict(self), summary, units)
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change, where there is something to quantise."""
+        from greenformers.changes._int8 import targets
+        from greenformers.model.experts import as_modules
+
+        with as_modules(part):
+            return self if targets(part) else None
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

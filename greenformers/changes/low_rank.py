@@ -61,6 +61,7 @@ class LowRank(Change):
     share: ClassVar[str | None] = "keep"
     reads_weights: ClassVar[bool] = True
     from_disk: ClassVar[bool] = True
+    by_block: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         from greenformers.lowrank.factorize import SOLVERS
@@ -126,10 +127,10 @@ class LowRank(Change):
         held = census(model)
         done = factorise(
             model, self.budget(solver), solver=solver, select=self.select, calibration=given.calibration,
-            loss=given.loss, example=given.example, multiple=self.multiple, only_if_faster=self.only_if_faster,
-            memory=given.memory, seed=given.seed, progress=given.progress,
+            original=given.original, loss=given.loss, example=given.example, multiple=self.multiple,
+            only_if_faster=self.only_if_faster, memory=given.memory, seed=given.seed, progress=given.progress,
         )  # fmt: skip
-        if all(layer.rank is None for layer in done.layers):
+        if not given.part and all(layer.rank is None for layer in done.layers):
             raise ValueError("no weight became low rank: within the budget, or to be faster, all of them stay dense")
         by = solver if done.nearest is None else f"{solver}, which has no form for experts: {done.nearest} of those"
         return self.report_of(done.layers, by, coverage(held, _paths(done.layers), done.unreached))
@@ -148,6 +149,34 @@ class LowRank(Change):
             f"solver {solver}; they are {share}"
         )
         return Report(as_dict(self), summary, [reported(layer) for layer in layers])
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change, which then spends its budget within each block.
+
+        Raises:
+            ValueError: Something is to be measured, or the budget is of another cost than parameters.
+        """
+        from greenformers.changes._selection import selecting
+        from greenformers.model.experts import as_modules
+        from greenformers.solve.walk import sites
+
+        if self.of != "parameters" or self.only_if_faster:
+            which = "only_if_faster" if self.only_if_faster else f"a budget of {self.of}"
+            raise ValueError(f"block by block, from disk, nothing is measured: {which} is not available")
+        with as_modules(part):
+            return selecting(self, lambda select: sites(part, select))
+
+    @property
+    def reads_original(self) -> bool:
+        """Whether it looks at inputs: factors stand for what the network as it was computes."""
+        from greenformers.lowrank.factorize import CALIBRATED as LOOKING
+
+        return self.solver is None or self.solver in LOOKING
+
+    @property
+    def squares(self) -> int:
+        """The sums over inputs before and after, and their decomposition."""
+        return 8 if self.reads_original else 2
 
     def stream(self, model: "nn.Module", given: Given) -> "Stream":
         """The change applied weight by weight, by solvers that use weights alone; "randomized" by default."""

@@ -7,7 +7,7 @@ where it saves most, whatever the kind.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Given, Report, option
 from greenformers.changes.prune import Prune
@@ -32,6 +32,7 @@ class Shrink(Prune):
 
     order: ClassVar[int] = 7
     factorises: ClassVar[bool] = True
+    by_block: ClassVar[bool] = False
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Take units out of the network's layers, and put factors in the place of weights.
@@ -70,6 +71,14 @@ class Shrink(Prune):
             f"{report.summary}; {len(lower)} of their {sum(len(layer.paths) for layer in layers)} weights are factors"
         )
         return replace(report, summary=said, units=[*report.units, *map(reported, done.layers)])
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """Raise: units and ranks share one budget over all layers.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"{self.name()} shares one budget among all layers: it cannot be applied block by block")
 
     def _ranks(self, model: "nn.Module", layers: "list[Coupled]", given: Given) -> Mapping[str, Mapping[int, float]]:
         """What is lost at each rank of the weights around units, by path; those that others share stay dense."""

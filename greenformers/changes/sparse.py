@@ -4,7 +4,7 @@ arXiv:2306.11695) or the least in absolute value. The arithmetic is that of `gre
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
 
@@ -41,6 +41,7 @@ class Sparse(Change):
     order: ClassVar[int] = 40
     reads_weights: ClassVar[bool] = True
     sparsifies: ClassVar[bool] = True
+    by_block: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         from greenformers.solve.prune_weights import SOLVERS
@@ -125,6 +126,26 @@ class Sparse(Change):
             f"{SPEED}{stays}; they are {coverage(held, paths, [site.path for site in unreached])}"
         )
         return Report(as_dict(self), summary, units)
+
+    def in_block(self, part: "nn.Module") -> Self | None:
+        """The same change, where there are layers to prune.
+
+        Raises:
+            ValueError: Weights of all matrices are to be compared.
+        """
+        from greenformers.changes._selection import selecting
+        from greenformers.solve.sparse_sites import prunable
+
+        if self.by == "magnitude_all":
+            raise ValueError("magnitude_all compares the weights of all layers: block by block, from disk, it cannot")
+        return selecting(self, lambda select: prunable(part, select, two_of_four=self.two_of_four))
+
+    @property
+    def squares(self) -> int:
+        """The sum over inputs, and the factor of its inverse."""
+        from greenformers.solve.prune_weights import LOOKING
+
+        return 5 if self.by in LOOKING else 0
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,7 +22,7 @@ from greenformers.checkpoint.guard import guards_of
 from greenformers.checkpoint.place import MISSING, place
 from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.save import building, check_place, describe
-from greenformers.checkpoint.sentence import POOLED, sentence_folder
+from greenformers.checkpoint.sentence import POOLED, SentenceFolder, sentence_folder
 from greenformers.checkpoint.structure import structure
 from greenformers.measure.parameters import packed_numbers
 from greenformers.model._transformers import model_from_config
@@ -67,13 +68,9 @@ def compress_from_disk(
         )
     (change,) = changes
     check_place(out)
-    modules = sentence_folder(folder)
-    if modules is not None:
-        folder = modules.transformer
-        if modules.task == POOLED:
-            read_pooling(modules)  # raises for unknown modules, before any work
+    folder, modules = transformer_of(folder)
     began = perf_counter()
-    model, stored = _skeleton(folder)
+    model, stored = skeleton(folder)
     stream = change.stream(model, Given(seed=seed, progress=progress))
     with building(out) as unfinished:
         guards = [name for name in guards_of(model) if name in stored]
@@ -86,12 +83,8 @@ def compress_from_disk(
         model.config.quantization_config = described
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(unfinished)
-        _check(unfinished, type(model))
-        for pattern in OTHER:
-            for path in folder.glob(pattern):
-                shutil.copy(path, unfinished)
-        if modules is not None:
-            modules.carry(unfinished)
+        check_written(unfinished, type(model))
+        carry(folder, modules, unfinished)
         step = Step(change.streamed(stream), entries, size, perf_counter() - began)
         before = sum(tensor.entries for tensor in stored.values()), sum(tensor.bytes for tensor in stored.values())
         report = CompressionReport([step], *before)
@@ -99,24 +92,47 @@ def compress_from_disk(
     return report
 
 
-def _skeleton(folder: Path) -> tuple[PreTrainedModel, dict[str, Stored]]:
-    """The model on the meta device, and where its tensors are."""
+def transformer_of(folder: Path) -> tuple[Path, SentenceFolder | None]:
+    """The folder of the transformer, and the modules of sentence-transformers around it, if there are any.
+
+    Raises:
+        ValueError: There are modules that are not known.
+    """
+    modules = sentence_folder(folder)
+    if modules is None:
+        return folder, None
+    if modules.task == POOLED:
+        read_pooling(modules)
+    return modules.transformer, modules
+
+
+def carry(folder: Path, modules: SentenceFolder | None, out: Path) -> None:
+    """Copy what stands beside the weights: tokenizer, settings of generation, modules of sentence-transformers."""
+    for pattern in OTHER:
+        for path in folder.glob(pattern):
+            shutil.copy(path, out)
+    if modules is not None:
+        modules.carry(out)
+
+
+def skeleton(folder: Path, *, buffers: bool = False) -> tuple[PreTrainedModel, dict[str, Stored]]:
+    """The model on the meta device, its buffers too unless they are asked for, and where its tensors are."""
     described = read_json(folder / "config.json")
     check_local(described, folder)
     check_weights(folder)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder} is compressed already")
-    with torch.device("meta"):
+    with init_empty_weights(include_buffers=False) if buffers else torch.device("meta"):
         model = model_from_config(model_class(described, folder), config)
     stored = {}
-    for key, path, part in _slices(folder):
+    for key, path, part in slices_of(folder):
         entries = torch.Size(part.get_shape()).numel()
         stored[key] = Stored(path, entries, entries * _itemsize(part.get_dtype()))
     return model.eval(), stored
 
 
-def _slices(folder: Path) -> Iterator[tuple[str, Path, Any]]:
+def slices_of(folder: Path) -> Iterator[tuple[str, Path, Any]]:
     """The name, file and slice of every tensor of a checkpoint; a slice has a shape before it is read."""
     index = folder / INDEX
     names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
@@ -126,7 +142,7 @@ def _slices(folder: Path) -> Iterator[tuple[str, Path, Any]]:
                 yield key, folder / name, file.get_slice(key)
 
 
-def _check(folder: Path, cls: type[PreTrainedModel]) -> None:
+def check_written(folder: Path, cls: type[PreTrainedModel]) -> None:
     """Check that the names and shapes written are those of the network that the configuration describes.
 
     No content is read: transformers loads tensors on the meta device, and renames and joins them as it does weights.
@@ -134,7 +150,7 @@ def _check(folder: Path, cls: type[PreTrainedModel]) -> None:
     Raises:
         ValueError: They are not.
     """
-    empty = {key: torch.empty(part.get_shape(), device="meta") for key, _, part in _slices(folder)}
+    empty = {key: torch.empty(part.get_shape(), device="meta") for key, _, part in slices_of(folder)}
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     given: dict[str, Any] = {"config": config, "state_dict": empty, "device_map": "meta", "output_loading_info": True}
     try:

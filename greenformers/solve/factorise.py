@@ -36,6 +36,7 @@ def factorise(
     solver: str = "svd",
     select: Select = None,
     calibration: Iterable[Batch] | None = None,
+    original: Sequence[Batch] | None = None,
     loss: Loss | None = None,
     example: Batch | None = None,
     multiple: int | None = None,
@@ -54,6 +55,8 @@ def factorise(
             have no spectrum.
         select: Which weights, see `greenformers.solve.walk.sites`; by default those of linear layers and experts.
         calibration: Batches: mappings of keyword arguments, sequences of positional ones, or tensors.
+        original: The same batches as they are where nothing has been changed, for a part of a network whose inputs
+            in `calibration` are changed already; by default those of `calibration`.
         loss: Loss of a model on a batch, for solvers with a loss; by default the model's own, or how far its outputs
             move.
         example: A batch for budgets of FLOPs or latency and for `only_if_faster`; by default the first of calibration.
@@ -80,6 +83,7 @@ def factorise(
     batches = calibration if calibration is None or isinstance(calibration, Sequence) else list(calibration)
     if solver in CALIBRATED and not batches:
         raise ValueError(f"solver {solver!r} needs calibration data, at least one batch")
+    original = batches if original is None else original
     example = batches[0] if example is None and batches else example
     before = parameters(model)
     unpacked = unpack(model)
@@ -114,14 +118,15 @@ def factorise(
             if solver == "sequential_loss":
                 gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
             solved, energies = _solve(
-                model, selected, traced, highest, solver, batches, loss, memory, seed, gradients, dense, progress
+                model, selected, traced, highest, solver, original, loss, memory, seed, gradients, dense, progress
             )
             chosen = _ranks(selected, energies, budget, cost, multiple) if named is None else named
             if only_if_faster and traced is not None:
                 chosen = {path: rank for path, rank in chosen.items() if _faster(_site(selected, path), rank, traced)}
             solved = _final(
-                model, selected, traced, solved, chosen, solver, batches, gradients, dense, memory, seed, progress
-            )
+                model, selected, traced, solved, chosen, solver, batches, original, gradients, dense, memory, seed,
+                progress,
+            )  # fmt: skip
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
             part = solved[path]
@@ -244,6 +249,7 @@ def _final(
     chosen: Mapping[str, int],
     solver: str,
     batches: Sequence[Batch] | None,
+    original: Sequence[Batch] | None,
     gradients: Gradients | None,
     dense: DenseRows | None,
     memory: float,
@@ -255,8 +261,8 @@ def _final(
         assert batches
         assert traced is not None
         return sequential(
-            model, traced, chosen, batches, gradients=gradients, dense=dense, solved=solved, memory=memory,
-            progress=lambda share: progress("factorising", share),
+            model, traced, chosen, batches, original=original, gradients=gradients, dense=dense, solved=solved,
+            memory=memory, progress=lambda share: progress("factorising", share),
         )  # fmt: skip
     if solver not in SPECTRAL:
         solved = {}

@@ -38,7 +38,7 @@ class Steps:
         """The steps for inputs with a sum of products C."""
         n = len(C)
         order = squares(C).argsort(descending=True, stable=True) if act_order else torch.arange(n, device=C.device)
-        return cls(order, inverse_factor(C[order][:, order]))
+        return cls(order, inverse_factor(C, order))
 
 
 def gptq(

@@ -62,8 +62,9 @@ class Seen:
                 evaluating(self.model), torch.no_grad(), padding(self.model) as masks, self.replay.resumed(number),
                 suppress(Reached),
             ):  # fmt: skip
-                masks.begin(self.batches[number])
-                call(self.model, self.batches[number])
+                batch = self.batches[number]
+                masks.begin(batch)
+                call(self.model, batch)
         finally:
             handle.remove()
         return torch.cat(given), torch.cat(gives)

@@ -61,6 +61,7 @@ def sequential(
     ranks: Mapping[str, int],
     batches: Sequence[Batch],
     *,
+    original: Sequence[Batch] | None = None,
     gradients: Gradients | None = None,
     dense: DenseRows | None = None,
     solved: Mapping[str, Solved] | None = None,
@@ -74,6 +75,7 @@ def sequential(
         traced: What `trace` saw of the network.
         ranks: Ranks by path; weights without one stay dense.
         batches: Calibration data.
+        original: The same batches for the network as it was, where they differ; see `factorise`.
         gradients: G of all weights, for `sequential_loss`.
         dense: Rows that `covariances` kept of the same batches; the store is emptied.
         solved: Weights that are factorised already; the layers behind them get the outputs of their factors.
@@ -84,7 +86,10 @@ def sequential(
     groups = [group for group in (_Group.of(group, ranks) for group in traced.groups) if group.sites]
     solved = dict(solved or {})
     calls = {path: len(shapes) for path, shapes in traced.shapes.items()}
-    passes = _Passes(model, groups, calls, batches, DenseRows(memory / 2) if dense is None else dense, memory / 4)
+    passes = _Passes(
+        model, groups, calls, batches, batches if original is None else original,
+        DenseRows(memory / 2) if dense is None else dense, memory / 4,
+    )  # fmt: skip
     solver = "sequential" if gradients is None else "sequential_loss"
     with evaluating(model), torch.no_grad():
         for index, group in enumerate(groups):
@@ -132,6 +137,7 @@ class _Passes:
         groups: Groups of weights, in the order of execution.
         calls: Number of calls of each layer in a batch, by path.
         batches: Calibration data.
+        original: Calibration data for the network as it was.
         dense: Store of the rows that groups see in the network as it was.
         memory: Bytes of the outputs of finished layers, for each of the two networks.
 
@@ -145,10 +151,12 @@ class _Passes:
         groups: Sequence[_Group],
         calls: Mapping[str, int],
         batches: Sequence[Batch],
+        original: Sequence[Batch],
         dense: DenseRows,
         memory: float,
     ) -> None:
         self.model, self.groups, self.calls, self.batches, self.dense = model, groups, calls, batches, dense
+        self.original = original
         self.units: dict[str, nn.Module] = {}
         with evaluating(model), torch.no_grad():
             order = layers(model, lambda: call(model, batches[0]))
@@ -163,7 +171,7 @@ class _Passes:
         """The sums over positions that the statistics of a group are made of, by quantity."""
         path = self.groups[index].sites[0].path
         if not self.dense.holds(self.groups[index].keys):
-            self.before.advance(path, lambda number: call(self.model, self.batches[number]))
+            self.before.advance(path, lambda number: call(self.model, self.original[number]))
             self._look_ahead(index)
         with placed(self.model, self.units):
             self.now.advance(path, lambda number: call(self.model, self.batches[number]))
@@ -203,8 +211,9 @@ class _Passes:
 
         hooks = [(site, note(key, site)) for key, site in pending.items()]
         with self.before.resumed(number), padding(self.model) as masks, hooked(self.model, hooks), suppress(Reached):
-            masks.begin(self.batches[number])
-            call(self.model, self.batches[number])
+            batch = self.original[number]
+            masks.begin(batch)
+            call(self.model, batch)
 
     def _now(self, site: Site, numbers: Iterable[int]) -> Iterator[Tensor]:
         """The rows of a site in the network as it is by now, of each batch; for an embedding the entries looked up."""
@@ -224,9 +233,10 @@ class _Passes:
         ):
             for number in numbers:
                 parts.clear()
-                masks.begin(self.batches[number])
+                batch = self.batches[number]
+                masks.begin(batch)
                 with self.now.resumed(number), suppress(Reached):
-                    call(self.model, self.batches[number])
+                    call(self.model, batch)
                 yield torch.cat(parts, -1 if site.kind == "embedding" else -2)
 
     def _beside(self, index: int) -> "Iterator[tuple[Tensor, dict[Key, list[Tensor]]]]":
