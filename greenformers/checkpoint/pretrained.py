@@ -48,18 +48,29 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     model = _model(name, local, options, modules)
     if modules is not None:
         know_folder(model, modules)
-    tokenizer = None
-    # Without a file `transformers` may build a tokenizer with an empty vocabulary.
-    if not local or any(file for pattern in TOKENIZER for file in Path(name).glob(pattern)):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        except Exception as error:
-            raise ValueError(f"{name} has no tokenizer that can be read: {line(error)}") from error
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = tokenizer_of(name)
     if needs_tokenizer:
         check_tokenizer(tokenizer, model, name)
     return model.eval(), tokenizer
+
+
+def tokenizer_of(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a local folder, or on the hub; None where the folder has none.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    local = Path(name).is_dir()
+    # Without a file `transformers` may build a tokenizer with an empty vocabulary.
+    if local and not any(file for pattern in TOKENIZER for file in Path(name).glob(pattern)):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"{name} has no tokenizer that can be read: {line(error)}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def model_name(model: str) -> str:

@@ -38,7 +38,8 @@ FromDisk = Annotated[
     bool,
     typer.Option(
         "--from-disk",
-        help="Change one weight at a time, for models larger than the machine's memory; no texts, no measurements.",
+        help="For models larger than the machine's memory: change one weight at a time or, with texts to calibrate "
+        "with, one block of layers at a time; nothing is judged or measured.",
     ),
 ]
 SEARCH = "Search for the best recipe, in place of naming one"
@@ -173,34 +174,30 @@ def _parameter(flag: str | None) -> str | None:
 def _from_disk(
     model: str, out: Path, changes: Sequence[Change], job: Job, results: Path | None, report: Path | None
 ) -> None:
+    from greenformers.compress.block_by_block import calibration_of, compress_block_by_block
     from greenformers.compress.from_disk import compress_from_disk
 
     defaults = Job()
-    beside = [
-        name
-        for name in (
-            "texts",
-            "calibrate",
-            "heal_texts",
-            "evaluate",
-            "teacher",
-            "teacher_cache",
-            "limit",
-            "length",
-            "lengths",
-            "measure",
-            "country",
-        )
-        if getattr(job, name) != getattr(defaults, name)
-    ]
+    data = job.texts is not None or job.calibrate is not None
+    refused = ["heal_texts", "evaluate", "teacher", "teacher_cache", "lengths", "measure", "country"]
+    refused += [] if data else ["limit", "length"]
+    beside = [name for name in refused if getattr(job, name) != getattr(defaults, name)]
     beside += ["results"] * (results is not None) + ["report"] * (report is not None)
     if beside:
         raise ValueError(
             f"--from-disk cannot be combined with {', '.join('--' + name.replace('_', '-') for name in beside)}"
         )
     console = terminal.console()
-    with terminal.Steps(console) as steps:
-        done = compress_from_disk(model, out, changes, seed=job.seed, progress=steps)
+    if data:
+        batches = calibration_of(model, changes, job)
+        with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
+            done = compress_block_by_block(
+                model, out, changes, batches, seed=job.seed, progress=steps,
+                told=lambda said: console.print(said, markup=False, soft_wrap=True),
+            )  # fmt: skip
+    else:
+        with terminal.Steps(console) as steps:
+            done = compress_from_disk(model, out, changes, seed=job.seed, progress=steps)
     console.print("\n".join(done.summary()), markup=False, soft_wrap=True)
     console.print(f"model:  {out}", soft_wrap=True)
 

@@ -220,7 +220,7 @@ def _hollow(block: nn.Module, answer: Callable[[Tensor, Arguments], Any]) -> nn.
         return answer(states, Arguments(rest, named))
 
     empty.forward = forward
-    return empty  # type: ignore[no-any-return]
+    return empty
 
 
 def _fill(module: nn.Module, tensors: Tensors) -> None:

@@ -30,7 +30,7 @@ def packed(weight: Tensor) -> tuple[UInt8[Tensor, "bytes"], Float[Tensor, "k"]]:
 
 
 def unpacked(mask: UInt8[Tensor, "bytes"], values: Float[Tensor, "k"], shape: torch.Size) -> Tensor:
-    """The weight of a bitmask and the values that are not 0.
+    """The weight of a bitmask and the values that are not 0; on the meta device, one of its shape.
 
     Raises:
         ValueError: The mask has not as many bits as the weight has entries, or not as many ones as there are values.
@@ -38,6 +38,8 @@ def unpacked(mask: UInt8[Tensor, "bytes"], values: Float[Tensor, "k"], shape: to
     size = shape.numel()
     if mask.dtype != torch.uint8 or mask.shape != (mask_bytes(size),):
         raise ValueError(f"the mask of {size} weights must be {mask_bytes(size)} uint8, got {tuple(mask.shape)}")
+    if mask.is_meta:
+        return values.new_empty(shape)
     bits = ((mask[:, None] >> _shifts(mask.device)) & 1).flatten().bool()
     ones = int(bits.sum())
     if ones != values.numel() or bits[size:].any():

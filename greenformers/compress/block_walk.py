@@ -1,0 +1,326 @@
+"""The way through the blocks of a network: each is read, changed with what the blocks before it give, and written."""
+
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from time import perf_counter
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from greenformers.changes import Change, Given
+from greenformers.changes._contract import Report, UnitReport
+from greenformers.changes._options import as_dict
+from greenformers.changes._report import CompressionReport, Step
+from greenformers.checkpoint.place import settle
+from greenformers.checkpoint.structure import mark, structure
+from greenformers.compress.block_work import AROUND, Part, Work
+from greenformers.compress.blocks import Arguments, Blocks, OneBlock, read_tensors
+from greenformers.compress.states import Inputs, States
+from greenformers.measure.limit import free
+from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.measure.quality import evaluating
+from greenformers.solve.loss import output
+from greenformers.solve.walk import sites
+from greenformers.solve.watch import Batch, call
+
+TOKENS = 2048
+"""Most tokens in a batch: they bound the memory that a pass of a block takes."""
+STATISTICS = 2**28
+"""Bytes of statistics that are held at once, beyond those of one group of layers."""
+IDS = "input_ids"
+"""Argument with the tokens of a batch (B, N)."""
+
+Progress = Callable[[str, float], None]
+
+
+def in_parts(batches: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The batches in parts of at most `TOKENS` tokens, or of one text.
+
+    Raises:
+        ValueError: There is no batch, or one has no tokens.
+    """
+    parts = []
+    for batch in batches:
+        ids = batch.get(IDS) if isinstance(batch, Mapping) else None
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
+            raise ValueError(f"block by block, from disk, a batch must be a mapping with {IDS} (B, N)")
+        size = max(1, TOKENS // ids.shape[1])
+        parts += [{name: x[at : at + size] for name, x in batch.items()} for at in range(0, len(ids), size)]
+    if not parts:
+        raise ValueError("the calibration data must hold at least one batch, got none")
+    return parts
+
+
+class Walk:
+    """The way through the blocks of a network."""
+
+    def __init__(
+        self, blocks: Blocks, changes: list[Change], batches: list[dict[str, Tensor]], work: Work, seed: int,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self.blocks, self.changes, self.batches, self.work = blocks, changes, batches, work
+        self.seed, self.progress = seed, progress
+        self.masks = [_padding(batch) for batch in batches]
+        self.arguments: list[list[Arguments]] = []
+        self.stated = 0
+        # Only the first change is made of the network as it was.
+        self.compares = changes[0].reads_original
+
+    def parts(self) -> list[Part]:
+        """The finished parts, in order."""
+        return [part for number in self._numbers if (part := self.work.part(number)) is not None]
+
+    def check(self) -> str:
+        """Check, before anything is written, that the recipe can be applied and that memory and disk suffice.
+
+        Returns:
+            One line that says how much of both it takes.
+        """
+        first = self.blocks.network(0, self.blocks.read(0))
+        batch = min(self.batches, key=lambda batch: batch[IDS].numel())
+        self.blocks.learn(batch, first)
+        with self.blocks.embedding(self.blocks.read(None)) as embed:
+            states, arguments = embed(batch)
+        given = {"hidden_states": states, "arguments": arguments[0]}
+        mask = _padding(batch)
+        calibration = [given if mask is None else {**given, "attention_mask": mask}]
+        before: list[type[Change]] = []
+        for step, change in enumerate(self.changes):
+            if (own := change.in_block(first)) is not None:
+                following = tuple(self.changes[step + 1 :])
+                own.check(first, before, Given(calibration=calibration, part=True, following=following))
+            elif change.around_blocks(self.blocks.model) is None:
+                raise ValueError(f"{change.label} has nothing to change in the first block, nor around the blocks")
+            before += change.traces
+        width, itemsize = states.shape[-1], states.element_size()
+        tokens = sum(batch[IDS].numel() for batch in self.batches)
+        disk = 2 * (1 + self.compares) * tokens * width * itemsize + sum(map(self.blocks.bytes, self._numbers))
+        self.stated = self._memory(first, width)
+        available = shutil.disk_usage(self.work.folder.parent).free
+        there = sum(path.stat().st_size for path in self.work.folder.rglob("*") if path.is_file())
+        if available + there < disk:
+            raise ValueError(
+                f"{disk / 2**30:.1f} GiB of disk are needed beside the result, {available / 2**30:.1f} are free"
+            )
+        memory, room = self.stated - psutil.Process().memory_info().rss, free(torch.device("cpu"))
+        if room < memory:
+            raise ValueError(f"{memory / 2**30:.1f} GiB of memory are needed, {room / 2**30:.1f} are free")
+        return (
+            f"{self.blocks.count} blocks, one at a time: at most {self.stated / 2**30:.2f} GiB of memory, "
+            f"{disk / 2**30:.2f} GiB of disk; hidden states in {str(states.dtype).removeprefix('torch.')}"
+        )
+
+    @property
+    def _numbers(self) -> list[int | None]:
+        return [*range(self.blocks.count), None]
+
+    def _memory(self, block: OneBlock, width: int) -> int:
+        """Most bytes that the process will hold: it, two blocks and a changed one, and what a solver holds of a layer.
+
+        A solver holds sums over the inputs of a layer in float64, copies of its weight in float32 and float64, or the
+        tensors that a pass computes for a batch, in float32.
+        """
+        layers = [(site.m, site.n) for site in sites(block, "linear", factors=True)]
+        given = [batch[IDS] for batch in self.batches]
+        tokens, length = max(ids.numel() for ids in given), max(ids.shape[1] for ids in given)
+        heads = getattr(self.blocks.model.config.get_text_config(), "num_attention_heads", None) or 1
+        passed = 8 * tokens * (sum(m + n for m, n in layers) + 10 * width) + 16 * tokens * length * heads
+        squares = 8 * max(change.squares for change in self.changes) * max(n for _, n in layers) ** 2
+        around = [parameter.numel() for name, parameter in self.blocks.model.named_parameters()
+                  if not name.startswith(f"{self.blocks.path}.")]  # fmt: skip
+        copies = 32 * max(max(m * n for m, n in layers), max(around, default=0))
+        weights = max(3 * max(map(self.blocks.bytes, range(self.blocks.count))), 3 * self.blocks.bytes(None))
+        return int(psutil.Process().memory_info().rss + weights + max(passed, copies) + squares + 2 * STATISTICS)
+
+    def run(self) -> None:
+        """Change the parts that are not finished."""
+        if self.work.part(None) is not None:
+            return
+        count = self.blocks.count
+        self._embed()
+        first = next(
+            (number for number in range(self.blocks.count) if self.work.part(number) is None), self.blocks.count
+        )
+        for number in range(first):
+            self._drop(number)
+        for number, tensors in self._ahead(range(first, count)):
+            self._block(number, tensors)
+            self._drop(number)
+        self._around()
+        self._drop(count)
+
+    def _ahead(self, numbers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """The tensors of blocks; those of the next one are read while a block is changed."""
+        with ThreadPoolExecutor(1) as reader:
+            waiting: list[Future[dict[str, Tensor]]] = []
+            for number in numbers:
+                tensors = waiting.pop() if waiting else reader.submit(self.blocks.read, number)
+                if number + 1 in numbers:
+                    waiting.append(reader.submit(self.blocks.read, number + 1))
+                yield number, tensors.result()
+
+    def _drop(self, number: int) -> None:
+        """Remove the hidden states that a finished block has read."""
+        for original in (False, True):
+            self.work.states(number, original=original).remove()
+
+    def _embed(self) -> None:
+        """Run what stands before the blocks: what blocks are called with, and what the first one reads."""
+        states, begun = self.work.states(0), self.work.part(0) is not None
+        with self.blocks.embedding(self.blocks.read(None)) as embed:
+            for number, batch in enumerate(self.batches):
+                hidden, arguments = embed(batch)
+                self.arguments.append(arguments)
+                if not (begun or states.has(number)):
+                    states.write(number, hidden)
+                self.progress("embedding", (number + 1) / len(self.batches))
+
+    def _inputs(self, number: int, *, original: bool = False) -> Inputs:
+        states = self.work.states(number, original=original and number > 0)
+        return Inputs(states, [by_block[number] for by_block in self.arguments], self.masks)
+
+    def _pass(self, network: nn.Module, inputs: Inputs, states: States) -> None:
+        """Write what a block gives."""
+        with evaluating(network), torch.no_grad():
+            for number in range(len(inputs)):
+                states.write(number, call(network, inputs[number]))
+
+    def _block(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        network, name = self.blocks.network(number, tensors), f"block {number + 1} of {self.blocks.count}"
+        inputs, original = self._inputs(number), None
+        if self.compares:
+            original = self._inputs(number, original=True)
+            self._pass(network, original, self.work.states(number + 1, original=True))
+        part = self._changed(network, inputs, original, lambda change: change.in_block(network), name)
+        self._pass(network, inputs, self.work.states(number + 1))
+        self.work.keep(number, network.state_dict(), part)
+
+    def _around(self) -> None:
+        """Change embeddings and output layers, which read what the last block gives."""
+        changed = self.work.states(self.blocks.count)
+        inputs: list[Noted] = [(batch, changed, number) for number, batch in enumerate(self.batches)]
+        original = None
+        if self.compares:  # the same tokens in other tensors, by which the two are told apart
+            states = self.work.states(self.blocks.count, original=True)
+            original = [{name: x.view_as(x) for name, x in batch.items()} for batch in self.batches]
+            inputs += [(batch, states, number) for number, batch in enumerate(original)]
+        current = inputs[:1]
+
+        def last() -> Tensor:
+            _, states, number = current[0]
+            return states.read(number)
+
+        with (
+            self.blocks.around(self.blocks.read(None), self.blocks.answering(last)) as model,
+            _noted(model, inputs, current),
+        ):
+            part = self._changed(model, self.batches, original, lambda change: change.around_blocks(model), AROUND)
+            tied = set(model.all_tied_weights_keys)
+            inner = f"{self.blocks.path}."
+            tensors = {key: x for key, x in model.state_dict().items() if key not in tied and not key.startswith(inner)}
+            self.work.keep(None, tensors, part)
+
+    def _changed(
+        self, network: nn.Module, calibration: Sequence[Batch], original: Sequence[Batch] | None,
+        fitted: Callable[[Change], Change | None], name: str,
+    ) -> Part:  # fmt: skip
+        """Apply the changes of the recipe to a part."""
+        units: list[list[dict[str, Any]]] = []
+        sizes, seconds = [], []
+        given = Given(
+            calibration=calibration, original=original, part=True, memory=STATISTICS, seed=self.seed,
+            progress=lambda done, share: self.progress(f"{name}, {done}", share),
+        )  # fmt: skip
+        for step, change in enumerate(self.changes):
+            began = perf_counter()
+            own = fitted(change)
+            rows: Sequence[UnitReport] = ()
+            if own is not None:
+                following = tuple(self.changes[step + 1 :])
+                rows = own.apply(network, replace(given, following=following)).units
+                mark(network, [change.name()])
+            given = replace(given, original=None)
+            units.append([asdict(unit) for unit in rows])
+            sizes.append([parameters(network), bytes_of(network)])
+            seconds.append(perf_counter() - began)
+        described = structure(network)
+        return Part(described.changes, described.order, units, sizes, seconds, _peak())
+
+    def report(self, stored: Mapping[str, Any]) -> CompressionReport:
+        """The report of the finished parts."""
+        parts = self.parts()
+        peak = max(part.peak for part in parts)
+        steps = []
+        for step, change in enumerate(self.changes):
+            units = [UnitReport(**unit | {"tied": tuple(unit["tied"])}) for part in parts for unit in part.units[step]]
+            before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
+            summary = (
+                f"{self.blocks.count} blocks, one at a time, and what is around them: {len(units)} layers, "
+                f"{before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; at most {peak / 2**30:.2f} GiB of memory, "
+                f"{self.stated / 2**30:.2f} were stated"
+            )
+            entries, size = (sum(part.sizes[step][at] for part in parts) for at in range(2))
+            seconds = sum(part.seconds[step] for part in parts)
+            steps.append(Step(Report(as_dict(change), summary, units), entries, size, seconds))
+        before = sum(tensor.entries for tensor in stored.values()), sum(tensor.bytes for tensor in stored.values())
+        return CompressionReport(steps, *before)
+
+    @torch.no_grad()
+    def try_again(self, guards: Sequence[str]) -> None:
+        """Run the written network on a batch, one block at a time.
+
+        Raises:
+            ValueError: Its outputs are not finite.
+        """
+        batch = {name: x[:1] for name, x in self.batches[0].items()}
+        around = dict(read_tensors(self.work.file(None)))
+        with self.blocks.embedding(around) as embed:
+            states, arguments = embed(batch)
+        for number in range(self.blocks.count):
+            network = self.blocks.network(number, dict(read_tensors(self.work.file(number))))
+            settle(network)
+            states = call(network, {"hidden_states": states, "arguments": arguments[number]})
+        with self.blocks.around(around, self.blocks.answering(lambda: states)) as model:
+            settle(model)
+            if not output(call(model, batch), batch).isfinite().all():
+                raise ValueError("the network was not saved: what it gives for the first text is not finite")
+
+
+Noted = tuple[Mapping[str, Tensor], States, int]
+"""A batch, and where the hidden states are that the last block gives for it: those of a number."""
+
+
+@contextmanager
+def _noted(model: nn.Module, inputs: Sequence[Noted], current: list[Noted]) -> Iterator[None]:
+    """A `with` block in which `current` holds the batch that a network is called with.
+
+    It is told by its tensors, since a loss may call the network with more than the batch.
+    """
+
+    def note(_: nn.Module, __: object, given: Mapping[str, Any]) -> None:
+        current[:] = [
+            noted for noted in inputs if all(given.get(name) is x for name, x in noted[0].items() if name != "labels")
+        ]
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _padding(batch: Mapping[str, Tensor]) -> Tensor | None:
+    mask = batch.get("attention_mask")
+    return mask if mask is not None and mask.dim() == 2 else None
+
+
+def _peak() -> int:
+    """Most bytes of memory that the process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
