@@ -95,7 +95,7 @@ def compress_block_by_block(
         carry(folder, modules, unfinished)
         report = walk.report(stored)
         describe(unfinished, model, report)
-        walk.try_again(guards)
+        walk.try_again()
     work.remove()
     return report
 

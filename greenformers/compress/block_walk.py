@@ -30,7 +30,7 @@ from greenformers.solve.loss import output
 from greenformers.solve.walk import sites
 from greenformers.solve.watch import Batch, call
 
-TOKENS = 2048
+TOKENS = 1024
 """Most tokens in a batch: they bound the memory that a pass of a block takes."""
 STATISTICS = 2**28
 """Bytes of statistics that are held at once, beyond those of one group of layers."""
@@ -59,7 +59,16 @@ def in_parts(batches: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]
 
 
 class Walk:
-    """The way through the blocks of a network."""
+    """The way through the blocks of a network.
+
+    Args:
+        blocks: The network.
+        changes: The recipe.
+        batches: Examples to calibrate with, in parts.
+        work: What is finished, on disk.
+        seed: Seed of random numbers.
+        progress: Function that is called as work goes on.
+    """
 
     def __init__(
         self, blocks: Blocks, changes: list[Change], batches: list[dict[str, Tensor]], work: Work, seed: int,
@@ -82,9 +91,13 @@ class Walk:
 
         Returns:
             One line that says how much of both it takes.
+
+        Raises:
+            ValueError: They do not, or it cannot.
         """
         first = self.blocks.network(0, self.blocks.read(0))
-        batch = min(self.batches, key=lambda batch: batch[IDS].numel())
+        shortest = min(self.batches, key=lambda batch: batch[IDS].shape[1])
+        batch = {name: x[:1] for name, x in shortest.items()}
         self.blocks.learn(batch, first)
         with self.blocks.embedding(self.blocks.read(None)) as embed:
             states, arguments = embed(batch)
@@ -122,22 +135,33 @@ class Walk:
         return [*range(self.blocks.count), None]
 
     def _memory(self, block: OneBlock, width: int) -> int:
-        """Most bytes that the process will hold: it, two blocks and a changed one, and what a solver holds of a layer.
-
-        A solver holds sums over the inputs of a layer in float64, copies of its weight in float32 and float64, or the
-        tensors that a pass computes for a batch, in float32.
-        """
+        """Most bytes that the process will hold: what it holds now, and what a block takes, or what is around them."""
+        stack = f"{self.blocks.path}."
         layers = [(site.m, site.n) for site in sites(block, "linear", factors=True)]
-        given = [batch[IDS] for batch in self.batches]
-        tokens, length = max(ids.numel() for ids in given), max(ids.shape[1] for ids in given)
+        around = [tuple(x.shape) for name, x in self.blocks.model.named_parameters() if not name.startswith(stack)]
+        tokens = max(batch[IDS].numel() for batch in self.batches)
+        length = max(batch[IDS].shape[1] for batch in self.batches)
         heads = getattr(self.blocks.model.config.get_text_config(), "num_attention_heads", None) or 1
+        # What a pass computes for a batch, in float32 twice; scores of attention are held in full by some blocks.
         passed = 8 * tokens * (sum(m + n for m, n in layers) + 10 * width) + 16 * tokens * length * heads
-        squares = 8 * max(change.squares for change in self.changes) * max(n for _, n in layers) ** 2
-        around = [parameter.numel() for name, parameter in self.blocks.model.named_parameters()
-                  if not name.startswith(f"{self.blocks.path}.")]  # fmt: skip
-        copies = 32 * max(max(m * n for m, n in layers), max(around, default=0))
-        weights = max(3 * max(map(self.blocks.bytes, range(self.blocks.count))), 3 * self.blocks.bytes(None))
-        return int(psutil.Process().memory_info().rss + weights + max(passed, copies) + squares + 2 * STATISTICS)
+        largest = max(map(self.blocks.bytes, range(self.blocks.count)))
+        working = max(
+            # Tensors before and after, and those of the next block.
+            3 * largest + self._solving(layers, passed),
+            3 * self.blocks.bytes(None) + self._solving([shape for shape in around if len(shape) == 2], 0),
+        )
+        return int(psutil.Process().memory_info().rss + working + 2 * STATISTICS)
+
+    def _solving(self, weights: Sequence[tuple[int, ...]], passed: int) -> int:
+        """Most bytes that solvers hold of one of these weights (m, n).
+
+        First the sums over its inputs are made, beside a pass over a batch; then they are inverted or decomposed; then
+        there are copies of the weight in float32 and float64 beside them.
+        """
+        squares = max(change.squares for change in self.changes)
+        inputs = max((8 * n * n for _, n in weights), default=0) if squares else 0
+        copies = max((32 * m * n for m, n in weights), default=0)
+        return max(squares * inputs, 2 * inputs + max(passed, copies))
 
     def run(self) -> None:
         """Change the parts that are not finished."""
@@ -145,9 +169,7 @@ class Walk:
             return
         count = self.blocks.count
         self._embed()
-        first = next(
-            (number for number in range(self.blocks.count) if self.work.part(number) is None), self.blocks.count
-        )
+        first = next((number for number in range(count) if self.work.part(number) is None), count)
         for number in range(first):
             self._drop(number)
         for number, tensors in self._ahead(range(first, count)):
@@ -273,8 +295,8 @@ class Walk:
         return CompressionReport(steps, *before)
 
     @torch.no_grad()
-    def try_again(self, guards: Sequence[str]) -> None:
-        """Run the written network on a batch, one block at a time.
+    def try_again(self) -> None:
+        """Run what was written on the first text, one block at a time.
 
         Raises:
             ValueError: Its outputs are not finite.

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from command_line import refused, run
-from models import folder, sentences
+from models import folder, sentences, tokenizer
 from safetensors.torch import load_file
 from zoo import difference, network, outputs
 
@@ -91,16 +91,19 @@ def test_it_is_what_compress_makes(models: dict[str, Path], tmp_path: Path, name
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "forms"),
+    ("name", "change", "forms", "most"),
     [
-        ("llama", Heads(keep=0.5), "1 of 2 heads"), ("bert", Neurons(keep=0.5), "16 of 44 neurons"),
-        ("gpt2", Prune(keep=0.6), None), ("bert", LowRank(keep=0.6, solver="loss"), None),
+        ("llama", Heads(keep=0.5), "1 of 2 heads", 1.5), ("bert", Neurons(keep=0.5), "16 of 44 neurons", 1.5),
+        ("gpt2", Prune(keep=0.6), None, 1.5), ("bert", LowRank(keep=0.6, solver="loss"), None, 4),
     ],
 )  # fmt: skip
 def test_what_looks_at_the_outputs_looks_at_those_of_the_block(
-    models: dict[str, Path], tmp_path: Path, name: str, change: Change, forms: str | None
+    models: dict[str, Path], tmp_path: Path, name: str, change: Change, forms: str | None, most: float
 ) -> None:
-    """Every block then keeps its share, where in memory a network keeps it in all; it loses not much more."""
+    """Every block then keeps its share, where in memory the network keeps it in all: more is lost, up to `most` times.
+
+    Weights are random: what a block loses is felt at the outputs about as much as anything else.
+    """
     report = compress_block_by_block(models[name], tmp_path / "out", [change], BATCHES)
     for unit in report.units if forms else ():
         assert unit.form == forms
@@ -108,7 +111,7 @@ def test_what_looks_at_the_outputs_looks_at_those_of_the_block(
     whole = outputs(model, JUDGED)[0]
     greenformers.compress(model, change, calibration=BATCHES)
     lost, usual = ((outputs(small, JUDGED)[0] - whole).norm() for small in (read, model))
-    assert 0 < lost < 1.5 * usual
+    assert 0 < lost < most * usual
 
 
 def test_padding_changes_nothing(models: dict[str, Path], tmp_path: Path) -> None:
@@ -119,9 +122,9 @@ def test_padding_changes_nothing(models: dict[str, Path], tmp_path: Path) -> Non
     mask[0, 7:] = 0
     both = {"input_ids": torch.cat([padded, long]), "attention_mask": mask}
     for name, batches in (("apart", [{"input_ids": short}, {"input_ids": long}]), ("padded", [both])):
-        compress_block_by_block(models["llama"], tmp_path / name, [SEQUENTIAL], batches)
+        compress_block_by_block(models["llama"], tmp_path / name, [Sparse(by="wanda")], batches)
     apart, together = (outputs(greenformers.load(tmp_path / name), JUDGED)[0] for name in ("apart", "padded"))
-    torch.testing.assert_close(apart, together, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(apart, together, rtol=1e-5, atol=1e-5)
 
 
 def killed_at(place: str, model: Path, out: Path) -> None:
@@ -233,9 +236,9 @@ def test_the_command(
     shown = capsys.readouterr().out
     assert re.search(r"2 blocks, one at a time: at most \d\.\d\d GiB of memory, .*; hidden states in float32", shown)
     assert "sparse: 2 blocks, one at a time, and what is around them: " in shown
-    usual = ["compress", str(models["bert"]), "--sparse", "0.5", "--calibrate", str(texts), "--length", "12"]
-    assert run(monkeypatch, *usual, "--lengths", "", "--out", str(tmp_path / "usual")) == 0
-    ours, theirs = (outputs(greenformers.load(tmp_path / name), JUDGED)[0] for name in ("out", "usual"))
+    usual, lines = dense(models["bert"]), texts.read_text().split("\n")[:-1]
+    greenformers.compress(usual, [Sparse()], texts=lines, tokenizer=tokenizer("bert"), length=12)
+    ours, theirs = (outputs(model, JUDGED)[0] for model in (greenformers.load(tmp_path / "out"), usual))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     more = ["--evaluate", str(texts), "--out", str(tmp_path / "more")]
     assert "--from-disk cannot be combined with --evaluate" in refused(monkeypatch, capsys, *words, *more)
@@ -248,16 +251,16 @@ def test_the_command(
 def test_memory_stays_within_what_was_stated(tmp_path: Path) -> None:
     """In a process of its own: a process's peak is that of its whole life."""
     config = transformers.LlamaConfig(
-        vocab_size=60, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8,
+        vocab_size=60, hidden_size=384, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=6,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
     script = (
         "import sys, torch\n"
-        "from greenformers.changes import Bits\n"
+        "from greenformers.changes import Sparse\n"
         "from greenformers.compress.block_by_block import compress_block_by_block\n"
         "torch.set_num_threads(1)\n"
-        "batches = [{'input_ids': torch.arange(256).remainder(60).expand(8, -1)}]\n"
-        "print(compress_block_by_block(*sys.argv[1:], [Bits(act_order=False, clip=False)], batches).summary()[0])\n"
+        "batches = [{'input_ids': torch.arange(128).remainder(60).expand(8, -1)}]\n"
+        "print(compress_block_by_block(*sys.argv[1:], [Sparse(by='wanda')], batches).summary()[0])\n"
     )
     words = [sys.executable, "-c", script, str(tmp_path / "dense"), str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

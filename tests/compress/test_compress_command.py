@@ -147,7 +147,7 @@ def test_other_models(
         ("BertModel --energy 0.5 --stable-rank 2", "energy and stable_rank of low_rank exclude each other"),
         ("BertModel --rank 8 --uniform", "uniform of low_rank goes with keep, not with rank"),
         ("BertModel --energy 0.5 --of flops", "of of low_rank goes with keep, not with energy"),
-        ("BertModel --from-disk --calibrate texts.txt", "--from-disk cannot be combined with --calibrate"),
+        ("BertModel --from-disk --evaluate texts.txt", "--from-disk cannot be combined with --evaluate"),
         ("BertModel --keep 0", "the share to keep must be in (0, 1], got 0"),
         ("BertModel --keep nan", "the share to keep must be in (0, 1], got nan"),
         ("BertModel --keep 0.05", "the budget must be at least 0."),

@@ -118,8 +118,8 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
     compress_from_disk(models["bert"], tmp_path / "other", [HALF])
     one, other = (greenformers.load(folder) for folder in (out, tmp_path / "other"))
     assert difference(outputs(one, inputs("bert")), outputs(other, inputs("bert"))) == 0.0
-    assert "--from-disk cannot be combined with --texts, --length" in refused(
-        monkeypatch, capsys, *words, str(tmp_path / "new"), "--texts", "t.txt", "--length", "9"
+    assert "--from-disk cannot be combined with --measure, --length" in refused(
+        monkeypatch, capsys, *words, str(tmp_path / "new"), "--measure", "--length", "9"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
