@@ -72,8 +72,9 @@ def gptq(
     order, U = steps.order, steps.U
     # Turned, since it goes column after column: numbers of a column lie beside each other.
     left = W.T.to(C.dtype)[order]
-    scale, zero = (x.to(C.dtype).expand(len(W), n).T[order] for x in grid.columns(0, n, n))
-    q = torch.zeros_like(left)
+    # And as short as they are: of an output layer with 32,000 rows each such matrix in float64 takes 1 GB.
+    scale, zero = (x.expand(len(W), n).T[order] for x in grid.columns(0, n, n))
+    q = torch.zeros_like(left, dtype=torch.uint8)
     # A group that ends in a later block would be given its grid before this block's errors have reached it.
     block = BLOCK if act_order or form.per != "group" else -(-BLOCK // g) * g
     for start in range(0, n, block):
@@ -86,12 +87,13 @@ def gptq(
                 grid.steps[:, at] = fresh.steps
                 if grid.zero is not None and fresh.zero is not None:
                     grid.zero[:, at] = fresh.zero
-                scale[j : j + g], zero[j : j + g] = (x.T.to(C.dtype) for x in grid.columns(j, min(j + g, n), n))
-            w, s, z = left[j], scale[j], zero[j]
-            q[j] = nearest(w, s, z, form.levels)
-            errors[j - start] = (w - s * (q[j] - z)) / U[j, j]
+                scale[j : j + g], zero[j : j + g] = (x.T for x in grid.columns(j, min(j + g, n), n))
+            w, s, z = left[j], scale[j].to(C.dtype), zero[j].to(C.dtype)
+            rounded = nearest(w, s, z, form.levels)
+            q[j] = rounded
+            errors[j - start] = (w - s * (rounded - z)) / U[j, j]
             left[j + 1 : end].addr_(U[j, j + 1 : end], errors[j - start], alpha=-1)
         left[end:].addmm_(U[start:end, end:].T, errors, alpha=-1)
     back = torch.empty_like(order)
     back[order] = torch.arange(n, device=order.device)
-    return q[back].T.to(torch.uint8).contiguous(), grid
+    return q[back].T.contiguous(), grid
