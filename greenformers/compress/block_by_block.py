@@ -6,8 +6,10 @@ of the next one and is written. Hidden states and finished blocks lie in a folde
 command goes on where it was stopped, to the same bits. Embeddings and output layers come last, in the same way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -66,38 +68,56 @@ def compress_block_by_block(
     check_place(out)
     folder, modules = transformer_of(folder)
     model, stored = skeleton(folder, buffers=True)
-    cached = getattr(model.config, "use_cache", None)
-    if cached is not None:
-        model.config.use_cache = False  # which would be part of what blocks are called with
     whole = Blocks(model, stored)
     batches = in_parts(batches)
     work = Work.of(out, [str(folder.resolve()), [as_dict(change) for change in changes], seed], folder, batches)
     walk = Walk(whole, list(changes), batches, work, seed, progress)
-    told(walk.check())
-    walk.run()
-    guards = [name for name in guards_of(model) if name in stored]
+    with _without_cache(model.config):
+        told(walk.check())
+        walk.run()
+    report = walk.report(stored)
     with building(out) as unfinished:
-        work.write(unfinished, [*range(whole.count), None], guards)
-        order: list[str] = [change.name() for change in changes]
-        for part in walk.parts():
-            described = Description(part.description, part.order)
-            place(model, described)
-            order += described.order
-        setattr(model, ORDER, list(dict.fromkeys(order)))
-        described = structure(model)
-        described.guards = guards
-        if cached is not None:
-            model.config.use_cache = cached
-        model.config.quantization_config = described
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(unfinished)
-        check_written(unfinished, type(model))
+        _finish(walk, unfinished, [name for name in guards_of(model) if name in stored])
         carry(folder, modules, unfinished)
-        report = walk.report(stored)
         describe(unfinished, model, report)
-        walk.try_again()
+        with _without_cache(model.config):
+            walk.try_again()
     work.remove()
     return report
+
+
+@contextmanager
+def _without_cache(config: Any) -> Iterator[None]:
+    """A `with` block in which a network makes no cache, which would be a part of what its blocks are called with."""
+    before = getattr(config, "use_cache", None)
+    if before is not None:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        if before is not None:
+            config.use_cache = before
+
+
+def _finish(walk: Walk, out: Path, guards: Sequence[str]) -> None:
+    """Write the tensors of all parts, and the configuration that describes the network that they are of.
+
+    Raises:
+        ValueError: They are not those of that network.
+    """
+    model: Any = walk.blocks.model
+    walk.work.write(out, [*range(walk.blocks.count), None], guards)
+    order = [change.name() for change in walk.changes]
+    for part in walk.parts():
+        place(model, Description(part.description, part.order))
+        order += part.order
+    setattr(model, ORDER, list(dict.fromkeys(order)))
+    described = structure(model)
+    described.guards = list(guards)
+    model.config.quantization_config = described
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(out)
+    check_written(out, type(model))
 
 
 def calibration_of(folder: str | Path, changes: Sequence[Change], job: Job) -> Sequence[Mapping[str, Tensor]]:
