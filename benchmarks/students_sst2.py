@@ -16,8 +16,6 @@ Published beside (survey, table I). The weights of MiniLM come with the extra `m
 """
 
 import copy
-import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,11 +88,11 @@ def main(run: Run) -> bool:
     dense: Any = BertForSequenceClassification.from_pretrained(runs / "teacher")
     sentences = corpus(given.pairs, given.wikitext, given.reviews, given.phrases, given.captions)
     sets = (sentences[: 400 if run.quick else SENTENCES], [text for (text,) in texts.train.texts])
-    models, records = {"dense": dense}, []
+    models = {"dense": dense}
     for name, recipes in students((8, 8) if run.quick else (GENERAL, TASK)).items():
         home = runs / name.replace(" ", "-")
-        if not (home / "seconds.json").is_file():
-            began, small = time.monotonic(), copy.deepcopy(dense)
+        if not (home / "config.json").is_file():
+            small = copy.deepcopy(dense)
             for number, (recipe, unlabelled) in enumerate(zip(recipes, sets, strict=True)):
                 stage = home.with_name(f"{home.name}.{number}")
                 if (stage / "config.json").is_file():
@@ -106,9 +104,7 @@ def main(run: Run) -> bool:
                 )  # fmt: skip
                 greenformers.save(small, stage, tokenizer=tokenizer)
             greenformers.save(small, home, tokenizer=tokenizer)
-            (home / "seconds.json").write_text(json.dumps(time.monotonic() - began))
         models[name] = greenformers.load(home)
-        records.append(run.record("compression_time", json.loads((home / "seconds.json").read_text()), name))
     scored: list[Record] = []
     for split in ("valid", "test"):
         part = getattr(texts, split)
@@ -126,7 +122,7 @@ def main(run: Run) -> bool:
     with torch.inference_mode():
         times = run.times({name: partial(model, **batch) for name, model in models.items()}, ROUNDS, 2)
     scored += [run.record("latency", time, name) for name, time in times.items()]
-    records += with_ratios(scored, to="dense")
+    records = with_ratios(scored, to="dense")
     run.show(shown(records))
     run.write(records)
     run.published("survey_table1_distillation")
@@ -136,7 +132,7 @@ def main(run: Run) -> bool:
 def shown(records: list[Record]) -> Table:
     table = Table(
         "model", "parameters", "smaller", "without embeddings", "faster", "accuracy, dev", "kept", "test", "kept",
-        "difference on test", "minutes",
+        "difference on test",
     )  # fmt: skip
     for name in dict.fromkeys(record.variant for record in records if record.metric == "latency"):
         mine = [record for record in records if record.variant == name]
@@ -144,11 +140,10 @@ def shown(records: list[Record]) -> Table:
         (fast,) = (record for record in mine if record.metric == "latency")
         dev, test = (record for record in mine if record.metric == "accuracy")
         low, high = test.interval or (0.0, 0.0)
-        minutes = [f"{record.value / 60:.0f}" for record in mine if record.metric == "compression_time"]
         table.add_row(
             name, f"{whole.value / 1e6:.2f} M", f"{whole.ratio or 1:.1f}x", f"{inner.ratio or 1:.1f}x",
             f"{fast.ratio or 1:.1f}x", f"{dev.value:.2f}", f"{dev.ratio or 1:.1%}", f"{test.value:.2f}",
-            f"{test.ratio or 1:.1%}", f"{low:+.2f} to {high:+.2f}" if test.interval else "", *minutes,
+            f"{test.ratio or 1:.1%}", f"{low:+.2f} to {high:+.2f}" if test.interval else "",
         )  # fmt: skip
     return table
 

@@ -57,7 +57,8 @@ def cleanse(
     from transformers import set_seed
 
     from greenformers.checkpoint.pretrained import pretrained
-    from greenformers.data._texts import read_texts
+    from greenformers.data._read_texts import every_text
+    from greenformers.data._text_files import suffix
     from greenformers.measure.label_errors import SCORES, estimated_errors, suspicion
     from greenformers.train.cleanse import classifier_from, watch, watch_held_out
     from greenformers.train.fit import Schedule
@@ -76,8 +77,12 @@ def cleanse(
     schedule = Schedule(
         epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed, save_every=10**9
     )  # only the last weights are written, and left behind
-    rows = read_texts(texts)
-    data = _labelled(rows, None if trusted is None else read_texts(trusted))
+    # What is written are lines of the table, and all of them are scored.
+    for path in (texts, trusted):
+        if path is not None and suffix(path) != ".tsv":
+            raise ValueError(f"{path} must be a table .tsv with the columns sentence and label")
+    rows = every_text(texts)
+    data = _labelled(rows, None if trusted is None else every_text(trusted))
     for path in (out, rest):
         if path is not None:
             terminal.check_writable(path)

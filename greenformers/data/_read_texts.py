@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from greenformers.data._hub import streamed
@@ -58,15 +57,26 @@ def read_texts(path: Path) -> tuple[Texts, Texts | None]:
     if name is not None:
         return _of_hub(name)
     if not path.is_dir():
-        return _read(path.name, [of_file(path)]), None
+        return _read(path.name, [of_file(path)], most=MOST), None
     learnt, judged = in_folder(path)
-    texts = _read(path.name, [of_file(file) for file in learnt])
-    return texts, _read(f"{path.name}, to judge by", [of_file(file) for file in judged]) if judged else None
+    texts = _read(path.name, [of_file(file) for file in learnt], most=MOST)
+    others = [of_file(file) for file in judged]
+    return texts, _read(f"{path.name}, to judge by", others, most=MOST) if others else None
+
+
+def every_text(path: Path) -> Texts:
+    """All texts of a file, however many.
+
+    Raises:
+        ValueError: The file holds no text, or is damaged; the message never shows a text.
+        OSError: It cannot be read.
+    """
+    return _read(path.name, [of_file(path)], most=None)
 
 
 def _of_hub(name: str) -> tuple[Texts, Texts | None]:
-    splits = {part: Stream(f"{name} {part}", split) for part, split in streamed(name).items()}
-    read = {part: _read(rows.name, [rows], whole=False) for part, rows in splits.items() if _shown(rows)}
+    splits = {part: Stream(f"{name} {part}", split, MOST) for part, split in streamed(name).items()}
+    read = {part: _read(rows.name, [rows], most=None) for part, rows in splits.items() if _shown(rows)}
     if not read:
         raise ValueError(f"{name}: every split withholds its labels")
     judged = read.get("test") or read.get("valid")
@@ -81,13 +91,13 @@ def _shown(rows: Rows) -> bool:
     return first is not None and rows.read(first[1]).get("label", 0) != -1
 
 
-def _read(name: str, sources: Sequence[Rows], *, whole: bool = True) -> Texts:
-    """The texts of sources that hold columns of the same kind.
+def _read(name: str, sources: Sequence[Rows], *, most: int | None) -> Texts:
+    """The texts of sources that hold columns of the same kind; of more than `most` texts so many are drawn.
 
     Args:
         name: Name of them all.
         sources: The sources.
-        whole: Whether every row may be drawn; otherwise no row after the first `MOST` is asked for.
+        most: Largest number of texts; None for all.
     """
     kinds = [_kind(rows) for rows in sources]
     for rows, other in zip(sources, kinds, strict=True):
@@ -97,7 +107,7 @@ def _read(name: str, sources: Sequence[Rows], *, whole: bool = True) -> Texts:
                 f"{', '.join(kinds[0].names)}: files of a folder must have the same"
             )
     kind, stream = kinds[0], ((rows, number, raw) for rows in sources for number, raw in rows.raw())
-    held, count = drawn(stream if whole else islice(stream, MOST), MOST)
+    held, count = drawn(stream, most)
     label = score_reader(-1e9, 1e9) if kind.label == "score" else _class
     segments: list[tuple[str, ...]] = []
     labels: list[float] = []

@@ -147,18 +147,19 @@ class Stream(Rows):
     Args:
         name: Name of the data set and the split.
         split: A `datasets.IterableDataset`.
+        most: Rows after which it ends.
     """
 
     unit = "row"
     BUFFER = 10_000
     """Rows that the library holds, of which the next one is drawn."""
 
-    def __init__(self, name: str, split: Any) -> None:
-        self.name, self._split = name, split
+    def __init__(self, name: str, split: Any, most: int) -> None:
+        self.name, self._split, self._most = name, split, most
         self.columns = tuple(split.column_names or next(iter(split), {}))
 
     def raw(self) -> Iterator[tuple[int, Row]]:
-        return enumerate(self._split.shuffle(seed=0, buffer_size=self.BUFFER), 1)
+        return islice(enumerate(self._split.shuffle(seed=0, buffer_size=self.BUFFER), 1), self._most)
 
     def read(self, raw: Row) -> Row:
         return raw
@@ -239,7 +240,7 @@ def hub_name(path: Path) -> str | None:
     return address.removeprefix(HUB) if address.startswith(HUB) else None
 
 
-def drawn(rows: Iterable[T], most: int, seed: int = 0) -> tuple[list[T], int]:
+def drawn(rows: Iterable[T], most: int | None, seed: int = 0) -> tuple[list[T], int]:
     """At most so many rows, in their order, every choice of them as likely as any other; and how many there are.
 
     Algorithm L of Li (1994): of n rows only about k ln(n / k) are looked at beyond the first k, the others are passed
@@ -247,13 +248,13 @@ def drawn(rows: Iterable[T], most: int, seed: int = 0) -> tuple[list[T], int]:
 
     Args:
         rows: Rows, read once.
-        most: Largest number k of rows.
+        most: Largest number k of rows; None for all.
         seed: Seed of the draw.
     """
     random, numbered = Random(seed), enumerate(rows)
     held = list(islice(numbered, most))
     last, weight = len(held) - 1, 1.0
-    while True:
+    while most is not None:
         weight *= exp(-random.expovariate(1) / most)
         gap = int(random.expovariate(1) / -log1p(-weight))
         passed = deque(islice(numbered, gap), maxlen=1)
