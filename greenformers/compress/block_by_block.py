@@ -28,6 +28,7 @@ from greenformers.compress.blocks import Blocks
 from greenformers.compress.from_disk import carry, check_written, skeleton, transformer_of
 from greenformers.compress.job import Job
 from greenformers.compress.reading import check_parts, read_parts
+from greenformers.compress.wide_products import WideProducts
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS
 from greenformers.model.positions import reach
@@ -72,7 +73,7 @@ def compress_block_by_block(
     batches = in_parts(batches)
     work = Work.of(out, [str(folder.resolve()), [as_dict(change) for change in changes], seed], folder, batches)
     walk = Walk(whole, list(changes), batches, work, seed, progress)
-    with _without_cache(model.config):
+    with _without_cache(model.config), WideProducts():
         told(walk.check())
         walk.run()
     report = walk.report(stored)
@@ -80,7 +81,7 @@ def compress_block_by_block(
         _finish(walk, unfinished, [name for name in guards_of(model) if name in stored])
         carry(folder, modules, unfinished)
         describe(unfinished, model, report)
-        with _without_cache(model.config):
+        with _without_cache(model.config), WideProducts():
             walk.try_again()
     work.remove()
     return report
