@@ -31,7 +31,11 @@ def cleanse(
         Path | None, typer.Option(help="Table of all other rows that is written, in their order, to train on.")
     ] = None,
     score: Annotated[
-        str, typer.Option(help="Score of a row: a name in SCORES of greenformers.measure.label_errors.")
+        str,
+        typer.Option(
+            help="Score of a row: margin, confidence, variability, forgetting, self_influence or influence, which "
+            "needs --trusted."
+        ),
     ] = "margin",
     folds: Annotated[
         int | None,

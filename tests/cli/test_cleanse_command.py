@@ -1,5 +1,6 @@
 """`greenformers cleanse`, as a user meets it: the tables it writes, and how it refuses."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from command_line import refused, refused_unchanged, run
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from greenformers.measure.label_errors import SCORES
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"bcdefghij"]
 ROWS = [("b c", 0), ("h i", 1), ("c b", 0), ("i h j", 1)] * 6
@@ -108,3 +111,11 @@ def test_a_model_with_fewer_classes(
     words = f"cleanse {tmp_path / 'two'} --texts {tmp_path / 'three.tsv'} --out {tmp_path / 'out.tsv'}"
     said = refused(monkeypatch, capsys, *words.split())
     assert said.endswith("the labels must be in 0..1, the classes of the model, got 2")
+
+
+def test_the_help_names_every_score() -> None:
+    from greenformers.cli.cleanse import cleanse
+
+    (option,) = (part for part in inspect.get_annotations(cleanse)["score"].__metadata__)
+    named = option.help.removeprefix("Score of a row: ").partition(", which")[0].replace(" or ", ", ").split(", ")
+    assert named == list(SCORES)
