@@ -47,7 +47,6 @@ def message(kind, name, *args, **options):
 def test_names():
     assert names() == [
         "cifar10_gray", "digits", "imdb", "listops", "mnist", "multi30k", "omniglot", "path_x", "pathfinder",
-        "cifar10_gray", "digits", "imdb", "listops", "mnist", "multi30k", "omniglot", "path_x", "pathfinder",
         "qnli", "same_article", "scitldr", "sst2", "stsb", "tinyshakespeare", "wikitext2", "wikitext_articles",
         "wnut17",
     ]  # fmt: skip
