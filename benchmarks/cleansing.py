@@ -35,7 +35,7 @@ from greenformers.measure.label_errors import SCORES, estimated_errors, precisio
 from greenformers.measure.quality import correct, paired_difference, predict
 from greenformers.measure.record import Record
 from greenformers.train.classification import TextClassification
-from greenformers.train.cleanse import at, watch, watch_held_out
+from greenformers.train.cleanse import watch, watch_held_out
 from greenformers.train.fit import Schedule
 from greenformers.train.stream import Numbered
 
@@ -90,7 +90,7 @@ class Trial:
         self._run, self._folder, self._texts, self._seed = run, folder, texts, seed
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         draw = random.Random(seed)
-        self.clean = at(texts.train, sorted(draw.sample(range(len(texts.train)), count)))
+        self.clean = texts.train.at(sorted(draw.sample(range(len(texts.train)), count)))
         wrong = draw.sample(range(count), round(NOISE * count))
         self.planted = torch.zeros(count, dtype=torch.bool)
         self.planted[wrong] = True
@@ -123,7 +123,7 @@ class Trial:
             keep[self._left_by("held out", "held out")[SCORE].argsort(descending=True)[:most]] = False
         if name == "random":
             keep[random.Random(self._seed + 1000).sample(range(len(keep)), most)] = False
-        examples = at(self.clean if name == "clean" else self.flipped, keep.nonzero().flatten().tolist())
+        examples = (self.clean if name == "clean" else self.flipped).at(keep.nonzero().flatten().tolist())
         model = self._start()
         watch(model, self._labelled(examples), self._tokenizer, self._schedule(len(examples)), length=LENGTH)
         return self._accuracy(name, model)
@@ -135,7 +135,7 @@ class Trial:
 
     def _labelled(self, examples: Examples) -> Labelled:
         """The sentences to train on; of dev, 218 whose labels are trusted."""
-        few = at(self._texts.valid, range(0, len(self._texts.valid), 100 if self._run.quick else 4))
+        few = self._texts.valid.at(range(0, len(self._texts.valid), 100 if self._run.quick else 4))
         return Labelled("sst2", self._texts.classes, examples, few, Examples())
 
     def _schedule(self, count: int | None = None) -> Schedule:
@@ -164,7 +164,7 @@ class Trial:
             [*self._texts.valid.texts, *self._texts.test.texts],
             [int(label) for label in (*self._texts.valid.labels, *self._texts.test.labels)],
         )
-        both = at(both, range(40)) if self._run.quick else both
+        both = both.at(range(40)) if self._run.quick else both
         objective = TextClassification(
             Labelled("sst2", self._texts.classes, Examples(), both, Examples()), self._tokenizer, LENGTH
         )

@@ -119,4 +119,4 @@ def _places(labels: Tensor, most: int | None) -> Tensor:
 
 def _chosen(split: Examples, most: int | None) -> Examples:
     places = _places(torch.tensor(split.labels, dtype=torch.long), most).tolist()
-    return Examples([split.texts[at] for at in places], [int(split.labels[at]) for at in places])
+    return split.at(places)

@@ -93,7 +93,7 @@ def _examples(split: Examples, limit: int, seed: int, even: bool) -> Examples:
     if limit >= len(split):
         return split
     places = stratified(torch.tensor(split.labels), limit, seed).tolist() if even else plain(len(split), limit, seed)
-    return Examples([split.texts[i] for i in places], [split.labels[i] for i in places])
+    return split.at(places)
 
 
 def _sentences(split: Sentences, limit: int, seed: int) -> Sentences:

@@ -5,7 +5,7 @@ Each has three splits, any of which may be empty, as a source may withhold it; `
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -125,6 +125,10 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def at(self, places: Sequence[int]) -> Examples:
+        """The examples at some places."""
+        return Examples([self.texts[place] for place in places], [self.labels[place] for place in places])
 
 
 @dataclass(frozen=True, eq=False)

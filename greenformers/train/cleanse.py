@@ -125,8 +125,8 @@ def watch_held_out(
     seen: list[Observed] = []
     for part in parts:
         held = set(part.tolist())
-        rest = at(data.train, [place for place in range(count) if place not in held])
-        split = Labelled(data.name, data.classes, rest, at(data.train, part.tolist()), Examples())
+        rest = data.train.at([place for place in range(count) if place not in held])
+        split = Labelled(data.name, data.classes, rest, data.train.at(part.tolist()), Examples())
         _, held_out = watch(copy.deepcopy(model), split, tokenizer, schedule, length=length, console=console)
         seen.append(cast(Observed, held_out))
     back = torch.cat(parts).argsort()
@@ -136,11 +136,6 @@ def watch_held_out(
         torch.cat([getattr(each, name)[:moments] for each in seen], 1)[:, back] for name in ("logits", "features")
     )
     return Observed(logits, features, torch.tensor(data.train.labels), seen[0].rates[:moments])
-
-
-def at(examples: Examples, places: Sequence[int]) -> Examples:
-    """The examples at some places."""
-    return Examples([examples.texts[i] for i in places], cast(Any, [examples.labels[i] for i in places]))
 
 
 class _Watched(TextClassification):

@@ -21,6 +21,9 @@ def table(rows: list[tuple[str, int]]) -> str:
     return "sentence\tlabel\n" + "".join(f"{sentence}\t{label}\n" for sentence, label in rows)
 
 
+pytestmark = pytest.mark.usefixtures("verbosity")
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and tables, that no command changes."""
@@ -41,15 +44,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "single.tsv").write_text(table([ROWS[0]] * 8))
     (root / "plain.txt").write_text("b c\nh i\n")
     return root
-
-
-@pytest.fixture(autouse=True)
-def verbosity():
-    """Commands silence transformers; other tests read what it logs."""
-    before = transformers.logging.get_verbosity()
-    yield
-    transformers.logging.set_verbosity(before)
-    transformers.logging.enable_progress_bar()
 
 
 FAST = "--epochs 10 --batch 4 --learning-rate 0.01 --length 8 --share 0.05"

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import transformers
 from command_line import refused, run
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
@@ -19,6 +18,9 @@ pytestmark = pytest.mark.usefixtures("drafts")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"bcdefghij"]
 LINES = ["b c d e f g", "h i j", "c e g i b d f h j", "j i h g"]
 SMALL = {"vocab_size": 13, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 20, "pad_token_id": 0}
+
+
+pytestmark = pytest.mark.usefixtures("verbosity")
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +43,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "empty.txt").write_text("\n \n")
     (root / "file").write_text("dear to me")
     return root
-
-
-@pytest.fixture(autouse=True)
-def verbosity():
-    """Commands silence transformers; other tests read what it logs."""
-    before = transformers.logging.get_verbosity()
-    yield
-    transformers.logging.set_verbosity(before)
-    transformers.logging.enable_progress_bar()
 
 
 def test_a_model_is_called_by_its_name_or_that_of_its_run(

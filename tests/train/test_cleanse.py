@@ -10,7 +10,7 @@ from greenformers.data import Examples, Labelled
 from greenformers.measure.label_errors import precision_at, suspicion
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification, GreenformerModel
 from greenformers.train.classification import TextClassification
-from greenformers.train.cleanse import at, classifier_from, watch, watch_held_out
+from greenformers.train.cleanse import classifier_from, watch, watch_held_out
 from greenformers.train.fit import Schedule
 
 SENTENCES = [("to be to be",), ("the mind",), ("to be",), ("the mind the",)] * 6
@@ -20,7 +20,7 @@ def data(wrong: int = 0, valid: int = 0) -> Labelled:
     labels = [place % 2 for place in range(len(SENTENCES))]
     labels[:wrong] = [1 - label for label in labels[:wrong]]
     train = Examples(SENTENCES, labels)
-    return Labelled("written", ("a", "b"), train, at(Examples(SENTENCES, labels), range(24 - valid, 24)), Examples())
+    return Labelled("written", ("a", "b"), train, Examples(SENTENCES, labels).at(range(24 - valid, 24)), Examples())
 
 
 def network(written: Labelled) -> GreenformerForSequenceClassification:
