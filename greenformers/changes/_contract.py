@@ -84,6 +84,8 @@ class Given:
         following: Changes that come later in the recipe.
         folder: Folder for checkpoints of training; without it none are written.
         teacher_cache: Folder that keeps what the teacher gives to examples; without it the teacher is asked again.
+        taught: What the teacher gave to these examples in trainings before, where several recipes for this network are
+            made; else None.
         memory: Bytes of statistics that may be held at once.
         seed: Seed of random numbers and of the order of the texts.
         mask_token: Token that stands for a masked one, None where there is none.
@@ -101,6 +103,7 @@ class Given:
     following: "tuple[Change, ...]" = ()
     folder: Path | None = None
     teacher_cache: Path | None = None
+    taught: dict[Hashable, Any] | None = None
     memory: float = 2**30
     seed: int = 0
     mask_token: int | None = None
@@ -367,8 +370,8 @@ class Change:
         return self
 
     @classmethod
-    def suited(cls, *, texts: int, following: "Sequence[Change]") -> Self:
-        """Settings of a change that trains, for this number of texts, before other changes of a recipe."""
+    def suited(cls, *, texts: int, before: "Sequence[Change]", following: "Sequence[Change]") -> Self:
+        """Settings of a change that trains, for this number of texts, at its place between changes of a recipe."""
         return cls()
 
     def in_block(self, part: "nn.Module") -> Self | None:

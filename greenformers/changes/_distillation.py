@@ -1,7 +1,7 @@
 """Healing: distillation of the original into the smaller network on unlabelled examples; losses in `_student`."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,14 +19,14 @@ from transformers import (
 
 from greenformers.changes._recorded import recordable
 from greenformers.changes._student import ATTENDING, DivergedError, Student, states
-from greenformers.changes._teacher_cache import TeacherCache, digest
+from greenformers.changes._teacher_cache import Asked, TeacherCache, digest
 from greenformers.data._rows import SOUND, Batches, Rows
 from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective
-from greenformers.train.processes import first_before_others
+from greenformers.train.processes import alone, first_before_others
 from greenformers.train.state import put_weights
 from greenformers.train.state import weights as whole_weights
 from greenformers.train.stream import Stream
@@ -39,6 +39,9 @@ DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 WIDENED, BATCH = 256, 16
 """Examples by which the matrices of a narrower student are made, and how many of them are run at once."""
+
+HELD_BYTES = 2**30
+"""Most bytes of what a teacher gave that are held in memory."""
 
 _NONE = torch.Generator()
 
@@ -57,6 +60,7 @@ def heal(
     temperature: float = 2.0,
     layer_map: Sequence[int] | None = None,
     cache: Path | None = None,
+    taught: dict[Hashable, Any] | None = None,
     folder: Path | None = None,
     resume: bool = False,
     progress: Callable[[str, float], None] = lambda *_: None,
@@ -77,6 +81,8 @@ def heal(
         layer_map: The teacher's layer for each of the student's, that of its embedding first; -1 for none.
         cache: Folder that keeps what the teacher gives, which is asked once for each example; by default it is asked at
             each step.
+        taught: What the teacher gave to the same examples in trainings before, which is used and added to where one
+            vector of each example is all that is learned.
         folder: Folder for checkpoints; without it none are written.
         resume: Continue from the newest checkpoint of the folder.
         progress: Function that is called as work goes on.
@@ -100,10 +106,13 @@ def heal(
         replace=replace,
     )
     before = {name: x.clone() for name, x in model.state_dict().items()}
+    again = (schedule.steps or 0) * schedule.batch_size > examples.size("train")
     try:
         with in_full(model), attending(student):
             if cache is not None:
                 examples.remember(student, cache, lambda share: progress("asking the teacher", share))
+            elif student.compares_vectors and replace is None and alone() and (taught is not None or again):
+                examples.ask_once(student, schedule, {} if taught is None else taught)
             start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
             history = fit(
                 student,  # type: ignore[arg-type]  # the Trainer takes any module
@@ -286,7 +295,7 @@ class Distillation(Objective):
     greater_is_better = False
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
     partial: ClassVar[bool] = True  # poolers, say, of which the loss compares nothing
-    taught: TeacherCache | None
+    taught: TeacherCache | Asked | None
 
     def __init__(self, rows: Rows, schedule: Schedule | None = None) -> None:
         if len(rows) < 2:
@@ -321,7 +330,7 @@ class Distillation(Objective):
             )
         return student.outputs(first)
 
-    def remember(self, student: Student, folder: Path, progress: Callable[[float], None]) -> None:
+    def remember(self, student: Student, folder: Path, progress: Callable[[float], None]) -> TeacherCache:
         """Ask the teacher once for each example, and keep what it gives in a folder.
 
         Raises:
@@ -342,6 +351,29 @@ class Distillation(Objective):
             cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
             cache.fill(list(needed), rows, ask, batches, progress)
         self.taught = cache
+        return cache
+
+    def ask_once(self, student: Student, schedule: Schedule, taught: dict[Hashable, Any]) -> None:
+        """Ask the teacher once for the vector of each example, as it is needed, where all have room in memory.
+
+        It is asked for batches as those of the first epoch are, of which each is what is learned from next.
+        """
+        if any(name in self.all[0] for name in SOUND):  # cut to the shortest of a batch
+            return
+        needed, all_rows = list(student.outputs(self.all[0])), self.all
+
+        def ask(places: Sequence[int]) -> dict[str, list[Tensor]]:
+            batch = all_rows.collate([all_rows[at] for at in places])
+            return student.ask(batch, {name: [1] * len(places) for name in needed})
+
+        if sum(x.nbytes for (x,) in ask([0]).values()) * len(all_rows) > HELD_BYTES:
+            return
+        size, train = schedule.batch_size, self.places["train"]
+        first = [train[at] for at in Stream(self, size, 1, schedule.seed).order(0).tolist()]
+        lengths = all_rows.lengths
+        others = sorted({*range(len(all_rows))} - {*first}, key=lambda at: 0 if lengths is None else lengths[at])
+        batches = [places[at : at + size] for places in (first, others) for at in range(0, len(places), size)]
+        self.taught = Asked(batches, ask, taught.setdefault((size, schedule.seed, *needed), {}))
 
     def collate(self, examples: list[Example]) -> Batch:
         return self.rows["train"].collate(examples)

@@ -43,13 +43,11 @@ WEIGHTS: dict[Task, dict[str, float]] = {
 }
 """Weights of the parts of the loss, by the task of a model."""
 
-NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "embeddings": 1.0, "similarities": 1.0}}
-"""The same for a narrower student: its own embeddings are compared with each other, not those that W makes of them."""
-
-SHALLOWER: dict[Task, dict[str, float]] = {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
-"""The same for a student of fewer layers of the same width: to move the states of those left costs it, in few steps,
-more than it brings. Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with states 86
-to 88 %."""
+SMALLER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
+"""The same for a student of fewer or narrower layers: its own embeddings are compared with each other too, not only
+those that W makes of them. To move the states of layers that are left costs a shallower student, in few steps, more
+than it brings: of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with states 86 to
+88 %. And one vector of each example is all that is asked of the teacher, which costs more than a small student does."""
 
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
 """Outputs that hold the states after every layer, and the stack that each belongs to."""
@@ -123,11 +121,8 @@ class Student(nn.Module):
         """The weights of the parts of the loss, where none are given."""
         task = task_of(self.teacher)
         depth, whole = (getattr(network.config, "num_hidden_layers", None) for network in (self.model, self.teacher))
-        if self.widening:
-            return NARROWER[task]
-        if task in SHALLOWER and depth is not None and whole is not None and depth < whole:
-            return SHALLOWER[task]
-        return WEIGHTS[task]
+        shallower = depth is not None and whole is not None and depth < whole
+        return (SMALLER if self.widening or shallower else WEIGHTS)[task]
 
     @torch.no_grad()
     def _widen(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
@@ -194,6 +189,11 @@ class Student(nn.Module):
             layers, stack = stacks[0]
             vectors = self._pool(sequence(layers[-1]), token_mask(layers[-1], batch, stack))
         return Given(getattr(out, "logits", None), stacks, vectors, attended)
+
+    @property
+    def compares_vectors(self) -> bool:
+        """Whether one vector of each example is all that the loss needs of the teacher."""
+        return all(name in POOLED for name, weight in self.weights.items() if weight)
 
     def outputs(self, row: Mapping[str, Tensor]) -> dict[str, str | int]:
         """What the loss needs of the teacher, by name, with its number of rows, or the argument that is as long.

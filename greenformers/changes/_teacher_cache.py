@@ -126,6 +126,33 @@ class TeacherCache:
         return given
 
 
+class Asked:
+    """What a teacher gave to examples, one row of each output for each, in memory: it is asked once for each example.
+
+    It is asked for the groups that examples are in, whichever example comes first: the bits of what it gives depend on
+    what else is in a batch, and so do not depend on what was asked before.
+
+    Args:
+        groups: Numbers of the examples that are asked for at once; each example is in one of them.
+        ask: Function that asks the teacher.
+        held: What it gave before, by the numbers of examples; what it gives is added.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], ask: Ask, held: dict[int, dict[str, Tensor]]) -> None:
+        self._group = {at: group for group in groups for at in group}
+        self._ask, self._held = ask, held
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        """What the teacher gives to an example, as arguments of a batch."""
+        if at not in self._held:
+            group = self._group[at]
+            given = self._ask(group)
+            for number, place in enumerate(group):
+                # A copy: a part of a batch would hold all of it.
+                self._held[place] = {TAUGHT + name: values[number].cpu().clone() for name, values in given.items()}
+        return self._held[at]
+
+
 def _starts(rows: Sequence[int]) -> Any:
     return np.concatenate([[0], np.cumsum(np.asarray(rows, dtype=np.int64))[:-1]])
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
 
 
+ANEW = 1e-3
+"""Learning rate of a student that is built anew, which has farther to go than a network of which parts are changed."""
+
+
 @dataclass(frozen=True)
 class Heal(Change):
     """Steps of distillation: the network learns from the original, or from another teacher."""
@@ -213,8 +217,8 @@ class Heal(Change):
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,
-                temperature=self.temperature, layer_map=self.layer_map, cache=given.teacher_cache, folder=given.folder,
-                resume=given.folder is not None, progress=given.progress,
+                temperature=self.temperature, layer_map=self.layer_map, cache=given.teacher_cache, taught=given.taught,
+                folder=given.folder, resume=given.folder is not None, progress=given.progress,
                 callbacks=() if schedule is None else (schedule,), better=self.movement is None,
                 replace=None if self.augment is None else Replacement(teacher, self.augment, given.mask_token),
             )  # fmt: skip
@@ -250,9 +254,15 @@ class Heal(Change):
         return blocks
 
     @classmethod
-    def suited(cls, *, texts: int, following: "Sequence[Change]") -> "Heal":
-        """The default, with no more examples in a step than there are, and aware of later changes that round."""
-        return cls(batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following))
+    def suited(cls, *, texts: int, before: "Sequence[Change]", following: "Sequence[Change]") -> "Heal":
+        """The default, with no more examples in a step than there are, and aware of later changes that round.
+
+        What is built anew learns at the higher rate of `ANEW`.
+        """
+        return cls(
+            batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following),
+            learning_rate=ANEW if any(change.builds_anew for change in before) else cls.learning_rate,
+        )  # fmt: skip
 
 
 def _left(model: "nn.Module") -> str:

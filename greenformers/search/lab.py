@@ -1,7 +1,7 @@
 """Where recipes are made, judged and timed: always beside the model as it is, in the runtime that will be used."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -82,6 +82,7 @@ class Lab:
     batch: int = 8
     faster: Callable[[Ready, Ready], float] = speed_up
     _measured: Measured = field(default_factory=Measured, repr=False)
+    _taught: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def made(self, recipe: tuple[Change, ...]) -> PreTrainedModel:
         """A copy of the model with a recipe applied.
@@ -90,7 +91,7 @@ class Lab:
             ValueError: A change cannot be applied.
         """
         model = copy.deepcopy(self.original)
-        apply(model, recipe, replace(self.given, measured=self._measured))
+        apply(model, recipe, replace(self.given, measured=self._measured, taught=self._taught))
         return model
 
     def healed(self, recipe: tuple[Change, ...], steps: int) -> tuple[Change, ...]:

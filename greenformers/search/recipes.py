@@ -43,7 +43,8 @@ def healed(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with a training of the default kind on so many examples, before changes that freeze weights."""
     trainer = next(kind for kind in kinds() if kind.trains)
     place = next((number for number, change in enumerate(recipe) if change.freezes), len(recipe))
-    return (*recipe[:place], trainer.suited(texts=rows, following=recipe[place:]), *recipe[place:])
+    before, following = recipe[:place], recipe[place:]
+    return (*before, trainer.suited(texts=rows, before=before, following=following), *following)
 
 
 @dataclass(frozen=True)

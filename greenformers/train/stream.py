@@ -45,7 +45,7 @@ class Stream(Dataset[Example]):
         if batch > examples:
             raise ValueError(f"batch must be at most {examples}, the training examples, got {batch}")
         self.objective, self.batch, self.steps, self.seed = objective, batch, steps, seed
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+        self._epoch, self._order = -1, list[int]()
 
     @property
     def steps_an_epoch(self) -> int:
@@ -58,10 +58,10 @@ class Stream(Dataset[Example]):
     def __getitem__(self, index: int) -> Example:
         epoch, place = divmod(index, self.steps_an_epoch * self.batch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        return self.objective.example("train", int(self._order[place]), generator(self.seed, 1, index))
+            self._epoch, self._order = epoch, self.order(epoch).tolist()
+        return self.objective.example("train", self._order[place], generator(self.seed, 1, index))
 
-    def _shuffled(self, epoch: int) -> Tensor:
+    def order(self, epoch: int) -> Tensor:
         """The examples of one epoch, in order."""
         if self.objective.in_order:
             # Each row of the batches reads a consecutive part of its own, from its start.

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from test_heal import network, pair, rows
 from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel, PreTrainedModel
 
 import greenformers
-from greenformers.changes import Bits, Given, Heal, Narrow, _teacher_cache
+from greenformers.changes import Bits, Given, Heal, Narrow, _distillation, _teacher_cache
 from greenformers.changes._distillation import Distillation
 from greenformers.changes._student import Student
 from greenformers.changes._teacher_cache import INDEX
@@ -48,6 +49,51 @@ def test_the_same_is_learned_and_the_teacher_is_asked_once(cls: type[PreTrainedM
     assert heal(again, original, tmp_path / "cache") == from_disk
     assert sum(sizes) == 16 + 1
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), again.parameters(), strict=True))
+
+
+VECTORS = {"embeddings": 1.0, "similarities": 1.0}
+
+
+def test_a_vector_of_each_text_is_asked_for_once_in_all_trainings() -> None:
+    small, original = pair(BertModel)
+    given = Given(training=rows(original), teacher=original, taught={})
+    heals = [HEALING.but(weights=VECTORS, steps=steps) for steps in (2, 10, 10)]
+    alone = [copy.deepcopy(small) for _ in heals]
+    for change, model in zip(heals, alone, strict=True):
+        change.apply(model, replace(given, taught=None))
+    sizes, asked = counted(original), []
+    for change, known in zip(heals, alone, strict=True):
+        model = copy.deepcopy(small)
+        change.apply(model, given)
+        asked.append(sum(sizes))
+        sizes.clear()
+        for a, b in zip(model.parameters(), known.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    once = 16 + 1 + 1  # by which it is seen how wide it is, what is needed and what that takes
+    # Two batches and the four texts that are held out, which are asked for with the twelve of no whole batch; the rest.
+    assert asked == [once + 2 * 16 + 16, once + 2 * 16, once]
+
+
+def test_what_is_learned_does_not_depend_on_what_was_asked_before() -> None:
+    small, original = pair(BertModel)
+    heal = HEALING.but(weights=VECTORS, steps=9)  # more than an epoch, of four steps
+    taught: dict[Any, Any] = {}
+    models = [copy.deepcopy(small) for _ in range(2)]
+    HEALING.but(weights=VECTORS, steps=3).apply(
+        copy.deepcopy(small), Given(training=rows(original), teacher=original, taught=taught)
+    )
+    for model, known in zip(models, (taught, None), strict=True):
+        heal.apply(model, Given(training=rows(original), teacher=original, taught=known))
+    assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
+
+
+def test_what_has_no_room_is_asked_for_each_time(monkeypatch: Patch) -> None:
+    small, original = pair(BertModel)
+    monkeypatch.setattr(_distillation, "HELD_BYTES", 80 * 16 * 4 - 1)
+    taught: dict[Any, Any] = {}
+    given = Given(training=rows(original), teacher=original, taught=taught)
+    HEALING.but(weights=VECTORS).apply(small, given)
+    assert not taught
 
 
 def test_a_narrower_student_and_other_parts_need_what_is_not_there_yet(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from zoo import network
 
 import greenformers
 from greenformers._torch import has_vnni
-from greenformers.changes import Attention, Int8, Layers, LowRank, Prune
+from greenformers.changes import Attention, Int8, Layers, LowRank, Narrow, Prune
 from greenformers.changes._attention_interface import swapped
 from greenformers.changes._int8 import int8_of
 from greenformers.checkpoint.structure import structure
@@ -148,6 +148,8 @@ def test_of_long_texts_a_quarter_is_seen(causal: bool, other: str) -> None:
          f"--attention sliding_window --attention-option window=8 --keep 0.5 --int8 {LONG} --texts 'a b.tsv'",
          "--attention sliding_window --attention-option window=8 --keep 0.5 --heal 300 --heal-aware --int8 "
          f"{LONG} --texts 'a b.tsv'"),
+        ((Narrow(8),), "a student of 8", f"--narrow 8 {LONG} --texts 'a b.tsv'",
+         f"--narrow 8 --heal 300 --heal-rate 0.001 {LONG} --texts 'a b.tsv'"),
     ],
 )  # fmt: skip
 def test_names_and_command_lines(recipe: Recipe, name: str, plain: str, taught: str) -> None:
