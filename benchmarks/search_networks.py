@@ -118,7 +118,7 @@ def search(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path
     plan = NetworkPlan(Bound(faster=FASTER), rungs, TRYING * seconds, seed)
     own = replace(space, base=base)
     tries = Tries(Trials(folder / "search/trials.jsonl"), clock=time.process_time)
-    hurdles = Hurdles(own, NetworkLab(own, held, seed), plan, tries)
+    hurdles = Hurdles(own, NetworkLab(own, held, seed, FASTER), plan, tries)
     ways: dict[str, Callable[[Hurdles], None]] = {
         "evolution": by_evolution, "random": by_chance, "one-shot": lambda hurdles: by_one_shot(hurdles, folder)
     }  # fmt: skip

@@ -112,6 +112,8 @@ def by_evolution(hurdles: Hurdles) -> None:
         if child is None:
             return
         hurdles.up(child)
+        if hurdles.fitness(child) == float("-inf"):  # refused, or slower than asked for: no parent
+            continue
         population.append(child)
         if len(population) > POPULATION:
             population.pop(0)

@@ -36,11 +36,14 @@ class NetworkLab:
         space: The networks, and the settings they are trained by.
         objective: What they are trained for, with a validation split of its own.
         seed: Seed of weights and order of the examples.
+        least: Least speed-up of a network that is trained. The speed is that of untrained weights as well, and what is
+            slower than asked for need not be trained.
     """
 
     space: NetworkSpace
     objective: Objective
     seed: int
+    least: float = 0.0
     _base: dict[int, tuple[PreTrainedModel, float]] = field(default_factory=dict, repr=False)
 
     def trial(self, genes: Genes, steps: int) -> Trial:
@@ -53,8 +56,10 @@ class NetworkLab:
         if genes == self.space.start:
             return Trial(genes, steps, 1.0, 0.0, 1.0)
         try:
+            speed = self.speed_up(base, self.network(genes))
+            if speed < self.least:
+                return Trial(genes, steps, refused=f"{speed:.2f}x as fast, of at least {self.least:g}x: not trained")
             model, quality = self.trained(genes, steps)
-            speed = self.speed_up(base, model)
         except (ValueError, MemoryError, RuntimeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             return Trial(genes, steps, refused=why[:300])

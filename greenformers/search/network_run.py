@@ -183,7 +183,7 @@ def _prepared(
     rungs = tuple(dict.fromkeys(max(1, steps // part) for part in RUNGS))
     plan = NetworkPlan(job.bound, rungs, TRYING * 60 * job.minutes, base.seed)
     hurdles = Hurdles(
-        space, NetworkLab(space, objective, base.seed), plan,
+        space, NetworkLab(space, objective, base.seed, job.bound.faster or 1.0), plan,
         Tries(Trials(out / TRIALS), lambda trial: told(hurdles, trial)),
     )  # fmt: skip
     return hurdles, task.objective

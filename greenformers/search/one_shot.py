@@ -128,14 +128,16 @@ def parts_of(space: NetworkSpace) -> list[str]:
 
 
 def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
-    """Train one network of all choices until the time is over or its steps are done, then the likeliest in full."""
+    """Train one network of all choices until the time is over or its steps are done, then the likeliest that is fast enough in full."""
     ranking = folder / "one-shot.json"
     if not ranking.is_file():
         shares = _learned(hurdles)
         folder.mkdir(parents=True, exist_ok=True)
         ranking.write_text(json.dumps(likeliest(hurdles.space, shares)))
     rows: list[Genes] = [tuple(row) for row in json.loads(ranking.read_text())]
-    hurdles.train(next(row for row in rows if hurdles.space.legal(row)), hurdles.plan.rungs[-1])
+    for row in rows:
+        if hurdles.space.legal(row) and hurdles.train(row, hurdles.plan.rungs[-1]).refused is None:
+            return
 
 
 def likeliest(space: NetworkSpace, shares: Shares) -> list[Genes]:
