@@ -128,7 +128,7 @@ def parts_of(space: NetworkSpace) -> list[str]:
 
 
 def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
-    """Train one network of all choices until the time is over or its steps are done, then the likeliest that is fast enough in full."""
+    """Train one network of all choices until time or steps are over, then the likeliest that is fast enough."""
     ranking = folder / "one-shot.json"
     if not ranking.is_file():
         shares = _learned(hurdles)

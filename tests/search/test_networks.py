@@ -193,6 +193,7 @@ def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch):
     depths = {space.settings((at,)).layers: (at,) for at in range(len(space.values["layers"]))}
     one, most = depths[min(depths)], depths[max(depths)]
     trained = []
+    monkeypatch.setattr(lab, "speed_up", lambda _, model: 5 / model.config.num_hidden_layers)  # as by a steady clock
     monkeypatch.setattr(lab, "trained", lambda genes, *_: (trained.append(genes), (lab.network(genes), 50.0))[1])
     assert lab.trial(one, 3).refused is None
     assert "as fast, of at least 2x: not trained" in lab.trial(most, 3).refused
