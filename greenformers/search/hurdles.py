@@ -22,6 +22,9 @@ from greenformers.search.tries import Tries
 POPULATION, TOURNAMENT = 10, 3
 """Networks of a population, and how many of them compete to have a child."""
 
+TOO_SLOW = 1e6
+"""What stands between what is fast enough and what is not."""
+
 FIRST = 5
 """Networks that are trained for the same steps before there is a hurdle."""
 
@@ -93,9 +96,16 @@ class Hurdles:
         return self.plan.bound.merit(trial.speed, trial.lost, STRICT)
 
     def fitness(self, genes: Genes) -> float:
-        """How good a network is, by the trial of it with the most steps; one that cannot be is worst."""
-        done = [trial for trial in self.tries.trials.done() if trial.genes == genes]
-        return self.merit(max(done, key=lambda trial: trial.steps)) if done else float("-inf")
+        """How good a network is, by the trial of it with the most steps.
+
+        What is too slow is worse than all that is fast enough, and the better the faster; one that cannot be is worst.
+        """
+        seen = [trial for trial in self.tries.trials.seen if trial.genes == genes and trial.speed > 0]
+        if not seen:
+            return float("-inf")
+        last = max(seen, key=lambda trial: trial.steps)
+        too_slow = last.refused is not None or last.speed < (self.plan.bound.faster or 0)
+        return last.speed - TOO_SLOW if too_slow else self.merit(last)
 
     def fresh(self, drawn: Callable[[], Genes]) -> Genes | None:
         """A network that was not tried; None where there hardly is one."""
@@ -112,8 +122,6 @@ def by_evolution(hurdles: Hurdles) -> None:
         if child is None:
             return
         hurdles.up(child)
-        if hurdles.fitness(child) == float("-inf"):  # refused, or slower than asked for: no parent
-            continue
         population.append(child)
         if len(population) > POPULATION:
             population.pop(0)

@@ -19,7 +19,7 @@ class Trial:
         lost: Share of the quality that was lost; below 0 where there is more than before.
         smaller: How many times smaller on disk.
         seconds: Seconds that it took, with those that choosing it took.
-        refused: Why it cannot be made; figures are then nan.
+        refused: Why it cannot be made, or was not: figures that are not known are nan.
     """
 
     genes: Genes

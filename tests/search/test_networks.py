@@ -186,18 +186,25 @@ def test_images_are_judged_by_some_of_the_training_images(digits):
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, whole.data.train.pixels.tolist()))
 
 
-def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch):
+def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch, tmp_path):
     few = with_validation(Settings(limit=120).task().objective)
     space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",))
     lab = NetworkLab(space, few, 0, least=2.0)
     depths = {space.settings((at,)).layers: (at,) for at in range(len(space.values["layers"]))}
     one, most = depths[min(depths)], depths[max(depths)]
     trained = []
-    monkeypatch.setattr(lab, "speed_up", lambda _, model: 5 / model.config.num_hidden_layers)  # as by a steady clock
+    monkeypatch.setattr(lab, "speed_up", lambda _, model: 4 / model.config.num_hidden_layers)  # as by a steady clock
     monkeypatch.setattr(lab, "trained", lambda genes, *_: (trained.append(genes), (lab.network(genes), 50.0))[1])
     assert lab.trial(one, 3).refused is None
     assert "as fast, of at least 2x: not trained" in lab.trial(most, 3).refused
     assert trained == [space.start, one]
+    search = Hurdles(
+        space, lab, NetworkPlan(Bound(faster=2.0), (3,), 60.0, 0), Tries(Trials(tmp_path / "trials.jsonl"))
+    )
+    for genes in depths.values():
+        search.train(genes, 3)
+    # Of those that are too slow the faster are the better parents, and all are worse than what is fast enough.
+    assert sorted(depths.values(), key=search.fitness) == [depths[depth] for depth in sorted(depths, reverse=True)]
 
 
 # One network of all choices.
