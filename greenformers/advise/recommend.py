@@ -4,8 +4,10 @@ Times are first those of arithmetic, see `greenformers.advise.prices`; `measured
 Cahyawijaya 2021, 3.3, advises on one GPU: the Low-Rank Transformer (LRT) up to N = 512, Linformer beyond.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from statistics import median
 from time import monotonic
 
@@ -251,25 +253,25 @@ def finding(need: Need, prices: Mapping[str, Prices], rank: int) -> str:
     rank = min(rank, need.network.hidden, need.network.feed_forward)
     if reason := possible("linformer", need.network.causal):
         return f"The choice between the Low-Rank Transformer and Linformer (Cahyawijaya 2021) does not arise: {reason}."
-    ahead, both = [], []
     lengths = [length for length in LENGTHS if length >= rank]
-    for length in lengths:
+
+    @cache
+    def time(name: str, length: int) -> float:
         at = replace(need, length=length, batch=max(1, need.length * need.batch // length))
         amounts = Amounts(at.network, at.batch, at.mode, at.device)
-        times = {
-            name: prices[need.mode].time(amounts.of(Cell(name, rank, length)).features)
-            for name in ("lrt", "linformer", "lrt+linformer")
-        }
-        if times["lrt"] <= times["linformer"]:
-            ahead.append(length)
-        if times["lrt+linformer"] <= min(times.values()):
-            both.append(length)
+        return prices[need.mode].time(amounts.of(Cell(name, rank, length)).features)
+
+    # The longer texts are, the better for Linformer: each change of order is looked for by halving.
+    slower = bisect_left(lengths, True, key=lambda n: time("lrt", n) > time("linformer", n))
+    together_at = bisect_left(
+        lengths, True, key=lambda n: time("lrt+linformer", n) <= min(time("lrt", n), time("linformer", n))
+    )
     if not lengths:
         return f"At rank {rank} no length is long enough for Linformer."
-    last = max(ahead, default=0)
-    end = f"up to N {last}" if ahead else "at no length"
+    last = lengths[slower - 1] if slower else 0
+    end = f"up to N {last}" if slower else "at no length"
     place = "the same" if last == PUBLISHED_CHANGE else "later" if last > PUBLISHED_CHANGE else "earlier"
-    together = f"from N {min(both)}" if both else "at no length"
+    together = f"from N {lengths[together_at]}" if together_at < len(lengths) else "at no length"
     return (
         f"At rank {rank} and N {lengths[0]} to {lengths[-1]}, the Low-Rank Transformer is faster than Linformer {end} "
         f"(up to N {PUBLISHED_CHANGE} in Cahyawijaya 2021: the change is {place} here). "

@@ -122,7 +122,10 @@ def longest(setting: Setting, size: Size, budget: float, device: str = "cpu", *,
     while high - low > 1 + (low > MARKERS):
         over[guess] = needed(setting, size, guess, device) - budget
         low, high = (guess, high) if over[guess] <= 0 else (low, guess)
-        root = _root(over) if len(over) < _GUESSES else math.nan
+        if len(over) == 1:  # as if the need were in proportion to the length
+            root = guess * budget / (over[guess] + budget)
+        else:
+            root = _root(over) if len(over) < _GUESSES else math.nan
         if math.isnan(root):
             guess = 2 * low if high == math.inf else int(low + high) // 2
         else:

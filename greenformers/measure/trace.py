@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -179,7 +180,8 @@ def trace(
         through: Whether the input gets a gradient, in training.
         within: Path of a part of the module; what was done before it is `Work.before`. None for no such part.
     """
-    with fake_tensors(), torch.device(device):
+    # A device as a context costs each operation a call of its own, so not for the usual one.
+    with fake_tensors(), nullcontext() if device == "cpu" else torch.device(device):
         module = build().train(training)
         x = torch.empty(shape, requires_grad=through and training)
         # Weights are no part of the peak; gradients are, as they live within a step alone.
