@@ -1,25 +1,30 @@
-"""Real labels: core promoters, Linformer from scratch beside logistic regression on k-mers.
+"""Real labels: core promoters, Linformer from scratch beside k-mers and a small convolutional network.
 
     python benchmarks/genome_promoters.py [--quick] [--out runs/promoters] [--json results/genome_promoters.jsonl]
 
 5,919 human sequences of 70 bases, core promoter or not (EPDnew, as published with DNABERT); drawn into train, valid and
 test five times. The network reads 6-mers with a stride of 1, as DNABERT does, without any pre-training; its judges are
-those of `greenformers genome finetune`. All variants: which base is at which place. Intervals are of the difference on
-the same test sequences. Work that was stopped goes on where it was, from the run folders in --out.
+those of `greenformers genome finetune` (all variants: which base is at which place), gradient boosting on 6-mer counts,
+and convolutions as GenomicBenchmarks has them. Intervals are of the difference on the same test sequences. Work that
+was stopped goes on where it was, from the run folders in --out.
 """
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from _harness import RUNS, Benchmark, Option, Run, data
+from _promoter_peers import boosting, convolutions
 
 from greenformers.genome import judge
+from greenformers.genome.baselines import kmer_counts
 from greenformers.genome.encode import Encoding
 from greenformers.genome.files import Region
 from greenformers.genome.finetune import finetune
 from greenformers.genome.people import People
+from greenformers.genome.risk import Chances
 from greenformers.genome.settings import Finetuning
 from greenformers.genome.tokenizer import kmer_tokens
 
@@ -50,10 +55,25 @@ def main(run: Run) -> None:
     settings = replace(NETWORK, sequences=str(sequences), tokens=str(tokens), epochs=1 if run.quick else 12)
     chances = finetune(settings, out / "risk", 2 if run.quick else 5, run.console)
     people = People.load(sequences)
-    judged = judge.records(settings, chances, judge.features(people), people)
+    judged = judge.records(settings, chances, judge.features(people), people, others=others(people, settings, chances))
     records = [replace(record, benchmark=BENCHMARK.name, context=run.about) for record in judged]
     run.show(judge.table(records))
     run.write(records)
+
+
+def others(people: People, settings: Finetuning, chances: Sequence[Chances]) -> dict[str, list[Chances]]:
+    """What other models say to the same draws."""
+    draws = [
+        people.splits(settings.split + at, settings.valid_share, settings.test_share) for at in range(len(chances))
+    ]
+    texts = [people.text(number) for number in range(len(people.names))]
+    counts = kmer_counts(texts, judge.KMER)
+    return {
+        f"gradient boosting, {judge.KMER}-mer counts": [
+            boosting(counts, people.labels, draw, seed) for seed, draw in enumerate(draws)
+        ],
+        "convolutions, bases": [convolutions(texts, people.labels, draw, seed) for seed, draw in enumerate(draws)],
+    }
 
 
 def encoded(source: Path, out: Path, limit: int | None) -> None:

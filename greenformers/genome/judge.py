@@ -22,8 +22,9 @@ KMER = 6
 
 
 def records(
-    settings: Finetuning, chances: Sequence[Chances], features: Mapping[str, Any], people: People
-) -> list[Record]:
+    settings: Finetuning, chances: Sequence[Chances], features: Mapping[str, Any], people: People, *,
+    others: Mapping[str, Sequence[Chances]] | None = None,
+) -> list[Record]:  # fmt: skip
     """Scores of the network and of its baselines: means over the draws, with standard deviations as spreads.
 
     All models have the same people. The difference in AUC to the network has a 95 % bootstrap interval: the test people
@@ -34,12 +35,14 @@ def records(
         chances: Probabilities of the network for each draw.
         features: Features of each baseline by its name, see `features`.
         people: All people.
+        others: Probabilities of further models for each draw, by name.
     """
     first, shares = settings.split, (settings.valid_share, settings.test_share)
     draws = [people.splits(first + draw, *shares) for draw in range(len(chances))]
     models: dict[str, Sequence[Chances]] = {settings.variant: chances}
     for name, values in features.items():
         models[name] = [baselines.regression(values, people.labels, draw) for draw in draws]
+    models |= others or {}
     setting = {"region": str(people.region), "people": len(people.names), "draws": len(chances)}
     rows = []
     for name, model_chances in models.items():
