@@ -19,7 +19,7 @@ from transformers import (
 
 from greenformers.changes._recorded import recordable
 from greenformers.changes._student import ATTENDING, DivergedError, Student, states
-from greenformers.changes._teacher_cache import Asked, TeacherCache, digest
+from greenformers.changes._teacher_cache import Ask, Asked, TeacherCache, digest
 from greenformers.data._rows import SOUND, Batches, Rows
 from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
@@ -82,7 +82,7 @@ def heal(
         cache: Folder that keeps what the teacher gives, which is asked once for each example; by default it is asked at
             each step.
         taught: What the teacher gave to the same examples in trainings before, which is used and added to where one
-            vector of each example is all that is learned.
+            vector of each example is all that is learned from.
         folder: Folder for checkpoints; without it none are written.
         resume: Continue from the newest checkpoint of the folder.
         progress: Function that is called as work goes on.
@@ -106,13 +106,12 @@ def heal(
         replace=replace,
     )
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    again = (schedule.steps or 0) * schedule.batch_size > examples.size("train")
     try:
         with in_full(model), attending(student):
             if cache is not None:
                 examples.remember(student, cache, lambda share: progress("asking the teacher", share))
-            elif student.compares_vectors and replace is None and alone() and (taught is not None or again):
-                examples.ask_once(student, schedule, {} if taught is None else taught)
+            elif replace is None and alone():
+                examples.ask_once(student, schedule, taught)
             start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
             history = fit(
                 student,  # type: ignore[arg-type]  # the Trainer takes any module
@@ -313,7 +312,8 @@ class Distillation(Objective):
         return len(self.rows[split])
 
     def example(self, split: str, index: int, source: torch.Generator) -> Example:
-        taught = {} if self.taught is None else self.taught[self.places[split][index]]
+        place = self.places[split][index]
+        taught = {} if self.taught is None or place not in self.taught else self.taught[place]
         return {**self.rows[split][index], **taught}
 
     def check_kept(self, student: Student) -> dict[str, str | int]:
@@ -337,43 +337,55 @@ class Distillation(Objective):
             ValueError: The folder holds something else, there is no room for it, or it cannot be kept.
         """
         needed = self.check_kept(student)
-        rows = {
-            name: [count if isinstance(count, int) else len(self.all[at][count]) for at in range(len(self.all))]
-            for name, count in needed.items()
-        }
+        rows = {name: [self._rows(count, at) for at in range(len(self.all))] for name, count in needed.items()}
         batches = Batches(self.all, BATCH).places
-
-        def ask(places: Sequence[int]) -> dict[str, list[Tensor]]:
-            counts = {name: [of[at] for at in places] for name, of in rows.items()}
-            return student.ask(self.all.collate([self.all[at] for at in places]), counts)
-
         with first_before_others():
             cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
-            cache.fill(list(needed), rows, ask, batches, progress)
+            cache.fill(list(rows), rows, self._asking(student, needed), batches, progress)
         self.taught = cache
         return cache
 
-    def ask_once(self, student: Student, schedule: Schedule, taught: dict[Hashable, Any]) -> None:
-        """Ask the teacher once for the vector of each example, as it is needed, where all have room in memory.
+    def ask_once(self, student: Student, schedule: Schedule, taught: dict[Hashable, Any] | None) -> None:
+        """Ask the teacher once for what is learned from again, as it is needed, where that has room in memory.
 
-        It is asked for batches as those of the first epoch are, of which each is what is learned from next.
+        That is what judges, at each evaluation; and all examples, where one vector of each is all that is learned, and
+        there is more than one epoch or training. The teacher is asked for batches as those of the first epoch are, of
+        which each is what is learned from next.
         """
-        if any(name in self.all[0] for name in SOUND):  # cut to the shortest of a batch
+        if not student.can_be_kept or any(name in self.all[0] for name in SOUND):
             return
-        needed, all_rows = list(student.outputs(self.all[0])), self.all
+        needed = student.outputs(self.all[0])
+        ask = self._asking(student, needed)
+        again = (schedule.steps or 0) * schedule.batch_size > self.size("train")
+        every = student.compares_vectors and (again or taught is not None)
+        size, lengths, train = schedule.batch_size, self.all.lengths, self.places["train"]
+        first = [train[at] for at in Stream(self, size, 1, schedule.seed).order(0).tolist()] if every else []
+        others = sorted(
+            {*range(len(self.all))} - {*first} if every else self.places["valid"],
+            key=lambda at: 0 if lengths is None else lengths[at],
+        )
+        a_row = {name: x.nbytes / len(x) for name, (x,) in ask([0]).items()}
+        if (
+            sum(a_row[name] * self._rows(count, at) for name, count in needed.items() for at in first + others)
+            > HELD_BYTES
+        ):
+            return
+        batches = [places[at : at + size] for places in (first, others) for at in range(0, len(places), size)]
+        held = taught.setdefault((size, schedule.seed, *needed), {}) if taught is not None and every else {}
+        self.taught = Asked(batches, ask, held)
+
+    def _rows(self, count: int | str, at: int) -> int:
+        """Rows that an example has of an output, by its number of them or by the argument that is as long."""
+        return count if isinstance(count, int) else len(self.all[at][count])
+
+    def _asking(self, student: Student, needed: Mapping[str, int | str]) -> Ask:
+        """The function that asks the teacher for what the loss needs."""
 
         def ask(places: Sequence[int]) -> dict[str, list[Tensor]]:
-            batch = all_rows.collate([all_rows[at] for at in places])
-            return student.ask(batch, {name: [1] * len(places) for name in needed})
+            counts = {name: [self._rows(count, at) for at in places] for name, count in needed.items()}
+            return student.ask(self.all.collate([self.all[at] for at in places]), counts)
 
-        if sum(x.nbytes for (x,) in ask([0]).values()) * len(all_rows) > HELD_BYTES:
-            return
-        size, train = schedule.batch_size, self.places["train"]
-        first = [train[at] for at in Stream(self, size, 1, schedule.seed).order(0).tolist()]
-        lengths = all_rows.lengths
-        others = sorted({*range(len(all_rows))} - {*first}, key=lambda at: 0 if lengths is None else lengths[at])
-        batches = [places[at : at + size] for places in (first, others) for at in range(0, len(places), size)]
-        self.taught = Asked(batches, ask, taught.setdefault((size, schedule.seed, *needed), {}))
+        return ask
 
     def collate(self, examples: list[Example]) -> Batch:
         return self.rows["train"].collate(examples)

@@ -191,6 +191,11 @@ class Student(nn.Module):
         return Given(getattr(out, "logits", None), stacks, vectors, attended)
 
     @property
+    def can_be_kept(self) -> bool:
+        """Whether what the loss needs of the teacher can be kept: not what it attends with."""
+        return not any(self.weights.get(name) for name in ATTENDING)
+
+    @property
     def compares_vectors(self) -> bool:
         """Whether one vector of each example is all that the loss needs of the teacher."""
         return all(name in POOLED for name, weight in self.weights.items() if weight)

@@ -113,6 +113,9 @@ class TeacherCache:
             self._arrays[name] = np.lib.format.open_memmap(file, mode=mode, dtype=types[name], shape=shapes[name])
             self._starts[name] = _starts(rows[name])
 
+    def __contains__(self, at: int) -> bool:
+        return 0 <= at < self.count
+
     def whole(self, name: str) -> Tensor:
         """All rows of an output."""
         return torch.from_numpy(np.array(self._arrays[name]))
@@ -127,13 +130,13 @@ class TeacherCache:
 
 
 class Asked:
-    """What a teacher gave to examples, one row of each output for each, in memory: it is asked once for each example.
+    """What a teacher gave to examples, in memory: it is asked once for each.
 
     It is asked for the groups that examples are in, whichever example comes first: the bits of what it gives depend on
     what else is in a batch, and so do not depend on what was asked before.
 
     Args:
-        groups: Numbers of the examples that are asked for at once; each example is in one of them.
+        groups: Numbers of the examples that are asked for at once; no example is in two of them.
         ask: Function that asks the teacher.
         held: What it gave before, by the numbers of examples; what it gives is added.
     """
@@ -141,6 +144,9 @@ class Asked:
     def __init__(self, groups: Sequence[Sequence[int]], ask: Ask, held: dict[int, dict[str, Tensor]]) -> None:
         self._group = {at: group for group in groups for at in group}
         self._ask, self._held = ask, held
+
+    def __contains__(self, at: int) -> bool:
+        return at in self._group
 
     def __getitem__(self, at: int) -> dict[str, Tensor]:
         """What the teacher gives to an example, as arguments of a batch."""

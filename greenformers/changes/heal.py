@@ -21,6 +21,10 @@ ANEW = 1e-3
 """Learning rate of a student that is built anew, which has farther to go than a network of which parts are changed."""
 
 
+OFTEN = 10
+"""Least steps between evaluations, each of which takes as long as a few steps."""
+
+
 @dataclass(frozen=True)
 class Heal(Change):
     """Steps of distillation: the network learns from the original, or from another teacher."""
@@ -236,7 +240,7 @@ class Heal(Change):
         """The schedule of training."""
         from greenformers.train.fit import Schedule
 
-        every = max(1, self.steps // 10)
+        every = max(self.steps // 10, min(OFTEN, self.steps))
         return Schedule(
             steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, muon_rate=self.muon_rate,
             seed=seed, evaluate_every=every, log_every=every, save_every=every, patience=self.patience,

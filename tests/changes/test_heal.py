@@ -188,7 +188,7 @@ def test_a_healing_that_diverges_is_refused(tmp_path):
     (tmp_path / "step-20").rename(tmp_path / "later")
     with torch.no_grad():
         original.encoder.layer[1].output.dense.bias.fill_(math.inf)
-    with pytest.raises(ValueError, match=rf"; the last good checkpoint is {tmp_path}/step-18$"):
+    with pytest.raises(ValueError, match=rf"; the last good checkpoint is {tmp_path}/step-10$"):
         fine.apply(small, given(original, tmp_path))
 
 
@@ -199,7 +199,7 @@ def test_checkpoints_with_numbers_that_are_not_finite_are_removed(tmp_path):
     weights = load_file(newest / "model.safetensors")
     next(x for x in weights.values() if x.is_floating_point())[:] = math.nan
     write(tmp_path, 20, lambda folder: save_file(weights, folder / "model.safetensors"), keep=9)
-    assert newest_finite(tmp_path) == tmp_path / "step-18"
+    assert newest_finite(tmp_path) == tmp_path / "step-10"
     assert not newest.exists()
 
 
