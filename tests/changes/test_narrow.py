@@ -138,7 +138,7 @@ def test_it_is_healed() -> None:
     examples = [{"input_ids": row} for row in inputs("bert", 40)["input_ids"]]
     model = network("bert", "BertModel", **FOUR)
     report = greenformers.compress(
-        model, [Narrow(hidden=16, layers=2), Heal(40, batch_size=8, learning_rate=3e-3)],
+        model, [Narrow(hidden=16, layers=2), Heal(40, batch_size=8, learning_rate=3e-3, weights={"hidden": 1.0})],
         examples=examples, calibration=[inputs("bert")],
     )  # fmt: skip
     log = [entry["eval_distance"] for entry in report.steps[1].report.log if "eval_distance" in entry]
