@@ -89,20 +89,27 @@ class Interruption(TrainerCallback):
 
     Attributes:
         signal: Number of the signal that came, None if none did.
+        heeded: Whether the run ended because of it.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.heeded = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals during training; a second SIGINT ends the run at once."""
+        """Handle the signals during training; a second SIGINT ends the run at once.
+
+        One that came after the last step, when there was nothing to end, is passed on to who handled it before.
+        """
         before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self.signal is not None and not self.heeded:
+            signal.raise_signal(self.signal)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == number == signal.SIGINT:
@@ -111,7 +118,7 @@ class Interruption(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if _anywhere(self.signal is not None) and state.global_step < state.max_steps:
-            control.should_log = control.should_save = control.should_training_stop = True
+            control.should_log = control.should_save = control.should_training_stop = self.heeded = True
 
 
 def _anywhere(flag: bool) -> bool:

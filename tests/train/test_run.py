@@ -1,6 +1,8 @@
 """A run folder: what it holds, what may be done with it, and starting from another one."""
 
 import json
+import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny import QUIET, SMALL, alike, captions, reviews, verses, written
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerControl, TrainerState, TrainingArguments
 
 from greenformers import GreenformerForMaskedLM, GreenformerForSeq2SeqLM
 from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassification
 from greenformers.train import run
+from greenformers.train.callbacks import Interruption
 from greenformers.train.evaluate import evaluate
 from greenformers.train.generation import GREEDY
 from greenformers.train.settings import Settings
@@ -110,7 +113,6 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
             def on_step_begin(self, args, state, control, **_):
                 if state.global_step == 1:
                     import os
-                    import signal
 
                     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -127,6 +129,19 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "metrics.jsonl", "model", "run.json", "scores.json",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_signal_that_comes_after_the_last_step_is_not_lost(last: bool) -> None:
+    """A search went on for minutes, as its training was at its end when the signal came."""
+    interruption, control = Interruption(), TrainerControl()
+    arguments, state = TrainingArguments(report_to="none"), TrainerState(global_step=9 + last, max_steps=10)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) if last else nullcontext(), interruption.listening():
+        signal.raise_signal(signal.SIGINT)
+        interruption.on_step_end(arguments, state, control)
+    assert control.should_training_stop is not last
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(
