@@ -133,7 +133,7 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_signal_that_comes_after_the_last_step_is_not_lost(last: bool) -> None:
-    """A search went on for minutes, as its training was at its end when the signal came."""
+    """It was noted, and the end of the training forgot it: a search went on with its next recipe."""
     interruption, control = Interruption(), TrainerControl()
     arguments, state = TrainingArguments(report_to="none"), TrainerState(global_step=9 + last, max_steps=10)
     before = signal.getsignal(signal.SIGINT)
