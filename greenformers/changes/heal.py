@@ -141,7 +141,7 @@ class Heal(Change):
 
         With `movement` there must be linear layers without zeros.
         """
-        from greenformers.changes._distillation import check_teacher
+        from greenformers.changes._teacher_check import check_teacher
         from greenformers.solve.sparse_sites import prunable
         from greenformers.train.fit import per_process
         from greenformers.train.processes import alone
@@ -221,8 +221,9 @@ class Heal(Change):
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,
-                temperature=self.temperature, layer_map=self.layer_map, cache=given.teacher_cache, taught=given.taught,
-                folder=given.folder, resume=given.folder is not None, progress=given.progress,
+                temperature=self.temperature, layer_map=self.layer_map, cache=given.teacher_cache,
+                taught=given.taught if self.samples is None else None, folder=given.folder,
+                resume=given.folder is not None, progress=given.progress,
                 callbacks=() if schedule is None else (schedule,), better=self.movement is None,
                 replace=None if self.augment is None else Replacement(teacher, self.augment, given.mask_token),
             )  # fmt: skip
