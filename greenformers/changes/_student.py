@@ -43,11 +43,14 @@ WEIGHTS: dict[Task, dict[str, float]] = {
 }
 """Weights of the parts of the loss, by the task of a model."""
 
-SMALLER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
-"""The same for a student of fewer or narrower layers: its own embeddings are compared with each other too, not only
-those that W makes of them. To move the states of layers that are left costs a shallower student, in few steps, more
-than it brings: of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with states 86 to
-88 %. And one vector of each example is all that is asked of the teacher, which costs more than a small student does."""
+NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "embeddings": 1.0, "similarities": 1.0}}
+"""The same for a narrower student: its own embeddings are compared with each other, not those that W makes of them."""
+
+SHALLOWER: dict[Task, dict[str, float]] = {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
+"""The same for a student of fewer layers, whatever their width: to move the states of those left costs it, in few
+steps, more than it brings. Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with
+states 86 to 88 %. And one vector of each example is all that is asked of the teacher, which costs more than a small
+student does."""
 
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
 """Outputs that hold the states after every layer, and the stack that each belongs to."""
@@ -121,8 +124,9 @@ class Student(nn.Module):
         """The weights of the parts of the loss, where none are given."""
         task = task_of(self.teacher)
         depth, whole = (getattr(network.config, "num_hidden_layers", None) for network in (self.model, self.teacher))
-        shallower = depth is not None and whole is not None and depth < whole
-        return (SMALLER if self.widening or shallower else WEIGHTS)[task]
+        if task in SHALLOWER and depth is not None and whole is not None and depth < whole:
+            return SHALLOWER[task]
+        return (NARROWER if self.widening else WEIGHTS)[task]
 
     @torch.no_grad()
     def _widen(self, batches: Iterable[Mapping[str, Tensor]]) -> None:

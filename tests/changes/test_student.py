@@ -138,10 +138,13 @@ def test_a_narrower_student_begins_with_the_best_matrix() -> None:
     learner = Student(small, original, {"hidden": 1.0}, 1.0, seen=[given])
     assert not learner.widening
     narrow = network(hidden_size=12, num_attention_heads=4)
-    usual = Student(narrow, original, None, 1.0, seen=[given])
-    assert usual.weights == {"embeddings": 1.0, "similarities": 10.0}
-    assert list(usual.widening) == ["embeddings"]
-    learner = Student(narrow, original, {"hidden": 1.0, "embeddings": 1.0}, 1.0, seen=[given])
+    fewer = Student(
+        network(hidden_size=12, num_attention_heads=4, num_hidden_layers=1), original, None, 1.0, seen=[given]
+    )
+    assert fewer.weights == {"embeddings": 1.0, "similarities": 10.0}
+    assert list(fewer.widening) == ["embeddings"]
+    learner = Student(narrow, original, None, 1.0, seen=[given])
+    assert learner.weights == {"hidden": 1.0, "embeddings": 1.0, "similarities": 1.0}
     assert {name: tuple(x.weight.shape) for name, x in learner.widening.items()} == {
         "encoder": (16, 12), "embeddings": (16, 12),
     }  # fmt: skip
