@@ -167,10 +167,10 @@ def _given(
     rows = Reader.of(teacher, tokenizer, length).rows(Texts("texts", [(text,) for text in texts]))
     if len(rows) != len(texts):
         raise ValueError("a text without tokens is none to learn from: leave it out")
-    kept = Distillation(rows).remember(
+    teacher_outputs = Distillation(rows).remember(
         Student(teacher, teacher, {"embeddings": 1.0}, 1.0), cache, lambda share: progress("asking the teacher", share)
     )
-    return torch.nn.functional.normalize(kept.whole("vector"), dim=1)
+    return torch.nn.functional.normalize(teacher_outputs.whole("vector"), dim=1)
 
 
 @torch.no_grad()

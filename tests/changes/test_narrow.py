@@ -134,11 +134,12 @@ def test_it_is_a_model_of_its_class(tmp_path: Path) -> None:
     assert isinstance(AutoModel.from_pretrained(tmp_path / "small"), BertModel)
 
 
-def test_it_is_healed() -> None:
+@pytest.mark.parametrize(("layers", "weights"), [(None, {}), (2, {"hidden": 1.0})])
+def test_it_is_healed(layers: int | None, weights: dict[str, float]) -> None:
     examples = [{"input_ids": row} for row in inputs("bert", 40)["input_ids"]]
     model = network("bert", "BertModel", **FOUR)
     report = greenformers.compress(
-        model, [Narrow(hidden=16, layers=2), Heal(40, batch_size=8, learning_rate=3e-3, weights={"hidden": 1.0})],
+        model, [Narrow(hidden=16, layers=layers), Heal(40, batch_size=8, learning_rate=3e-3, weights=weights)],
         examples=examples, calibration=[inputs("bert")],
     )  # fmt: skip
     log = [entry["eval_distance"] for entry in report.steps[1].report.log if "eval_distance" in entry]
