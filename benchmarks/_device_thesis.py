@@ -25,7 +25,7 @@ QUICK = Network(hidden=32, heads=2, feed_forward=64, layers=2)
 def grid(run: Run, device: torch.device) -> bool:
     """Figures 3.4, 3.5 and 3.7: LRT and Linformer at all lengths and ranks, inference and training."""
     network, lengths, ranks = (QUICK, (16, 32), (4, 8)) if run.quick else (Network(), LENGTHS, RANKS)
-    how = How(repeats=3 if run.quick else 15, device=str(device), tokens=64 if run.quick else 65_536)
+    how = How(repeats=3 if run.quick else 9, device=str(device), tokens=64 if run.quick else 32_768)
     records = measured(run, cells(("lrt", "linformer"), lengths, ranks, network), network, how)
     for metric, mode in (("latency", "inference"), ("train_step", "training")):
         for variant in ("lrt", "linformer"):

@@ -165,6 +165,7 @@ class Run:
         self.benchmark, self.given, self._parser = benchmark, given, parser
         self.quick: bool = given.quick
         self.console = Console(width=140)
+        self._written: list[Record] = []
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -254,12 +255,16 @@ class Run:
 
     def write(self, records: Iterable[Record]) -> None:
         """Add records to the file of `--json`, where one is given."""
+        records = list(records)
+        self._written += records
         if self.given.json:
             append(self.given.json, records)
 
     def known(self) -> list[Record]:
-        """The records that the file of `--json` holds."""
-        return read(self.given.json) if self.given.json and self.given.json.exists() else []
+        """The records that the file of `--json` holds; where none is given, those of this run."""
+        if not self.given.json:
+            return list(self._written)
+        return read(self.given.json) if self.given.json.exists() else []
 
     def show(self, *tables: Table) -> None:
         """Print tables."""

@@ -1,9 +1,10 @@
 """How to train low-rank layers from the start: every way of the literature, beside dense networks as small.
 
-    python benchmarks/lowrank_training.py [--quick] [--json results/lowrank_training.jsonl] [--only WAY]
+    python benchmarks/lowrank_training.py [--quick] [--json results/lowrank_training.jsonl] [--only WAY] [--size large]
 
-Tiny Shakespeare by bytes, 3 layers of width 128 with rank 16, 600 steps of 16 x 128 tokens. Each way is trained with
-one seed at every learning rate of the same grid, and at its best with two seeds more; the rate is chosen by the first
+Tiny Shakespeare by bytes, 3 layers of width 128 with rank 16, 600 steps of 16 x 128 tokens; with `--size large`, for an
+accelerator, WikiText-2 by bytes, 6 layers of width 512 with rank 64, 1,000 steps of 64 x 256. Each way is trained with
+one seed at every learning rate of the same grid, and at its best with `--seeds` in all; the rate is chosen by the first
 half of the validation text, the loss is that of the second half. The time of a way is that of all of its steps, beside
 those of the dense network in the same run.
 
@@ -30,6 +31,7 @@ from transformers import PreTrainedModel, set_seed
 
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
+from greenformers.measure.device import accelerator
 from greenformers.measure.narrower import controlled
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
@@ -38,17 +40,53 @@ from greenformers.train.causal_lm import CausalLM
 from greenformers.train.optimizer import Muon, is_matrix
 from greenformers.train.stream import Stream
 
-NETWORK: dict[str, Any] = {
-    "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3,
-    "hidden_dropout_prob": 0.0,
-}  # fmt: skip
-RANK, RANK_OF_HEAD = 16, 6
-STEPS, LENGTH, BATCH, DECAY, CLIP, WARMUP = 600, 128, 16, 0.01, 1.0, 0.1
+DECAY, CLIP, WARMUP = 0.01, 1.0, 0.1
 RATE, TIMES = 2e-3, (1.0, 2.0, 4.0)
 MUON = (5e-3, 1e-2, 2e-2)
 SEEDS, HALF = 3, 50_000
 AGAIN = 0.05
 """Share of the steps in which the learning rate rises again after layers were truncated."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of the networks and of their trainings.
+
+    Attributes:
+        data: Name of the data set.
+        network: Sizes of the dense network.
+        rank: Rank of the low-rank layers.
+        rank_of_head: Rank of q, k and v where each head has factors of its own.
+        steps: Steps of a training.
+        length: Tokens of a sequence.
+        batch: Sequences of a step.
+        slower: The rates of AdamW are divided by it.
+    """
+
+    data: str
+    network: dict[str, Any]
+    rank: int
+    rank_of_head: int
+    steps: int
+    length: int
+    batch: int
+    slower: float
+
+
+SIZES = {
+    "small": Size(
+        "tinyshakespeare",
+        {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3,
+         "hidden_dropout_prob": 0.0},
+        16, 6, 600, 128, 16, 1.0,
+    ),
+    "large": Size(
+        "wikitext2",
+        {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "num_hidden_layers": 6,
+         "hidden_dropout_prob": 0.0},
+        64, 14, 1000, 256, 64, 4.0,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +103,7 @@ class Way:
         betas: Averages of AdamW.
         dense: Share of the steps with dense layers, before they are truncated.
         energy: Whether ranks are chosen by energy then.
-        stages: Ranks at the shares of the steps at which they shrink.
+        stages: Times the rank, at the shares of the steps at which it shrinks.
         per_head: Whether heads have factors of their own.
     """
 
@@ -81,10 +119,9 @@ class Way:
     stages: Mapping[float, int] | None = None
     per_head: bool = False
 
-    @property
-    def rates(self) -> Sequence[float]:
+    def rates(self, size: Size) -> Sequence[float]:
         """The grid of learning rates."""
-        return MUON if self.muon else [RATE * times for times in TIMES]
+        return MUON if self.muon else [RATE / size.slower * times for times in TIMES]
 
 
 WAYS = {
@@ -101,7 +138,7 @@ WAYS = {
     "dense first": Way("transformer", "dense for a quarter of the steps, then truncated", dense=0.25),
     "dense first, by energy": Way("transformer", "the same, ranks by energy", dense=0.25, energy=True),
     "dense first, Muon": Way("transformer", "the same as dense first, with Muon", muon=True, dense=0.25),
-    "in stages": Way("lrt", "rank 64, then 32 and 16", stages={0.0: 64, 0.25: 32, 0.5: RANK}),
+    "in stages": Way("lrt", "four times the rank, then twice and once", stages={0.0: 4, 0.25: 2, 0.5: 1}),
     "of each head": Way("lrt", "q, k, v have factors of each head", per_head=True),
     "narrow": Way("narrow", "dense, as many parameters as low rank"),
     "narrow, Muon": Way("narrow", "dense, as many parameters as low rank", muon=True),
@@ -114,8 +151,10 @@ BENCHMARK = Benchmark(
     __doc__,
     quick="a few steps of each way; the figures mean nothing",
     options=(
-        data("--data", "tinyshakespeare", "Tiny Shakespeare"),
-        Option("--only", "the ways whose name begins with this"),
+        data("--data", ".", "folder of the data sets' folders"),
+        Option("--only", "one way, or those whose name begins with this"),
+        Option("--size", "of networks and trainings", default="small", choices=SIZES),
+        Option("--seeds", "trainings at the best rate", int, SEEDS),
     ),
     json=KNOWN,
 )  # fmt: skip
@@ -125,6 +164,7 @@ BENCHMARK = Benchmark(
 class Training:
     """One training: a way, a learning rate and a seed."""
 
+    size: Size
     way: str
     rate: float
     seed: int
@@ -133,25 +173,30 @@ class Training:
     @property
     def setting(self) -> dict[str, Any]:
         """What tells its records from others."""
-        return NETWORK | {
-            "rank": RANK, "learning_rate": self.rate, "steps": self.steps, "seed": self.seed, "length": LENGTH,
-            "batch": BATCH,
+        size = self.size
+        return size.network | {
+            "data": size.data, "rank": size.rank, "learning_rate": self.rate, "steps": self.steps, "seed": self.seed,
+            "length": size.length, "batch": size.batch,
         }  # fmt: skip
 
 
 def main(run: Run) -> bool:
-    names = [name for name in WAYS if name.startswith(run.given.only or "")]
+    only = run.given.only or ""
+    names = [only] if only in WAYS else [name for name in WAYS if name.startswith(only)]
     if not names:
         run.refuse(f"--only must begin one of {', '.join(WAYS)}")
-    steps = 8 if run.quick else STEPS
-    text = load_data("tinyshakespeare", run.given.data)
+    size, seeds = SIZES[run.given.size], 1 if run.quick else run.given.seeds
+    if seeds < 1:
+        run.refuse(f"--seeds must be at least 1, got {seeds}")
+    steps = 8 if run.quick else size.steps
+    text = load_data(size.data, run.given.data / size.data)
     assert isinstance(text, Text)
     train, valid = text.split("train"), text.split("valid")
-    tokenizer = train_tokenizer("bytes", train, max_length=LENGTH)
+    tokenizer = train_tokenizer("bytes", train, max_length=size.length)
     halves = {"choice": valid[:HALF], "report": valid[HALF : 2 * HALF]}
     if run.quick:
         train, halves = train[:50_000], {name: half[:2_000] for name, half in halves.items()}
-    tasks = {name: CausalLM(Text(name, train, half, ""), tokenizer, LENGTH) for name, half in halves.items()}
+    tasks = {name: CausalLM(Text(name, train, half, ""), tokenizer, size.length) for name, half in halves.items()}
 
     def trained(wanted: Sequence[Training]) -> list[Record]:
         return run.trainings(
@@ -161,13 +206,21 @@ def main(run: Run) -> bool:
             lambda new: f"loss {new[1].value:.4f} at {new[1].setting['learning_rate']:g}",
         )
 
-    grid = [Training(name, rate, 0, steps) for name in names for rate in WAYS[name].rates[: 1 if run.quick else None]]
-    records = trained(grid)
+    grid = [
+        Training(size, name, rate, 0, steps)
+        for name in names
+        for rate in WAYS[name].rates(size)[: 1 if run.quick else None]
+    ]
+    records = of_size(trained(grid), size)
     best = {name: best_rate(records, name, steps) for name in names}
-    if not run.quick:
-        records = trained([Training(name, best[name], seed, steps) for seed in range(1, SEEDS) for name in names])
-    run.show(shown(records, best, steps))
+    again = [Training(size, name, best[name], seed, steps) for seed in range(1, seeds) for name in names]
+    run.show(shown(of_size(trained(again), size), best, steps))
     return True
+
+
+def of_size(records: Sequence[Record], size: Size) -> list[Record]:
+    """The records of trainings of one size."""
+    return [record for record in records if record.setting.get("data") == size.data]
 
 
 def records_of(run: Run, one: Training, tasks: Mapping[str, CausalLM]) -> list[Record]:
@@ -183,37 +236,40 @@ def records_of(run: Run, one: Training, tasks: Mapping[str, CausalLM]) -> list[R
 
 def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel, float]:
     """The network, trained, and the seconds that its steps took."""
-    low = way.network != "transformer"
+    size, low = one.size, way.network != "transformer"
     rank: Any = None
     if low:
-        rank = next(iter((way.stages or {0.0: RANK}).values()))
+        rank = size.rank * next(iter((way.stages or {0.0: 1}).values()))
     if way.per_head:
-        rank = {name: RANK_OF_HEAD if name in "qkv" else RANK for name in PROJECTIONS}
-    config = task.config(**NETWORK, rank=rank, rank_per_head=way.per_head)
-    ids = torch.zeros(1, LENGTH, dtype=torch.long)
+        rank = {name: size.rank_of_head if name in "qkv" else size.rank for name in PROJECTIONS}
+    config = task.config(**size.network, rank=rank, rank_per_head=way.per_head)
+    ids = torch.zeros(1, size.length, dtype=torch.long)
     config = controlled(way.network, config, task.build, lambda model, _: model(input_ids=ids))
     set_seed(one.seed)
     model = task.build(config)
     if way.begin is not None:
         way.begin(model)
-    stream = Stream(task, BATCH, one.steps, one.seed)
-    shrinks = {round(share * one.steps): size for share, size in (way.stages or {}).items() if share}
+    device = accelerator()
+    model.to(device)  # type: ignore[arg-type]
+    stream = Stream(task, size.batch, one.steps, one.seed)
+    shrinks = {round(share * one.steps): times * size.rank for share, times in (way.stages or {}).items() if share}
     truncated = round(way.dense * one.steps) if way.dense else -1
-    optimizers, since = optimisers(way, model, one.rate), 0
+    optimizers, since = optimisers(way, model, one.rate, size.slower), 0
     model.train()
     spent = 0.0
     for step in range(one.steps):
-        batch = task.collate([stream[place] for place in range(step * BATCH, (step + 1) * BATCH)])
+        batch = task.collate([stream[place] for place in range(step * size.batch, (step + 1) * size.batch)])
+        batch = {name: value.to(device) for name, value in batch.items()}
         began = time.perf_counter()
         if step == truncated:
-            ranks = dict.fromkeys(dense_layers(model), RANK)
+            ranks = dict.fromkeys(dense_layers(model), size.rank)
             if way.energy:
                 weights = {name: model.get_submodule(name).weight for name in ranks}
-                ranks = by_energy(weights, sum(RANK * sum(weight.shape) for weight in weights.values()))  # type: ignore
-            optimizers, since = after(way, model, one.rate, optimizers, ranks), step
+                ranks = by_energy(weights, sum(size.rank * sum(weight.shape) for weight in weights.values()))  # type: ignore
+            optimizers, since = after(way, model, one, optimizers, ranks), step
         if step in shrinks:
             ranks = dict.fromkeys([name for name, _ in low_rank_layers(model)], shrinks[step])
-            optimizers, since = after(way, model, one.rate, optimizers, ranks), step
+            optimizers, since = after(way, model, one, optimizers, ranks), step
         share = rate_at(step, one.steps, since)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -225,6 +281,8 @@ def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel
             optimizer.zero_grad()
         if way.product:
             decay_products(model, one.rate * share * DECAY)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
         spent += time.perf_counter() - began
     return model.eval(), spent
 
@@ -234,11 +292,11 @@ def dense_layers(model: nn.Module) -> list[str]:
     return [name for name, x in model.named_modules() if isinstance(x, nn.Linear) and is_matrix(name, x.weight)]
 
 
-def optimisers(way: Way, model: nn.Module, rate: float) -> list[Optimizer]:
+def optimisers(way: Way, model: nn.Module, rate: float, slower: float) -> list[Optimizer]:
     """Those of a way: AdamW, or Muon for the matrices and AdamW for the rest; `initial_lr` is the highest rate."""
     factors = {id(x) for _, layer in low_rank_layers(model) for x in (layer.encoder.weight, layer.decoder.weight)}
     apart = [(x, id(x) in factors, is_matrix(name, x)) for name, x in model.named_parameters()]
-    usual = RATE if way.muon or way.factors else rate
+    usual = RATE / slower if way.muon or way.factors else rate
     groups: list[dict[str, Any]] = []
     if not way.muon:
         of_factors = [x for x, is_factor, _ in apart if is_factor]
@@ -260,12 +318,12 @@ def optimisers(way: Way, model: nn.Module, rate: float) -> list[Optimizer]:
 
 
 def after(
-    way: Way, model: nn.Module, rate: float, before: list[Optimizer], ranks: dict[str, int]
+    way: Way, model: nn.Module, one: Training, before: list[Optimizer], ranks: dict[str, int]
 ) -> list[Optimizer]:  # fmt: skip
     """The optimisers after layers were truncated to these ranks, with what is known of parameters that stay."""
     known: dict[Tensor, Any] = {x: state for optimizer in before for x, state in optimizer.state.items()}
     known |= narrowed(model, ranks, None if way.muon or way.stages else before[0])
-    new = optimisers(way, model, rate)
+    new = optimisers(way, model, one.rate, one.size.slower)
     for optimizer in new:
         for group in optimizer.param_groups:
             optimizer.state.update({x: known[x] for x in group["params"] if x in known})

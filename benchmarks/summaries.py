@@ -40,6 +40,7 @@ from transformers import PreTrainedTokenizerFast
 from greenformers.data import Document, Summaries
 from greenformers.data import load as load_data
 from greenformers.measure import summaries
+from greenformers.measure.device import accelerator
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import METRICS, Record
 from greenformers.model.warm_start import warm_start_pair
@@ -264,7 +265,7 @@ class Study:
         suffix = "" if self.run.given.steps is None else f"-{self.run.given.steps}"
         runs, settings = self.folder / f"{network}{suffix}", self.settings(network)
         ensure(runs, settings, self.run.console)
-        model = trained(runs)
+        model = trained(runs).to(accelerator())  # type: ignore[arg-type]
 
         def write() -> list[str]:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(runs / MODEL)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from greenformers.measure.device import accelerator
 from greenformers.measure.record import Record, append, read
 from greenformers.train import checkpoint
 from greenformers.train.state import load_weights, save_weights, weights
@@ -87,7 +88,7 @@ class Unfinished:
             model: Network of the part, as it was built.
         """
         load_weights(self._part(number), model)
-        model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+        model.to(accelerator())
         return torch.tensor(json.loads((self._part(number) / RIGHT).read_text()))
 
     def remove(self) -> None:

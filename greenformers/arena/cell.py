@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from greenformers.arena.inputs import Inputs
@@ -22,6 +21,7 @@ from greenformers.arena.objectives import Classification, Restoration
 from greenformers.arena.options import Grid
 from greenformers.arena.protocol import Size, task_of
 from greenformers.arena.variants import Variant
+from greenformers.measure.device import accelerator
 from greenformers.measure.limit import OutOfMemory, attempt
 from greenformers.train import checkpoint, run
 from greenformers.train.objective import Objective
@@ -187,7 +187,7 @@ def train(cell: Cell, grid: Grid, out: Path, console: Console) -> Result:
         run.ensure(folder / name, settings, console)
     settings = cell.settings(grid, out)[TRAINING]
     model: Any = run.trained(folder / TRAINING, Settings)
-    model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    model.to(accelerator())
     objective = Classification(settings.inputs())
     right = objective.right(model, "test", min(LARGEST_BATCH, 4 * settings.batch)).tolist()
     result = Result(right, cell.steps(grid), sum(parameter.numel() for parameter in model.parameters()))
@@ -206,7 +206,7 @@ def tried(folder: Path, work: Callable[[], Any]) -> str | None:
     Raises:
         Stopped: A signal ended the work early.
     """
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = accelerator()
     try:
         attempt(work, device)
     except (OutOfMemory, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ from greenformers.arena.probe import drawn, network
 from greenformers.arena.protocol import task_of
 from greenformers.arena.variants import BASELINE
 from greenformers.measure.costs import Subject, costs
+from greenformers.measure.device import accelerator
 from greenformers.measure.record import Record, append, read, with_ratios
 
 BENCHMARK = "arena"
@@ -77,7 +78,7 @@ def _beside_dense(
     about: dict[str, Any],
 ) -> list[Record]:
     """The records of a variant and of dense attention beside it, with ratios."""
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = accelerator()
     labels = torch.zeros(len(ids), dtype=torch.long, device=device)
     # The networks that are timed have the ids of bytes; words have fewer.
     batch = {"input_ids": ids.to(device), "attention_mask": None if mask is None else mask.to(device)}

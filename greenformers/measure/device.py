@@ -1,4 +1,4 @@
-"""The device that a measurement runs on."""
+"""The device that a network runs on."""
 
 import torch
 
@@ -18,3 +18,8 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def accelerator() -> torch.device:
+    """The accelerator of this machine, and the CPU where there is none."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

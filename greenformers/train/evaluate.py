@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast, set_seed
 
 from greenformers.data import Document, Summaries
 from greenformers.measure import summaries, translation
+from greenformers.measure.device import accelerator
 from greenformers.measure.record import Record
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
 from greenformers.train.generation import GREEDY, Writing, continuations, translations
@@ -59,7 +60,7 @@ def evaluate(
         ValueError: There is no such split, or the run is of replaced token detection, whose encoder alone has no score.
         OSError: There is no finished run in the folder, or its data are missing.
     """
-    model = trained(run)
+    model = trained(run).to(accelerator())  # type: ignore[arg-type]
     settings = settings_of(run, Settings)
     # The run's own tokenizer, not one trained anew.
     settings = replace(
@@ -151,7 +152,7 @@ def written(
         ValueError: There is no text, an option is out of range, or the run's model writes no text.
         OSError: There is no finished run in the folder.
     """
-    model = trained(run)
+    model = trained(run).to(accelerator())  # type: ignore[arg-type]
     if not isinstance(model, GreenformerForCausalLM | GreenformerForSeq2SeqLM):
         raise ValueError(f"the model must be a causal or a sequence-to-sequence one, got {type(model).__name__}")
     if not texts:
