@@ -1,3 +1,3 @@
-from fixtures import interruptible, one_thread, quiet, seed, verbosity
+from fixtures import one_thread, quiet, seed, verbosity
 
-__all__ = ["interruptible", "one_thread", "quiet", "seed", "verbosity"]
+__all__ = ["one_thread", "quiet", "seed", "verbosity"]

@@ -1,7 +1,6 @@
 """`greenformers export`, as a user meets it: what it prints, what it leaves on disk, and how it refuses."""
 
 import re
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -170,7 +169,6 @@ def test_what_stands_in_the_way_stays(
     assert listing(tmp_path) | listing(home) == before
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("step", ["checking", "measuring"])
 def test_interrupted_it_leaves_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
@@ -180,7 +178,7 @@ def test_interrupted_it_leaves_nothing(
     def progress(_: object, what: str, __: float) -> None:
         if what == step and not pressed:  # once: what cleans up may tell of its progress too
             pressed.append(what)
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt  # as Python does where Ctrl-C is pressed
 
     monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
     words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--formats", "program", "--lengths", "8"]
