@@ -127,14 +127,14 @@ def predicted(run: Run, outcome: Outcome, setting: dict[str, object]) -> tuple[b
             print(f"not made: {error}")
             continue
         name = name_of(search.space.recipe(genes))
-        for how, value in (("predicted", guesses[genes][0]), ("measured", seen[genes])):
+        for how, value in (("predicted", guesses[genes].speed), ("measured", seen[genes])):
             records.append(run.record("speed", value, name, setting | {"how": how}, source="estimated"))
-        print(f"{name}: predicted {guesses[genes][0]:.2f}x, {seen[genes]:.2f}x", flush=True)
-    errors = np.array([abs(guesses[genes][0] / seen[genes] - 1) for genes in seen])
-    first = max(seen, key=lambda genes: guesses[genes][0])
+        print(f"{name}: predicted {guesses[genes].speed:.2f}x, {seen[genes]:.2f}x", flush=True)
+    errors = np.array([abs(guesses[genes].speed / seen[genes] - 1) for genes in seen])
+    first = max(seen, key=lambda genes: guesses[genes].speed)
     lost = max(seen.values()) / seen[first]
     apart = [(a, b) for a, b in combinations(seen, 2) if max(seen[a] / seen[b], seen[b] / seen[a]) > APART]
-    right = np.mean([(guesses[a][0] > guesses[b][0]) == (seen[a] > seen[b]) for a, b in apart])
+    right = np.mean([(guesses[a].speed > guesses[b].speed) == (seen[a] > seen[b]) for a, b in apart])
     table = Table("recipes", "median error", "90 % below", "first choice, x the best's time", "pairs in order")
     table.add_row(
         str(len(seen)), f"{np.median(errors):.1%}", f"{np.quantile(errors, 0.9):.1%}", f"{lost:.2f}", f"{right:.1%}"

@@ -34,7 +34,7 @@ HURDLES = (50, 200)
 FIRST = 4
 """Recipes that are healed for the same steps before there is a hurdle."""
 
-TRYING, HEALING = 0.15, 0.4
+TRYING, HEALING = 0.2, 0.4
 """Shares of the time after which no more recipes are tried without healing, and after which none are healed but one in
 full, which all else only prepares."""
 

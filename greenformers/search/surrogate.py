@@ -24,6 +24,9 @@ class Surrogate:
     Args:
         strengths: Strengths of each trial (trials, changes).
         values: What was seen in each (trials,).
+
+    Attributes:
+        noise: Standard deviation of what is seen of one recipe.
     """
 
     def __init__(self, strengths: Sequence[Sequence[float]], values: Sequence[float]) -> None:
@@ -33,6 +36,7 @@ class Surrogate:
         y = (y - self._centre) / self._scale
         fits = [_fit(X, y, *spread, len(strengths[0])) for spread in product(WIDTHS, NOISES, INTERACTIONS)]
         _, self._mean, self._covariance, self._noise = max(fits, key=lambda fit: fit[0])
+        self.noise: float = self._scale * self._noise
 
     def predict(self, strengths: Sequence[Sequence[float]]) -> tuple[Any, Any]:
         """Mean and standard deviation of each of some recipes, without that of noise."""
