@@ -22,6 +22,7 @@ def fit_pipeline(
     schedule: Schedule,
     micro_batches: int,
     *,
+    stages: int | None = None,
     label: str,
     console: Console,
     folder: Path,
@@ -36,6 +37,7 @@ def fit_pipeline(
         schedule: How long and how fast the model is trained; patience, accumulate, shard, precision and muon_rate must
             be the defaults.
         micro_batches: Number of parts of a batch that are in the pipeline at once.
+        stages: Number of stages; None: as many as processes, else as many replicas as processes over stages.
         label: Label of the progress bar.
         console: Console that shows the progress bar.
         folder: Folder of the checkpoints, which `fit` reads too.
@@ -45,13 +47,9 @@ def fit_pipeline(
     Raises:
         ValueError: The model or the schedule cannot be divided into stages.
     """
-    plain = Schedule()
-    for name in ("patience", "accumulate", "shard", "precision", "muon_rate"):
-        if getattr(schedule, name) != getattr(plain, name):
-            raise ValueError(f"{name} must be {getattr(plain, name)} in a pipeline, got {getattr(schedule, name)}")
     watch, interruption = Watch(label, console), Interruption()
     start = checkpoint.newest(folder, console.print) if resume else None
-    run = _Run(model, objective, schedule, micro_batches, folder, start)
+    run = _Run(model, objective, schedule, micro_batches, stages, folder, start)
     with interruption.listening():
         run.train([watch, interruption, *callbacks])
     state.put_weights(state.weights(run.pipeline.gather()[0]), model)
@@ -69,6 +67,7 @@ class _Run:
         objective: Objective,
         schedule: Schedule,
         micro_batches: int,
+        stages: int | None,
         folder: Path,
         start: Path | None,
     ) -> None:
@@ -81,7 +80,7 @@ class _Run:
             state.load_weights(start, model)
         if schedule.recompute:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        self.pipeline = Pipeline(model, schedule, self.stream.steps, micro_batches, device)
+        self.pipeline = Pipeline(model, schedule, self.stream.steps, micro_batches, stages, device)
         self.progress = TrainerState(max_steps=self.stream.steps)
         if start is not None:
             self.progress = TrainerState.load_from_json(str(start / "trainer_state.json"))

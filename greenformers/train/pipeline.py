@@ -1,7 +1,8 @@
 """Pipeline parallelism with micro-batches: the GPipe schedule. Huang 2019, arXiv:1811.06965.
 
 Each process trains some consecutive layers on its device; a batch passes through the stages in parts, all forward, then
-all backward. The whole model stays in CPU memory, to be scored and saved.
+all backward. With more processes than stages there are several such pipelines, replicas, each of which has its rows of
+the batch, and their gradients are added. The whole model stays in CPU memory, to be scored and saved.
 """
 
 import copy
@@ -45,7 +46,7 @@ class Stage(nn.Module):
         if not hasattr(model, "head"):
             raise ValueError(f"a pipeline needs a single stack of layers, {type(model).__name__} has more")
         if stages > len(base.layers):
-            raise ValueError(f"a pipeline has at most a process a layer, {len(base.layers)}, got {stages}")
+            raise ValueError(f"a pipeline has at most a stage a layer, {len(base.layers)}, got {stages}")
         if tied := [name for name in model.all_tied_weights_keys if ".layers." in name]:
             raise ValueError(f"a pipeline cannot share weights between layers, this network shares {tied[0]}")
         if any(isinstance(module, Attention | FeedForward) and module.has_loss for module in base.modules()):
@@ -82,41 +83,98 @@ class Stage(nn.Module):
         return model.head(out, labels, self.items).loss.reshape(1)
 
 
+def checked(
+    model: PreTrainedModel, schedule: Schedule, micro_batches: int, stages: int | None, processes: int
+) -> int:  # fmt: skip
+    """The number of stages.
+
+    Args:
+        model: The model.
+        schedule: How it is trained; patience, accumulate, shard, precision and muon_rate must be the defaults.
+        micro_batches: Number of parts of a batch.
+        stages: Number of stages; None: as many as processes.
+        processes: Number of processes.
+
+    Raises:
+        ValueError: The model or the schedule cannot be divided into stages.
+    """
+    if processes == 1:
+        raise ValueError("micro_batches needs several processes: start the run with torchrun")
+    plain = Schedule()
+    for name in ("patience", "accumulate", "shard", "precision", "muon_rate"):
+        if getattr(schedule, name) != getattr(plain, name):
+            raise ValueError(f"{name} must be {getattr(plain, name)} in a pipeline, got {getattr(schedule, name)}")
+    count = processes if stages is None else stages
+    if count < 2 or processes % count:
+        raise ValueError(f"stages must be at least 2 and divide the processes, {processes}, got {count}")
+    replicas = processes // count
+    if micro_batches < 1 or schedule.batch_size % (micro_batches * replicas):
+        over = f", over its {replicas} replicas" if replicas > 1 else ""
+        raise ValueError(f"micro_batches must divide the batch, {schedule.batch_size}{over}, got {micro_batches}")
+    Stage(model, 0, count)  # which refuses what cannot be spread
+    return count
+
+
+def tensors(stage: Stage) -> list[Tensor]:
+    """Parameters and buffers of a stage."""
+    return [*stage.parameters(), *stage.buffers()]
+
+
+def member_of(groups: list[list[int]], own: int) -> dist.ProcessGroup:
+    """Make groups of processes, in which every process has to take part, and return the one of a number."""
+    return [dist.new_group(ranks) for ranks in groups][own]
+
+
 class Pipeline:
-    """A model spread over all processes, with its optimiser: AdamW, and its learning rates.
+    """A model spread over processes, with its optimiser: AdamW, and its learning rates.
 
     Args:
         model: The model, the same in every process; each trains its stage of it.
         schedule: How long and how fast the model is trained.
         steps: Optimisation steps of the whole run.
         micro_batches: Number of parts of a batch.
+        stages: Number of stages; None: as many as processes, else as many replicas as processes over stages.
         device: Device of this process.
 
     Raises:
-        ValueError: There is one process only, or the model or schedule cannot be divided into stages.
+        ValueError: The model or the schedule cannot be divided into stages.
     """
 
     def __init__(
-        self, model: PreTrainedModel, schedule: Schedule, steps: int, micro_batches: int, device: torch.device
+        self,
+        model: PreTrainedModel,
+        schedule: Schedule,
+        steps: int,
+        micro_batches: int,
+        stages: int | None,
+        device: torch.device,
     ) -> None:
-        if not dist.is_initialized():
-            raise ValueError("micro_batches needs several processes, a stage each: start the run with torchrun")
-        if micro_batches < 1 or schedule.batch_size % micro_batches:
-            raise ValueError(f"micro_batches must divide the batch, {schedule.batch_size}, got {micro_batches}")
-        self.rank, self.stages, self.clip = dist.get_rank(), dist.get_world_size(), schedule.clip
+        self.rank, world = dist.get_rank(), dist.get_world_size()
+        self.stages = checked(model, schedule, micro_batches, stages, world)
+        self.replicas, self.clip = world // self.stages, schedule.clip
+        self.index, self.replica = self.rank % self.stages, self.rank // self.stages
         self.whole = copy.deepcopy(model)  # to be scored and saved; it stays in CPU memory
         self.gloo = dist.new_group(backend="gloo")
-        self.ends = dist.new_group([0, self.stages - 1])
-        stages = [Stage(model, index, self.stages) for index in range(self.stages)]
+        lines = [[self.stages * replica + index for index in range(self.stages)] for replica in range(self.replicas)]
+        line = member_of(lines, self.replica)
+        self.ends = member_of([[ranks[0], ranks[-1]] for ranks in lines], self.replica)
+        self.equals = member_of([list(ranks) for ranks in zip(*lines, strict=True)], self.index)
+        parts = [Stage(model, index, self.stages) for index in range(self.stages)]
         # A weight that is embedding and output projection at once is in both ends; the first stage owns it.
-        self.tied = [p for p in stages[0].parameters() if any(p is q for q in stages[-1].last.parameters())]
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.owner = {names[id(p)]: index for index in reversed(range(self.stages)) for p in stages[index].parameters()}
-        self.stage = stages[self.rank].to(device)
+        self.tied = [p for p in parts[0].parameters() if any(p is q for q in parts[-1].last.parameters())]
+        names = {id(x): name for name, x in (*model.named_parameters(), *model.named_buffers())}
+        self.owner = {names[id(x)]: index for index in reversed(range(self.stages)) for x in tensors(parts[index])}
+        # Where a buffer is, as another device has another tensor.
+        self.buffers = {
+            names[id(x)]: (module, name)
+            for module in parts[self.index].modules()
+            for name, x in module.named_buffers(recurse=False)
+        }
+        self.stage = parts[self.index].to(device)
         self.own = {names[id(parameter)]: parameter for parameter in self.stage.parameters()}
         self.optimizer = AdamW(self._groups(model, schedule.weight_decay), lr=schedule.learning_rate, fused=True)
         self.rates = learning_rates(self.optimizer, steps, schedule.warmup, schedule.decay)
-        link = PipelineStage(self.stage, self.rank, self.stages, device)
+        link = PipelineStage(self.stage, self.index, self.stages, device, group=line)
         self.gpipe = ScheduleGPipe(link, micro_batches, loss_fn=lambda loss, _: loss.sum(), scale_grads=False)
 
     def _groups(self, model: PreTrainedModel, decay: float) -> list[dict[str, object]]:
@@ -132,32 +190,41 @@ class Pipeline:
         """One optimisation step on a batch of `items` labels; returns its loss."""
         self.stage.items = items
         device = next(self.stage.parameters()).device
-        given = {name: value.to(device) for name, value in batch.items()}
-        inputs = [given["input_ids" if "input_ids" in given else "input_values"]] if self.rank == 0 else []
+        rows = next(iter(batch.values())).shape[0] // self.replicas
+        own = slice(self.replica * rows, (self.replica + 1) * rows)
+        given = {name: value[own].to(device) for name, value in batch.items()}
+        if self.replicas > 1:  # statistics that are not parameters are those of the first replica
+            for module, name in self.buffers.values():
+                dist.broadcast(getattr(module, name), self.index, group=self.equals)
+        inputs = [given["input_ids" if "input_ids" in given else "input_values"]] if self.index == 0 else []
         options: dict[str, Any] = {"key_mask": given["attention_mask"].bool()} if "attention_mask" in given else {}
         losses: list[Tensor] = []
-        if self.rank == self.stages - 1:
+        if self.index == self.stages - 1:
             labels = given["labels"]
             self.gpipe.step(*inputs, target=labels, losses=losses, return_outputs=False, labels=labels, **options)
         else:
             self.gpipe.step(*inputs, return_outputs=False, **options)
-        for parameter in self.tied if self.rank in (0, self.stages - 1) else []:
+        for parameter in self.tied if self.index in (0, self.stages - 1) else []:
             dist.all_reduce(parameter.grad, group=self.ends)
+        if self.replicas > 1:
+            for parameter in self.own.values():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad, group=self.equals)
         self._clip()
         self.optimizer.step()
         self.rates.step()
         self.optimizer.zero_grad()
         loss = torch.stack(losses).sum().detach().cpu() if losses else torch.zeros(())
-        dist.broadcast(loss, self.stages - 1, group=self.gloo)
+        dist.all_reduce(loss, group=self.gloo)  # of every replica the loss of its rows
         return loss.item()
 
     def _clip(self) -> None:
         """Clip the gradient by its norm over all stages together."""
-        mine = [p.grad for name, p in self.own.items() if self.owner[name] == self.rank and p.grad is not None]
+        mine = [p.grad for name, p in self.own.items() if self.owner[name] == self.index and p.grad is not None]
         square = torch.stack([grad.square().sum() for grad in mine]).sum().cpu()
         dist.all_reduce(square, group=self.gloo)
         if self.clip:
-            factor = self.clip / (square.sqrt().item() + 1e-6)
+            factor = self.clip / ((square / self.replicas).sqrt().item() + 1e-6)
             for parameter in self.own.values():
                 if parameter.grad is not None and factor < 1:
                     parameter.grad.mul_(factor)
@@ -173,6 +240,10 @@ class Pipeline:
                 held = None if mine is None else self.optimizer.state[mine][kind]
                 moments[f"{name}/{kind}"] = torch.empty(()) if kind == "step" else torch.empty_like(tensor.data)
                 self._spread(moments[f"{name}/{kind}"], held, owner)
+        for name, tensor in self.whole.named_buffers():
+            if name in self.owner:
+                module, key = self.buffers[name] if self.owner[name] == self.rank else (None, "")
+                self._spread(tensor, None if module is None else getattr(module, key), self.owner[name])
         return self.whole, moments
 
     def _spread(self, target: Tensor, source: Tensor | None, owner: int) -> None:

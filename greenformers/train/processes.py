@@ -9,9 +9,14 @@ from typing import Any
 WAIT, NOTHING = timedelta(days=30), -1
 
 
+def processes() -> int:
+    """Number of processes of this run."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 def alone() -> bool:
     """Whether this is the only process."""
-    return int(os.environ.get("WORLD_SIZE", 1)) == 1
+    return processes() == 1
 
 
 def first_process() -> bool:

@@ -17,7 +17,8 @@ from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.lottery import Lottery
 from greenformers.train.objective import Objective
-from greenformers.train.processes import alone, first_process
+from greenformers.train.pipeline import checked
+from greenformers.train.processes import alone, first_process, processes
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.rounds import Rounds
 from greenformers.train.save import check_new, save
@@ -142,13 +143,15 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     """Task and network of a run; errors in the settings are raised here, before anything is written."""
     schedule, lottery = settings.schedule, settings.lottery
     per_process(schedule, whole=settings.micro_batches is not None)
-    if settings.micro_batches is not None and alone():
-        raise ValueError("micro_batches needs several processes: start the run with torchrun")
+    if settings.stages is not None and settings.micro_batches is None:
+        raise ValueError(f"stages is for pipelines: give micro_batches too, got stages {settings.stages}")
     task = settings.task()
     if schedule.patience is not None and isinstance(task.objective, ImageClassification):
         name = task.objective.data.name
         raise ValueError(f"patience would choose by the test images: {name} has no validation split")
     model = task.network()
+    if settings.micro_batches is not None:
+        checked(model, schedule, settings.micro_batches, settings.stages, processes())
     if settings.residual == "reversible":
         for name in ("recompute", "shard"):
             if getattr(settings, name):
@@ -224,7 +227,9 @@ def _train_once(
     if settings.micro_batches is None:
         history = fit(model, task.objective, schedule, **options)
     else:
-        history = fit_pipeline(model, task.objective, schedule, settings.micro_batches, **options)
+        history = fit_pipeline(
+            model, task.objective, schedule, settings.micro_batches, stages=settings.stages, **options
+        )
     steps = schedule.stream(task.objective).steps
     if history.stopped is not None:
         return Outcome({}, history, steps)

@@ -108,6 +108,11 @@ class Training:
     micro_batches: int | None = setting(
         None, "Pipeline over the processes of torchrun (GPipe): number of parts of a batch that are in it at once."
     )
+    stages: int | None = setting(
+        None,
+        "Stages of the pipeline, by default as many as processes; with fewer there are as many pipelines as processes "
+        "over stages, each for its rows of the batch.",
+    )
 
     lottery_rounds: int = setting(
         0,

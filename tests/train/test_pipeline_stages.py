@@ -1,10 +1,9 @@
 """The stages of a pipeline, one after the other in this process, are the model; what cannot be spread is refused."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from greenformers.model import (
     GreenformerConfig,
@@ -14,8 +13,7 @@ from greenformers.model import (
     GreenformerForSequenceClassification,
 )
 from greenformers.train.fit import Schedule
-from greenformers.train.fit_pipeline import fit_pipeline
-from greenformers.train.pipeline import Stage
+from greenformers.train.pipeline import Stage, checked
 
 V, N, B, LAYERS = 23, 7, 6, 3
 SIZES = {
@@ -72,7 +70,7 @@ def test_every_parameter_has_a_stage() -> None:
 @pytest.mark.parametrize(
     ("model", "stages", "message"),
     [
-        (lambda: GreenformerForMaskedLM(config()), 4, "a pipeline has at most a process a layer, 3, got 4"),
+        (lambda: GreenformerForMaskedLM(config()), 4, "a pipeline has at most a stage a layer, 3, got 4"),
         (
             lambda: GreenformerForSeq2SeqLM(config(decoder_layers=2)), 2,
             "a pipeline needs a single stack of layers, GreenformerForSeq2SeqLM has more",
@@ -93,18 +91,23 @@ def test_what_has_no_stages_is_refused(model, stages: int, message: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "spread", "message"),
     [
-        ({"patience": 2}, "patience must be None in a pipeline, got 2"),
-        ({"accumulate": 2}, "accumulate must be 1 in a pipeline, got 2"),
-        ({"precision": "bf16"}, "precision must be fp32 in a pipeline, got bf16"),
-        ({"shard": True}, "shard must be False in a pipeline, got True"),
+        ({"patience": 2}, (2, None, 2), "patience must be None in a pipeline, got 2"),
+        ({"accumulate": 2}, (2, None, 2), "accumulate must be 1 in a pipeline, got 2"),
+        ({"precision": "bf16"}, (2, None, 2), "precision must be fp32 in a pipeline, got bf16"),
+        ({"shard": True}, (2, None, 2), "shard must be False in a pipeline, got True"),
+        ({}, (2, None, 1), "micro_batches needs several processes: start the run with torchrun"),
+        ({}, (2, 3, 4), "stages must be at least 2 and divide the processes, 4, got 3"),
+        ({"batch_size": 8}, (3, None, 2), "micro_batches must divide the batch, 8, got 3"),
+        ({"batch_size": 8}, (8, 2, 4), "micro_batches must divide the batch, 8, over its 2 replicas, got 8"),
+        ({"batch_size": 8}, (2, None, 4), "a pipeline has at most a stage a layer, 3, got 4"),
     ],
 )
-def test_a_schedule_that_has_no_pipeline_is_refused(tmp_path: Path, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match="in a pipeline") as caught:
-        fit_pipeline(
-            GreenformerForMaskedLM(config()), None, Schedule(**options), 2,
-            label="", console=Console(quiet=True), folder=tmp_path,
-        )  # fmt: skip
+def test_a_run_that_has_no_pipeline_is_refused(
+    options: dict[str, Any], spread: tuple[int, int | None, int], message: str
+) -> None:
+    micro_batches, stages, processes = spread
+    with pytest.raises(ValueError, match=r"pipeline|batch|stages") as caught:
+        checked(GreenformerForMaskedLM(config()), Schedule(**options), micro_batches, stages, processes)
     assert str(caught.value) == message

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 CURVES = ("loss", "eval_loss")
 WAYS = {
-    "data-parallel": [],
-    "sharded": ["--shard"],
-    "pipeline": ["--micro-batches", "4"],
+    "data-parallel": (2, []),
+    "sharded": (2, ["--shard"]),
+    "pipelines": (4, ["--micro-batches", "2", "--stages", "2"]),  # two of two stages
 }
 # Dropout draws differ between processes, so there is none; steps are accumulated where the way allows it.
 SETTINGS = {"dropout": 0.0, "log_every": 1, "steps": 12, "evaluate_every": 6, "save_every": 5}
@@ -31,12 +31,17 @@ def single(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_curve_is_that_of_one_process(single: Path, data: str, tmp_path: Path, way: str) -> None:
-    accumulate = 1 if way == "pipeline" else 2
-    settings = SETTINGS | {"accumulate": accumulate}
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [*WAYS.values(), pytest.param(2, ["--micro-batches", "4"], marks=pytest.mark.slow)],
+    ids=[*WAYS, "one pipeline"],
+)
+def test_the_curve_is_that_of_one_process(
+    single: Path, data: str, tmp_path: Path, processes: int, words: list[str]
+) -> None:
+    settings = SETTINGS | {"accumulate": 1 if "--micro-batches" in words else 2}
     # They are told of each other in the words of torchrun; the slow test below is started by torchrun itself.
-    finish(start(tmp_path / "run", *WAYS[way], processes=2, folder=data, **settings))
+    finish(start(tmp_path / "run", *words, processes=processes, folder=data, **settings))
     expected, found = curve(single, *CURVES), curve(tmp_path / "run", *CURVES)
     assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
     assert len(expected) == 14
@@ -107,3 +112,17 @@ def test_a_student_learns_the_same(
     assert {name: x.shape for name, x in theirs.items()} == {name: x.shape for name, x in ours.items()}
     gaps = [(x - theirs[name]).abs().max().item() for name, x in ours.items() if x.is_floating_point()]
     assert 0 < max(gaps) < 1e-2  # the order of sums
+
+
+@pytest.mark.slow
+def test_what_is_drawn_anew_in_a_stage_is_saved(data: str, tmp_path: Path) -> None:
+    """Random features are no parameters, and drawn anew in training: those of one process and of a pipeline."""
+    settings = SETTINGS | {"variant": "performer", "k": 4, "accumulate": 1}
+    words = ["--option", "redraw=5"]
+    finish(start(tmp_path / "one", *words, folder=data, **settings))
+    finish(start(tmp_path / "two", *words, "--micro-batches", "1", processes=2, folder=data, **settings))
+    one, two = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("one", "two"))
+    steps = [one[name].item() for name in one if name.endswith("steps")]
+    assert steps == [12, 12]
+    for name in (name for name in one if name.endswith(("rows", "steps"))):
+        assert one[name].equal(two[name]), name
