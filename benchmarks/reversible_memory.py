@@ -1,19 +1,22 @@
-"""What a deep stack keeps for its backward pass: plain, recomputed, reversible, and with chunked feed-forward.
+"""What a deep stack keeps for its backward pass: plain, recomputed, reversible, with chunked feed-forward.
 
     python benchmarks/reversible_memory.py [--quick] [--json results/reversible_memory.jsonl]
 
 24 layers, d 256, f 1024, 4 heads, N 2,048, batch 1, dropout 0. Peak bytes of a forward and backward pass, without
 weights and gradients; steps interleaved, medians; gradients beside those of a stack of the same weights that keeps
-everything (Kitaev 2020, arXiv:2001.04451, section 3).
+everything (Kitaev 2020, arXiv:2001.04451, section 3). "segments" recomputes sqrt(l) layers at a time, of which only the
+input is kept (Chen 2016, arXiv:1604.06174, section 4.1); "recomputed" does so with every layer.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from _harness import Benchmark, Run
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.record import with_ratios
@@ -24,6 +27,7 @@ BASE = "plain"
 KINDS: dict[str, dict[str, Any]] = {
     BASE: {"residual": "pre"},
     "recomputed": {"residual": "pre"},
+    "segments": {"residual": "pre"},
     "chunked": {"residual": "pre", "feed_forward": "chunked"},
     "reversible": {"residual": "reversible"},
     "reversible, chunked": {"residual": "reversible", "feed_forward": "chunked"},
@@ -37,7 +41,7 @@ def main(run: Run) -> None:
     layers, length = (6, 256) if run.quick else (24, 2048)
     ids = torch.randint(100, (1, length), generator=torch.Generator().manual_seed(0))
     models = {kind: network(kind, layers, length) for kind in KINDS}
-    steps = {kind: step(model, ids) for kind, model in models.items()}
+    steps = {kind: step(partial(states, kind, model, ids), model) for kind, model in models.items()}
     setting = {"layers": layers, "length": length, "hidden": 256}
     records = []
     for kind, model in models.items():
@@ -79,11 +83,23 @@ def both_streams(model: GreenformerModel, ids: Tensor) -> Tensor:
     return model.final_norm((first + second) / 2)
 
 
-def step(model: GreenformerModel, ids: Tensor) -> Callable[[], None]:
+def states(kind: str, model: GreenformerModel, ids: Tensor) -> Tensor:
+    """The last hidden states of a stack."""
+    if kind != "segments":
+        output: Tensor = model(ids).last_hidden_state
+        return output
+    x, layers = model.embedding(ids), list(model.layers)
+    size = round(len(layers) ** 0.5)
+    for first in range(0, len(layers), size):
+        x = checkpoint(nn.Sequential(*layers[first : first + size]), x, use_reentrant=False)
+    return model.final_norm(x)
+
+
+def step(forward: Callable[[], Tensor], model: GreenformerModel) -> Callable[[], None]:
     """A forward and a backward pass."""
 
     def both() -> None:
-        model(ids).last_hidden_state.square().mean().backward()
+        forward().square().mean().backward()
         model.zero_grad(set_to_none=True)
 
     return both
@@ -94,7 +110,7 @@ def difference(kind: str, model: GreenformerModel, base: GreenformerModel, ids: 
     reversible = "reversible" in kind
     reference = both_streams(model, ids) if reversible else base(ids).last_hidden_state
     leaves = list((model if reversible else base).layers.parameters())
-    own = torch.autograd.grad(model(ids).last_hidden_state.square().mean(), list(model.layers.parameters()))
+    own = torch.autograd.grad(states(kind, model, ids).square().mean(), list(model.layers.parameters()))
     return off(own, torch.autograd.grad(reference.square().mean(), leaves))
 
 
