@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 PARTS = ("calibration", "training", "judging")
 SHARES = {"calibration": 0.2, "judging": 0.2}
-"""Shares of the examples for two parts, where several are needed; those to learn from get the rest."""
+"""Shares of the examples, where several parts are needed; the rest is to learn from, or else to judge by."""
 MOST = {"calibration": 1000, "judging": 2000}
 LEAST = 8
 """Examples that a file must have to be split."""
@@ -47,15 +47,19 @@ def parts_of(
 
 
 def _sizes(count: int, purposes: Sequence[str], limit: int) -> dict[str, int]:
+    """Numbers of examples: a share for each part but the last, which gets what is left, up to its largest number.
+
+    What is learned from is the last part; where nothing is, that is what judges.
+    """
     most = MOST | {"calibration": limit, "training": count}
+    order = ("judging", "calibration", "training") if "training" in purposes else ("calibration", "judging")
+    wanted = [name for name in order if name in purposes]
     sizes: dict[str, int] = {}
     left = count
-    for name in ("judging", "calibration", "training"):
-        if name in purposes:
-            last = name == [part for part in ("judging", "calibration", "training") if part in purposes][-1]
-            share = left if last else max(1, int(SHARES[name] * count))
-            sizes[name] = min(share, most[name])
-            left -= sizes[name]
+    for name in wanted:
+        share = left if name == wanted[-1] else max(1, int(SHARES[name] * count))
+        sizes[name] = min(share, most[name])
+        left -= sizes[name]
     return sizes
 
 
