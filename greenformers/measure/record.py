@@ -74,6 +74,7 @@ METRICS: dict[str, Metric] = {
     "predicted_latency": Metric("Predicted latency", "ms"),
     "tokens_per_second": Metric("Tokens a second", "1/s", False),
     "peak_memory_training": Metric("Peak memory, training", "MiB"),
+    "held_memory_training": Metric("Weights, gradients and the optimiser's state", "MiB"),
     "peak_memory_inference": Metric("Peak memory, inference", "MiB"),
     "memory_training": Metric("Weights and activations, training", "MiB"),
     "memory_inference": Metric("Weights and activations, inference", "MiB"),
