@@ -10,7 +10,8 @@
 from typing import Any
 
 from greenformers._registry import class_of, files
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport
+from greenformers.changes._contract import Change, Given, Need
+from greenformers.changes._report import Report, UnitReport
 
 __all__ = ["Change", "Given", "Need", "Report", "UnitReport", "build", "kind", "kinds", "names"]
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from greenformers.changes._contract import UnitReport
 from greenformers.changes._paths import located
+from greenformers.changes._report import UnitReport
 from greenformers.lowrank.computed import computed
 from greenformers.lowrank.experts import ExpertsLinear, Routed
 from greenformers.model._transformers import TransposedLinear, leave_as_made

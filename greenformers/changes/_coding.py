@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport
+from greenformers.changes._contract import Change, Given, Need
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,7 +7,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from greenformers.changes._coded import CodedWeight, codable, unit_of
-from greenformers.changes._contract import UnitReport
+from greenformers.changes._report import UnitReport
 from greenformers.solve.census import census
 from greenformers.solve.stream import Stored, key_of, opened
 from greenformers.solve.walk import Site

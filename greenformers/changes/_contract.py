@@ -6,12 +6,14 @@ a short form. The file imports torch and transformers inside its methods, so tha
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+
+from greenformers.changes._report import Report
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,44 +123,6 @@ class Given:
         if need == "example":
             return self.example is not None or bool(self.calibration)
         return bool(self.calibration) if need == "calibration" else self.teacher is not None
-
-
-@dataclass(frozen=True)
-class UnitReport:
-    """What a change did to one part of a network.
-
-    Attributes:
-        path: Path of the part; `tied` are further paths of the same weight.
-        form: Form that it has now: "rank 64", "dense", "int8".
-        before, after: Bytes of its weights.
-        predicted: Relative error that was predicted, None without a prediction.
-        lost: Relative error that was measured, in the norm that the change minimises; None where it has no norm.
-    """
-
-    path: str
-    form: str
-    before: int
-    after: int
-    predicted: float | None = None
-    lost: float | None = None
-    tied: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one change did.
-
-    Attributes:
-        change: The change, as `as_dict` gives it.
-        summary: One line for people to read.
-        units: Reports of the parts that it considered.
-        log: Values that were logged in training, by step.
-    """
-
-    change: dict[str, Any]
-    summary: str
-    units: Sequence[UnitReport] = ()
-    log: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, Need, option
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

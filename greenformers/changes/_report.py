@@ -1,10 +1,46 @@
-"""The report of a recipe: step by step, and in total."""
+"""Reports: of a part of a network, of a change, and of a recipe step by step and in total."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from greenformers.changes._contract import Report, UnitReport
+
+@dataclass(frozen=True)
+class UnitReport:
+    """What a change did to one part of a network.
+
+    Attributes:
+        path: Path of the part; `tied` are further paths of the same weight.
+        form: Form that it has now: "rank 64", "dense", "int8".
+        before, after: Bytes of its weights.
+        predicted: Relative error that was predicted, None without a prediction.
+        lost: Relative error that was measured, in the norm that the change minimises; None where it has no norm.
+    """
+
+    path: str
+    form: str
+    before: int
+    after: int
+    predicted: float | None = None
+    lost: float | None = None
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one change did.
+
+    Attributes:
+        change: The change, as `as_dict` gives it.
+        summary: One line for people to read.
+        units: Reports of the parts that it considered.
+        log: Values that were logged in training, by step.
+    """
+
+    change: dict[str, Any]
+    summary: str
+    units: Sequence[UnitReport] = ()
+    log: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

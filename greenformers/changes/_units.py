@@ -6,8 +6,8 @@ from typing import Any, get_args
 from torch import nn
 from transformers import PreTrainedModel
 
-from greenformers.changes._contract import UnitReport
 from greenformers.changes._paths import check_keys, check_paths, located
+from greenformers.changes._report import UnitReport
 from greenformers.model._transformers import all_ties
 from greenformers.solve.result import LayerReport
 from greenformers.solve.units import Unit, factor_names, factors, pack, put, share, unit, units, unpack

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from greenformers.changes._contract import Change, Given, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, option
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from greenformers.changes._contract import Change, Given, Need, Report, option
+from greenformers.changes._contract import Change, Given, Need, option
+from greenformers.changes._report import Report
 
 if TYPE_CHECKING:
     from torch import nn

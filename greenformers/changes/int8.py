@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from greenformers.changes._contract import Change, Given, Report, UnitReport
+from greenformers.changes._contract import Change, Given
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

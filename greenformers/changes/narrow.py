@@ -10,7 +10,8 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, Need, option
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from greenformers.changes._contract import Given, Report, option
+from greenformers.changes._contract import Given, option
+from greenformers.changes._report import Report
 from greenformers.changes.prune import Prune
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from greenformers.changes._contract import Change, Given, Need, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, Need, option
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from greenformers.changes import Change, Given
-from greenformers.changes._contract import Report, UnitReport
 from greenformers.changes._options import as_dict
-from greenformers.changes._report import CompressionReport, Step
+from greenformers.changes._report import CompressionReport, Report, Step, UnitReport
 from greenformers.checkpoint.place import settle
 from greenformers.checkpoint.structure import mark, structure
 from greenformers.compress.block_work import AROUND, Part, Work

@@ -31,7 +31,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from greenformers.changes._contract import Change, Given, Report, UnitReport, option
+from greenformers.changes._contract import Change, Given, option
+from greenformers.changes._report import Report, UnitReport
 
 
 class Cut(nn.Linear):
