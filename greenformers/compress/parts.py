@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 PARTS = ("calibration", "training", "judging")
 SHARES = {"calibration": 0.2, "judging": 0.2}
-"""Shares of the examples, where several parts are needed; the rest is to learn from, or else to judge by."""
+"""Shares of the examples, where there is something to learn from too, which gets the rest."""
 MOST = {"calibration": 1000, "judging": 2000}
 LEAST = 8
 """Examples that a file must have to be split."""
@@ -47,20 +47,21 @@ def parts_of(
 
 
 def _sizes(count: int, purposes: Sequence[str], limit: int) -> dict[str, int]:
-    """Numbers of examples: a share for each part but the last, which gets what is left, up to its largest number.
+    """Numbers of examples of each part.
 
-    What is learned from is the last part; where nothing is, that is what judges.
+    Where there is something to learn from, it gets what the others leave; else each of the two others gets half, and
+    what one of them does not need.
     """
-    most = MOST | {"calibration": limit, "training": count}
-    order = ("judging", "calibration", "training") if "training" in purposes else ("calibration", "judging")
-    wanted = [name for name in order if name in purposes]
-    sizes: dict[str, int] = {}
-    left = count
-    for name in wanted:
-        share = left if name == wanted[-1] else max(1, int(SHARES[name] * count))
-        sizes[name] = min(share, most[name])
-        left -= sizes[name]
-    return sizes
+    if len(purposes) == 1:
+        (name,) = purposes
+        return {name: min(count, (MOST | {"calibration": limit, "training": count})[name])}
+    if "training" not in purposes:
+        judging = min(MOST["judging"], max(count // 2, count - limit))
+        return {"judging": judging, "calibration": min(limit, count - judging)}
+    most = MOST | {"calibration": limit}
+    others = [name for name in ("judging", "calibration") if name in purposes]
+    sizes = {name: min(max(1, int(SHARES[name] * count)), most[name]) for name in others}
+    return sizes | {"training": count - sum(sizes.values())}
 
 
 def split(

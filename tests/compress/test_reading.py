@@ -2,6 +2,7 @@
 
 import pytest
 
+from greenformers.compress.parts import parts_of
 from greenformers.compress.reading import apart
 from greenformers.data._texts import Texts
 
@@ -22,3 +23,25 @@ def test_no_text_that_judges_is_learned_from() -> None:
 def test_without_training_nothing_changes() -> None:
     parts = {"judging": Texts("pairs.tsv", [("a", "b")])}
     assert apart(parts) == (parts, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "purposes", "limit", "sizes"),
+    [
+        (3000, ("calibration", "training", "judging"), 1000, {"judging": 600, "calibration": 600, "training": 1800}),
+        (100_000, ("calibration", "training", "judging"), 1000, {"judging": 2000, "calibration": 1000, "training": 97_000}),
+        (3000, ("calibration", "judging"), 128, {"judging": 2000, "calibration": 128}),
+        (500, ("calibration", "judging"), 1000, {"judging": 250, "calibration": 250}),
+        (1500, ("calibration", "judging"), 1000, {"judging": 750, "calibration": 750}),
+        (500, ("training", "judging"), 1000, {"judging": 100, "training": 400}),
+        (5000, ("judging",), 1000, {"judging": 2000}),
+        (5000, ("training",), 1000, {"training": 5000}),
+    ],
+)  # fmt: skip
+def test_what_nothing_is_learned_from_judges(
+    count: int, purposes: tuple[str, ...], limit: int, sizes: dict[str, int]
+) -> None:
+    """A search of a file with pairs of its own had 299 to tell recipes apart by, of 3,000."""
+    parts = parts_of(range(count), purposes, 0, limit)
+    assert {name: len(part) for name, part in parts.items()} == sizes
+    assert len({x for part in parts.values() for x in part}) == sum(sizes.values())
