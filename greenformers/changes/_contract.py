@@ -77,6 +77,8 @@ class Given:
         calibration: Batches to calibrate with: mappings of keyword arguments, sequences of positional ones, or tensors.
         original: For a part of a network, the same batches as the whole network gives them where nothing has been
             changed; those of `calibration` come from the parts before, as changed. None where there are no others.
+        outputs: For a part of a network, what this part of the network as it was gives, (B, N, d) for each of these
+            batches; None where no change learns from it.
         part: Whether the network is a part of a larger one, in which there may be nothing to change.
         training: Examples to learn from, as the network reads them; only those for a decoder have labels.
         teacher: Network to learn from; as a rule the original.
@@ -97,6 +99,7 @@ class Given:
 
     calibration: Sequence[Any] | None = None
     original: Sequence[Any] | None = None
+    outputs: Sequence[Any] | None = None
     part: bool = False
     training: "Rows | None" = None
     teacher: "nn.Module | None" = None
@@ -223,6 +226,14 @@ class Change:
         for need in sorted(self.needs):
             if not given.has(need):
                 raise ValueError(f"{self.label} needs {NEEDED[need]}")
+        self.check_order(before)
+
+    def check_order(self, before: "Sequence[type[Change]]") -> None:
+        """Check whether the change can follow others.
+
+        Raises:
+            ValueError: It cannot follow a change in `before`.
+        """
         frozen = next((kind for kind in before if kind.freezes), None)
         if self.reads_weights and frozen is not None:
             raise ValueError(

@@ -5,11 +5,11 @@ The losses are those of `greenformers.changes._student`.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Change, Given, Need, option
-from greenformers.changes._report import Report
+from greenformers.changes._report import Report, UnitReport
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +78,7 @@ class Heal(Change):
 
     order: ClassVar[int] = 80
     trains: ClassVar[bool] = True
+    by_block: ClassVar[bool] = True
     built_by_the_class: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = True
 
@@ -147,6 +148,9 @@ class Heal(Change):
         from greenformers.train.fit import per_process
         from greenformers.train.processes import alone
 
+        if given.part:
+            self.check_order(before)
+            return
         super().check(model, before, given)
         per_process(self.schedule(given.seed))
         if self.shard and alone():
@@ -194,6 +198,8 @@ class Heal(Change):
             ValueError: There are too few examples for a batch, or the model cannot learn from them.
             Stopped: A signal ended training early; the same call continues it.
         """
+        if given.part:
+            return self._apply_to_block(model, given)
         from greenformers.changes._distillation import Distillation, distances, heal, on_device
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
@@ -237,6 +243,41 @@ class Heal(Change):
         elif values[-1] > values[0]:
             said += ": farther than before, so all weights are as they were before; try a lower learning rate"
         return Report(as_dict(self), said, log=history.log)
+
+    def in_block(self, part: "nn.Module") -> Self:
+        """The same change, by which a block learns what the block of the original network gave.
+
+        Raises:
+            ValueError: An option is of the outputs of a whole network.
+        """
+        plain = type(self)()
+        kept = ("steps", "batch_size", "learning_rate")
+        for name in [entry.name for entry in fields(self) if entry.name not in kept]:
+            if getattr(self, name) != getattr(plain, name):
+                raise ValueError(
+                    f"block by block, from disk, a block learns what the original block gave: {name} must be left out"
+                )
+        return self
+
+    def around_blocks(self, part: "nn.Module") -> None:
+        """Embeddings and output layers are left as they are."""
+
+    def _apply_to_block(self, block: "nn.Module", given: Given) -> Report:
+        from greenformers.changes._block_healing import heal_block
+        from greenformers.changes._options import as_dict
+        from greenformers.measure.parameters import bytes_of
+
+        if given.calibration is None or given.outputs is None:
+            raise ValueError("a block heals by what the original block gave, and that is not at hand")
+        log = heal_block(
+            block, given.calibration, given.outputs, steps=self.steps, batch_size=self.batch_size,
+            learning_rate=self.learning_rate, seed=given.seed, progress=lambda share: given.progress("healing", share),
+        )  # fmt: skip
+        first, last = (entry["eval_distance"] for entry in (log[0], log[-1]))
+        size, (path, _) = bytes_of(block), next(iter(block.named_parameters()))
+        stays = "" if last <= first else ", so its weights are as they were"
+        unit = UnitReport(path.rpartition(".")[0], f"healed, error {first:.3g} -> {last:.3g}{stays}", size, size)
+        return Report(as_dict(self), f"healed for {self.steps} steps", [unit], log)
 
     def schedule(self, seed: int) -> "Schedule":
         """The schedule of training."""

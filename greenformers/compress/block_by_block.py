@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from greenformers.changes import Change
+from greenformers.changes import Change, kinds
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.description import Description
@@ -130,7 +130,8 @@ def calibration_of(folder: str | Path, changes: Sequence[Change], job: Job) -> S
     """
     check_changes(changes)
     check_parts(changes, job)
-    if not any("calibration" in change.uses for change in changes):
+    looking = [change for change in changes if "calibration" in change.uses]
+    if not looking and not any(change.trains for change in changes):
         raise ValueError("texts are of no use: no change of the recipe looks at them")
     model, _ = skeleton(transformer_of(Path(folder))[0])
     tokenizer = tokenizer_of(str(folder))
@@ -142,7 +143,9 @@ def calibration_of(folder: str | Path, changes: Sequence[Change], job: Job) -> S
     if longest is not None and length > longest:
         raise ValueError(f"length must be at most {longest}, the longest input; got {length}")
     reader = Reader.of(model, tokenizer, length)
-    return reader.batches(read_parts(changes, job, reader)["calibration"])
+    # Where blocks learn, they learn from what calibrates.
+    looking = looking or [next(kind() for kind in kinds() if kind.share is not None)]
+    return reader.batches(read_parts(looking, job, reader)["calibration"])
 
 
 def check_changes(changes: Sequence[Change]) -> None:

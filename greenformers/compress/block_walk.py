@@ -21,7 +21,7 @@ from greenformers.checkpoint.place import settle
 from greenformers.checkpoint.structure import mark, structure
 from greenformers.compress.block_work import AROUND, Part, Work
 from greenformers.compress.blocks import Arguments, Blocks, OneBlock, read_tensors
-from greenformers.compress.states import Inputs, States
+from greenformers.compress.states import Inputs, Outputs, States
 from greenformers.measure.limit import free
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.measure.quality import evaluating
@@ -78,8 +78,8 @@ class Walk:
         self.masks = [_padding(batch) for batch in batches]
         self.arguments: list[list[Arguments]] = []
         self.stated = 0
-        # Only the first change is made of the network as it was.
-        self.compares = changes[0].reads_original
+        # Only the first change is made of the network as it was; what trains learns what that gave.
+        self.compares = changes[0].reads_original or any(change.trains for change in changes)
 
     def parts(self) -> list[Part]:
         """The finished parts, in order."""
@@ -148,6 +148,7 @@ class Walk:
             # Tensors before and after, and those of the next block.
             3 * largest + self._solving(layers, passed),
             3 * self.blocks.bytes(None) + self._solving([shape for shape in around if len(shape) == 2], 0),
+            3 * largest + self._learning(block, passed),
         )
         return int(psutil.Process().memory_info().rss + working + 2 * STATISTICS)
 
@@ -161,6 +162,11 @@ class Walk:
         inputs = max((8 * n * n for _, n in weights), default=0) if squares else 0
         copies = max((32 * m * n for m, n in weights), default=0)
         return max(squares * inputs, 2 * inputs + max(passed, copies))
+
+    def _learning(self, block: OneBlock, passed: int) -> int:
+        """Most bytes of a block that learns: weights in float32 twice, gradients and two averages; and a pass."""
+        learns = any(change.trains for change in self.changes)
+        return (20 * sum(x.numel() for x in block.parameters()) + 3 * passed) if learns else 0
 
     def run(self) -> None:
         """Change the parts that are not finished."""
@@ -219,7 +225,8 @@ class Walk:
         if self.compares:
             original = self._inputs(number, original=True)
             self._pass(network, original, self.work.states(number + 1, original=True))
-        part = self._changed(network, inputs, original, lambda change: change.in_block(network), name)
+        outputs = Outputs(self.work.states(number + 1, original=True), len(inputs)) if self.compares else None
+        part = self._changed(network, inputs, original, lambda change: change.in_block(network), name, outputs)
         self._pass(network, inputs, self.work.states(number + 1))
         self.work.keep(number, network.state_dict(), part)
 
@@ -250,13 +257,13 @@ class Walk:
 
     def _changed(
         self, network: nn.Module, calibration: Sequence[Batch], original: Sequence[Batch] | None,
-        fitted: Callable[[Change], Change | None], name: str,
+        fitted: Callable[[Change], Change | None], name: str, outputs: Outputs | None = None,
     ) -> Part:  # fmt: skip
         """Apply the changes of the recipe to a part."""
         units: list[list[dict[str, Any]]] = []
         sizes, seconds = [], []
         given = Given(
-            calibration=calibration, original=original, part=True, memory=STATISTICS, seed=self.seed,
+            calibration=calibration, original=original, outputs=outputs, part=True, memory=STATISTICS, seed=self.seed,
             progress=lambda done, share: self.progress(f"{name}, {done}", share),
         )  # fmt: skip
         for step, change in enumerate(self.changes):

@@ -49,6 +49,26 @@ class States:
         return self.folder / f"{number:06d}.safetensors"
 
 
+class Outputs(Sequence[Tensor]):
+    """What a block gives for each batch, read as it is asked for.
+
+    Args:
+        states: The hidden states that the next block reads.
+        count: Number of batches.
+    """
+
+    def __init__(self, states: States, count: int) -> None:
+        self.states, self.count = states, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[place] for place in range(self.count)[number]]
+        return self.states.read(range(self.count)[number])
+
+
 class Inputs(Sequence[dict[str, Any]]):
     """The batches that a network of one block is called with; their hidden states are read as they are asked for.
 

@@ -29,7 +29,7 @@ def test_without_training_nothing_changes() -> None:
     ("count", "purposes", "limit", "sizes"),
     [
         (3000, ("calibration", "training", "judging"), 1000, {"judging": 600, "calibration": 600, "training": 1800}),
-        (100_000, ("calibration", "training", "judging"), 1000, {"judging": 2000, "calibration": 1000, "training": 97_000}),
+        (90_000, ("calibration", "training", "judging"), 99, {"judging": 2000, "calibration": 99, "training": 87_901}),
         (3000, ("calibration", "judging"), 128, {"judging": 2000, "calibration": 128}),
         (500, ("calibration", "judging"), 1000, {"judging": 250, "calibration": 250}),
         (1500, ("calibration", "judging"), 1000, {"judging": 750, "calibration": 750}),
