@@ -93,6 +93,7 @@ def by_question(source: Path, out: Path) -> Path:
     """The pairs in three files of GLUE's layout, no question in two of them."""
     found = load_data("qnli", source)
     assert isinstance(found, Labelled)
+    assert found.classes is not None
     files: dict[str, list[str]] = {name: ["index\tquestion\tsentence\tlabel"] for name in ("train", "dev", "test")}
     examples = found.valid
     for number, ((question, sentence), label) in enumerate(zip(examples.texts, examples.labels, strict=True)):

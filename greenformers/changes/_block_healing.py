@@ -71,7 +71,8 @@ def heal_block(
     @torch.no_grad()
     def distance() -> float:
         pairs = [apart(number) for number in held]
-        return float((sum(a.double() for a, _ in pairs) / sum(b.double() for _, b in pairs)).sqrt())
+        off, size = (sum(pair[place].item() for pair in pairs) for place in range(2))
+        return (off / size) ** 0.5
 
     with evaluating(block), in_float32(block), torch.enable_grad():
         parameters = [parameter.requires_grad_() for parameter in block.parameters() if parameter.is_floating_point()]

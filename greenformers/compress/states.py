@@ -58,15 +58,15 @@ class Outputs(Sequence[Tensor]):
     """
 
     def __init__(self, states: States, count: int) -> None:
-        self.states, self.count = states, count
+        self.states, self._length = states, count
 
     def __len__(self) -> int:
-        return self.count
+        return self._length
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            return [self[place] for place in range(self.count)[number]]
-        return self.states.read(range(self.count)[number])
+            return [self[place] for place in range(self._length)[number]]
+        return self.states.read(range(self._length)[number])
 
 
 class Inputs(Sequence[dict[str, Any]]):

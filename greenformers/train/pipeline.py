@@ -240,10 +240,10 @@ class Pipeline:
                 held = None if mine is None else self.optimizer.state[mine][kind]
                 moments[f"{name}/{kind}"] = torch.empty(()) if kind == "step" else torch.empty_like(tensor.data)
                 self._spread(moments[f"{name}/{kind}"], held, owner)
-        for name, tensor in self.whole.named_buffers():
+        for name, buffer in self.whole.named_buffers():
             if name in self.owner:
                 module, key = self.buffers[name] if self.owner[name] == self.rank else (None, "")
-                self._spread(tensor, None if module is None else getattr(module, key), self.owner[name])
+                self._spread(buffer, None if module is None else getattr(module, key), self.owner[name])
         return self.whole, moments
 
     def _spread(self, target: Tensor, source: Tensor | None, owner: int) -> None:
