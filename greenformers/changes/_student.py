@@ -47,10 +47,11 @@ NARROWER: dict[Task, dict[str, float]] = WEIGHTS | {"encoder": {"hidden": 1.0, "
 """The same for a narrower student: its own embeddings are compared with each other, not those that W makes of them."""
 
 SHALLOWER: dict[Task, dict[str, float]] = {"encoder": {"embeddings": 1.0, "similarities": 10.0}}
-"""The same for a student of fewer layers, whatever their width: to move the states of those left costs it, in few
-steps, more than it brings. Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of 92.3; with
-states 86 to 88 %. And one vector of each example is all that is asked of the teacher, which costs more than a small
-student does."""
+"""The same for a student of at most half of the layers, whatever their width: to move the states of those left costs
+it, in few steps, more than it brings. Of MiniLM-L6 in 2 of 6 layers, pruned, 50 steps so make 94.3 % of Spearman of
+92.3; with states 86 to 88 %. And one vector of each example is all that is asked of the teacher, which costs more than
+a small student does. With more layers states bring more: in 5 of 6, pruned, 150 steps make 98.6 % of 97.4 by states,
+and 98.3 with similarities too; by vectors alone 200 steps brought nothing."""
 
 STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
 """Outputs that hold the states after every layer, and the stack that each belongs to."""
@@ -124,7 +125,7 @@ class Student(nn.Module):
         """The weights of the parts of the loss, where none are given."""
         task = task_of(self.teacher)
         depth, whole = (getattr(network.config, "num_hidden_layers", None) for network in (self.model, self.teacher))
-        if task in SHALLOWER and depth is not None and whole is not None and depth < whole:
+        if task in SHALLOWER and depth is not None and whole is not None and 2 * depth <= whole:
             return SHALLOWER[task]
         return (NARROWER if self.widening else WEIGHTS)[task]
 
