@@ -31,7 +31,6 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
@@ -117,7 +116,11 @@ def trained(stage: str, network: dict[str, Any], rank: int, count: int, port: in
     if stage in ("whole", "stage 1"):
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         parameters = list(model.parameters())
-        optimizer = AdamW(parameters) if stage == "whole" else ZeroRedundancyOptimizer(parameters, AdamW)
+        optimizer = AdamW(parameters)
+        if stage == "stage 1":
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns where it is imported
+
+            optimizer = ZeroRedundancyOptimizer(parameters, AdamW)
     else:
         mesh = init_device_mesh("cpu", (count,))
         for layer in whole_layers(model):
@@ -128,7 +131,7 @@ def trained(stage: str, network: dict[str, Any], rank: int, count: int, port: in
     loss, held = 0.0, {"after the forward pass": 0, "after the backward pass": 0}
 
     def holds() -> int:
-        states = optimizer.optim.state if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer.state
+        states = getattr(optimizer, "optim", optimizer).state  # that of stage 1 holds one of a share
         averages = [x for state in states.values() for x in state.values() if isinstance(x, Tensor) and x.dim()]
         shards = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         parameters = [*model.parameters(), *shards]
