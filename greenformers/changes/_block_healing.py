@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from greenformers._torch import map_leaves
 from greenformers.measure.quality import evaluating
 from greenformers.solve.watch import call
 from greenformers.train.rates import learning_rates
@@ -127,12 +128,4 @@ def in_float32(block: nn.Module) -> Iterator[None]:
 
 def wide(given: Any) -> Any:
     """What a block is called with, numbers of half precision as float32."""
-    if isinstance(given, Tensor):
-        return given.float() if given.dtype in HALF else given
-    if isinstance(given, Mapping):
-        return {name: wide(value) for name, value in given.items()}
-    if isinstance(given, tuple) and hasattr(given, "_fields"):
-        return type(given)(*map(wide, given))
-    if isinstance(given, tuple | list):
-        return type(given)(map(wide, given))
-    return given
+    return map_leaves(lambda x: x.float() if isinstance(x, Tensor) and x.dtype in HALF else x, given)

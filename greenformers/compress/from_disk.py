@@ -25,7 +25,7 @@ from greenformers.checkpoint.save import building, check_place, describe
 from greenformers.checkpoint.sentence import POOLED, SentenceFolder, sentence_folder
 from greenformers.checkpoint.structure import structure
 from greenformers.measure.parameters import packed_numbers
-from greenformers.model._transformers import model_from_config
+from greenformers.model._transformers import is_left_over, model_from_config
 from greenformers.solve.stream import Stored
 
 BUFFER = 2**30
@@ -127,6 +127,8 @@ def skeleton(folder: Path, *, buffers: bool = False) -> tuple[PreTrainedModel, d
         model = model_from_config(model_class(described, folder), config)
     stored = {}
     for key, path, part in slices_of(folder):
+        if is_left_over(model, key):
+            continue
         entries = torch.Size(part.get_shape()).numel()
         stored[key] = Stored(path, entries, entries * _itemsize(part.get_dtype()))
     return model.eval(), stored

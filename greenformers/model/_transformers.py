@@ -5,6 +5,7 @@ went; `tests/packaging/test_walls.py` checks every name, so that an upgrade whic
 that our subclasses define because a class of transformers calls them stay there; the same test lists them.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -137,6 +138,17 @@ def all_ties(model: PreTrainedModel) -> dict[str, str]:
     It stands on `PreTrainedModel.get_expanded_tied_weights_keys`, public by spelling and not documented.
     """
     return model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def is_left_over(model: PreTrainedModel, key: str) -> bool:
+    """Whether a tensor of a checkpoint is one that a version before saved and none reads: masks, numbers of positions.
+
+    It stands on `PreTrainedModel._keys_to_ignore_on_load_unexpected`; without it such checkpoints would be refused.
+    """
+    if key in model.state_dict():
+        return False
+    patterns = model._keys_to_ignore_on_load_unexpected or []
+    return key in dict(model.named_buffers()) or any(re.search(pattern, key) for pattern in patterns)
 
 
 def refresh_ties(model: PreTrainedModel) -> None:

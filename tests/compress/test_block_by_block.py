@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 import transformers
 from command_line import refused, run
 from models import folder, sentences, tokenizer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from zoo import difference, network, outputs
 
 import greenformers
@@ -111,6 +112,24 @@ def test_what_looks_at_the_outputs_looks_at_those_of_the_block(
     greenformers.compress(model, change, calibration=BATCHES)
     lost, usual = ((outputs(small, JUDGED)[0] - whole).norm() for small in (read, model))
     assert 0 < lost < most * usual
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("bert", "bert.embeddings.position_ids"), ("gpt2", "transformer.h.0.attn.bias")]
+)
+def test_what_older_versions_saved_and_none_reads_is_left_out(
+    models: dict[str, Path], tmp_path: Path, name: str, key: str
+) -> None:
+    """Numbers of positions and masks, as many checkpoints of the hub still hold them."""
+    shutil.copytree(models[name], tmp_path / "old")
+    (file,) = (tmp_path / "old").glob("*.safetensors")
+    save_file(load_file(file) | {key: torch.zeros(1, 8)}, file, metadata={"format": "pt"})
+    (tmp_path / "out").mkdir()
+    for source in (models[name], tmp_path / "old"):
+        compress_block_by_block(source, tmp_path / "out" / source.name, [SEQUENTIAL], BATCHES)
+    ours, theirs = (greenformers.load(tmp_path / "out" / path).state_dict() for path in ("old", models[name].name))
+    assert ours.keys() == theirs.keys()
+    assert all(x.equal(theirs[own]) for own, x in ours.items())
 
 
 def test_padding_changes_nothing(models: dict[str, Path], tmp_path: Path) -> None:

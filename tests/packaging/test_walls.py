@@ -109,6 +109,8 @@ TRANSFORMERS = {
     "PreTrainedModel._tied_weights_keys": "tied_weights, set_tied_weights: low-rank and int8 "
     "embeddings that are tied are saved twice, or not read",
     "PreTrainedModel.get_expanded_tied_weights_keys": "all_ties, refresh_ties: as tied_weights",
+    "PreTrainedModel._keys_to_ignore_on_load_unexpected": "is_left_over: compression from disk to disk of checkpoints "
+    "of older versions",
     "PreTrainedModel._from_config": "model_from_config: compression from disk to disk",
     "QuantizedConfig._is_quantized": "allow_training: compressed models that were loaded refuse .half() and training",
     "Loaded._is_hf_initialized": "was_loaded: trained embeddings of a padding token would be set to 0 when loaded; "
