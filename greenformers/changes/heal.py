@@ -251,8 +251,8 @@ class Heal(Change):
             ValueError: An option is of the outputs of a whole network.
         """
         plain = type(self)()
-        kept = ("steps", "batch_size", "learning_rate")
-        for name in [entry.name for entry in fields(self) if entry.name not in kept]:
+        of_a_block = ("steps", "batch_size", "learning_rate")
+        for name in [entry.name for entry in fields(self) if entry.name not in of_a_block]:
             if getattr(self, name) != getattr(plain, name):
                 raise ValueError(
                     f"block by block, from disk, a block learns what the original block gave: {name} must be left out"

@@ -54,8 +54,8 @@ class Prediction:
         """How good the recipe is to be tried under a bound."""
         if bound.lose is None:
             return bound.merit(self.speed, self.lost(hope), strict)
-        kept = NormalDist().cdf((sqrt(bound.lose + EPSILON) - self.root) / self.spread)
-        return log(self.speed) * (kept if self.speed > 1 else 1.0)
+        chance = NormalDist().cdf((sqrt(bound.lose + EPSILON) - self.root) / self.spread)
+        return log(self.speed) * (chance if self.speed > 1 else 1.0)
 
 
 class Predictions:
