@@ -9,7 +9,7 @@ from greenformers.checkpoint.save import MARK as LIBRARY
 from greenformers.checkpoint.save import marked
 from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
-from greenformers.export.loading import loading, loading_in_optimum, loading_of_sentences
+from greenformers.export.loading import loading, loading_in_genai, loading_in_optimum, loading_of_sentences
 from greenformers.export.network import Network
 from greenformers.export.write import LIBRARIES, PACKED, Checked
 from greenformers.measure.record import Record
@@ -63,6 +63,9 @@ def text(
     ]
     if checked.cached:
         parts.append(f"## optimum\n\n{_python(loading_in_optimum(formats))}")
+    if checked.cached and "openvino" in formats:
+        lines = f"OpenVINO GenAI does not read the folder: {checked.unread}."
+        parts.append(f"## OpenVINO GenAI\n\n{lines if checked.unread else _python(loading_in_genai())}")
     if (folder / MODULES).is_file():
         parts.append(f"## sentence-transformers\n\n{_python(loading_of_sentences(formats))}")
     variants = list(dict.fromkeys(record.variant for record in records))

@@ -112,6 +112,19 @@ def loading_in_optimum(formats: Sequence[str]) -> str:
     return "\n".join(lines[:-1])
 
 
+def loading_in_genai() -> str:
+    """Lines for OpenVINO GenAI, which writes text from text."""
+    folder = FORMATS["openvino"].rpartition("/")[0]
+    return "\n".join(
+        [
+            "import openvino_genai  # of the extra genai",
+            "",
+            f'pipeline = openvino_genai.LLMPipeline("{folder}", "CPU")',
+            f'output = pipeline.generate("a text", max_new_tokens={CONTINUED})',
+        ]
+    )
+
+
 def loading_of_sentences(formats: Sequence[str]) -> str:
     """Lines for sentence-transformers."""
     lines = ["from sentence_transformers import SentenceTransformer", ""]

@@ -21,6 +21,7 @@ from greenformers.checkpoint.save import carry_modules, save
 from greenformers.checkpoint.structure import changes_of
 from greenformers.export.cached import cached_network
 from greenformers.export.compare import Comparison
+from greenformers.export.genai import add_tokenizer
 from greenformers.export.network import Call, Network, Traceable, examples, plain_attention, trace
 from greenformers.export.onnx_file import read_onnx, save_onnx
 from greenformers.export.openvino_file import read_openvino, save_openvino
@@ -50,12 +51,14 @@ class Checked(NamedTuple):
         allowed: Largest difference that is allowed, by format.
         cached: Whether the files of OpenVINO and ONNX Runtime keep the keys and values of earlier tokens.
         whole: The reason why those of a language model do not, and take whole texts only; else empty.
+        unread: The reason why OpenVINO GenAI cannot read the folder of a language model's file of OpenVINO; else empty.
     """
 
     differences: dict[str, float]
     allowed: dict[str, float]
     cached: bool = False
     whole: str = ""
+    unread: str = ""
 
 
 def write(
@@ -132,7 +135,10 @@ def write(
         differences[name] = comparison(FORMATS[name], reader(name, folder, network.inputs, exact=True))
     progress("checking", 1.0)
     allowed = {name: comparison.allowed for name, comparison in comparisons.items()}
-    return Checked(differences, allowed, cached, whole)
+    unread = ""
+    if "openvino" in formats and cached:
+        unread = add_tokenizer(folder, (folder / FORMATS["openvino"]).parent, tokenizer)
+    return Checked(differences, allowed, cached, whole, unread)
 
 
 def check_formats(formats: Sequence[str]) -> None:

@@ -113,7 +113,8 @@ def test_a_language_model_writes_the_same_everywhere(
     assert sentence in " ".join(capsys.readouterr().out.split())
     assert sentence in (tmp_path / "out" / "README.md").read_text()
     monkeypatch.chdir(tmp_path / "out")
-    by_openvino, by_onnx, by_torch = shown(tmp_path / "out" / "README.md")
+    by_openvino, by_onnx, by_torch, by_genai = shown(tmp_path / "out" / "README.md")
+    assert isinstance(by_genai["output"], str)
     right = by_torch["output"].numpy()
     first = by_torch["tokens"]["input_ids"].shape[1]
     assert right.shape[1] > first + 5
