@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from greenformers.data._hub import streamed
@@ -28,12 +29,14 @@ class _Columns:
         return (*self.segments, *(() if self.label is None else (self.label,)))
 
 
+PLAIN = _Columns(("text",))
+
 COLUMNS = (
     _Columns(("source", "target"), translated=True),
     _Columns(("sentence1", "sentence2"), "score"),
     _Columns(("sentence",), "label"),
     _Columns(("text",), "label"),
-    _Columns(("text",)),
+    PLAIN,
 )
 """What a source of texts may hold; the first whose columns are all there is read, and further columns are not."""
 
@@ -133,6 +136,8 @@ def _kind(rows: Rows) -> _Columns:
     if kind is None:
         listed = "; ".join(", ".join(kind.names) for kind in COLUMNS)
         raise ValueError(f"{rows.name} has no columns of texts: they must be {listed}")
+    if kind == PLAIN and (near := [name for name in rows.columns if get_close_matches("label", [name.lower()])]):
+        raise ValueError(f"{rows.name} has a column {near[0]}: classes must be in a column label, or in none")
     return kind
 
 

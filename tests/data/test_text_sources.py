@@ -72,6 +72,11 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         ("a.txt.gz", b"secret", "a.txt.gz: expected a whole gzip file, found a damaged one"),
         ("a.tsv", b"", "a.tsv has no columns of texts: they must be source, target; sentence1, "),
         ("a.tsv", b"sentence\nsecret", "a.tsv has no columns of texts: they must be source, target; sentence1, "),
+        (
+            "a.tsv",
+            b"text\tlabels\nsecret\t1",
+            "a.tsv has a column labels: classes must be in a column label, or in none",
+        ),
         ("a.tsv", b"text\tlabel\nsecret", "a.tsv, line 2: expected 2 fields, found 1"),
         ("a.tsv", b"text\tlabel\nsecret\t-1", "a.tsv, line 2: the label must be a whole number from 0 on"),
         ("a.tsv", b"text\tlabel", "a.tsv holds no text"),
