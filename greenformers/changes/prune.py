@@ -40,8 +40,8 @@ class Prune(Removal):
 
     @classmethod
     def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Prune]":
-        """Nine tenths of the cost of heads and neurons, and so on down to three tenths."""
-        return [cls(keep=tenths / 10) for tenths in range(9, 2, -1)]
+        """Nine tenths of the cost of heads and neurons, and so on down to two tenths."""
+        return [cls(keep=tenths / 10) for tenths in range(9, 1, -1)]
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

@@ -16,7 +16,7 @@ from greenformers.train.run import Stopped
 
 SLOTS = (
     tuple(Layers(keep) for keep in (5, 4, 3, 2)),
-    tuple(Prune(tenths / 10) for tenths in range(9, 2, -1)),
+    tuple(Prune(tenths / 10) for tenths in range(9, 1, -1)),
     tuple(LowRank(keep=tenths / 10) for tenths in range(9, 2, -1)),
     (Int8(),),
 )
