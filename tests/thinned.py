@@ -52,6 +52,9 @@ EVERY = {
     "solve/test_unchanged.py::test_broken_off_inside": 5,
     "train/test_several_processes.py::test_the_curve_is_that_of_one_process": 3,
     "train/test_resume.py::test_to_the_bit": 2,
+    "train/test_work_together.py::test_what_two_calibrate_is_what_one_does": 4,
+    "train/test_work_together.py::test_block_by_block_too": 2,
+    "train/test_work_together.py::test_what_cannot_be_shared_is_refused": 3,
 }
 
 LONG = {

@@ -1,17 +1,21 @@
 """A grid of cells: planned, checked before any work, and run cell by cell, so that it can be stopped at any time.
 
 A cell that ended is never trained again, one that was stopped goes on from its newest checkpoint, and one that cannot
-be trained, for want of memory say, is left with its reason: the grid goes on, and `retry` tries those again.
+be trained, for want of memory say, is left with its reason: the grid goes on, and `retry` tries those again. Several
+processes, on as many machines as see its folder, share out the cells: who works on one holds its lock.
 """
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 from greenformers.arena.baselines import baselines
@@ -38,7 +42,10 @@ from greenformers.train import checkpoint, run
 WINDOWS = (5, 30)
 """Local windows that every task is trained with: of 11 and of 61 positions, as convolutions have reached MEGA with."""
 
-BASELINES, PROBES = "baselines.json", "probes.json"
+BASELINES, PROBES, LOCK = "baselines.json", "probes.json", ".lock"
+NOT_AT_ALL, AS_LONG_AS_IT_TAKES = 0.0, -1.0
+"""Seconds to wait for the lock of a part."""
+
 SPEED_SECONDS = 20
 """Steps that measuring a variant beside dense attention takes, about, for the time that is left."""
 
@@ -110,6 +117,16 @@ class Part:
     def work(self, about: dict[str, Any], console: Console) -> None:
         """Do it; its end is stored."""
         raise NotImplementedError
+
+    @property
+    def lock(self) -> Path:
+        """File whose lock the process holds that works on it."""
+        return self.folder / LOCK
+
+    @property
+    def timed(self) -> bool:
+        """Whether it takes times: while it does, no other process is to work on the grid."""
+        return False
 
     @property
     def failure(self) -> str | None:
@@ -212,6 +229,14 @@ class _Speed(Part):
         each = sum(self.plan.probes.seconds(self.task, name) for name in (BASELINE, self.variant))
         return SPEED_SECONDS / 2 * batch * each
 
+    @property
+    def lock(self) -> Path:
+        return self.plan.out / LOCK
+
+    @property
+    def timed(self) -> bool:
+        return True
+
     def work(self, about: dict[str, Any], console: Console) -> None:
         speed(self.task, self.variant, self.plan.grid, self.plan.out, about)
 
@@ -255,6 +280,22 @@ def planned(grid: Grid, out: Path, *, stored: bool = True) -> Plan:
     return plan
 
 
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """A `with` block that one process at a time is in, of those that work on the same grid.
+
+    Where the grid is refused, nothing is left of a folder that was made for it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / LOCK):
+        try:
+            yield
+        except (ValueError, OSError):
+            if [path.name for path in out.iterdir()] == [LOCK]:
+                shutil.rmtree(out)
+            raise
+
+
 def carried_out(
     plan: Plan,
     about: dict[str, Any],
@@ -284,18 +325,47 @@ def carried_out(
     told(
         f"{len(parts) - len(left)} of {len(parts)} parts are done; about {words_of(sum(p.seconds for p in left))} left"
     )
-    start, expected, before = time.monotonic(), 0.0, len(parts) - len(left)
-    for number, part in enumerate(left, start=1):
-        began = time.monotonic()
-        reason = tried(part.folder, partial(part.work, about, console))
+    start, expected = time.monotonic(), 0.0
+    # First those that nobody works on; then those that others did, after whom something may be left to do; times last.
+    taken_up = [(part, NOT_AT_ALL) for part in left if not part.timed]
+    for part, seconds in [*taken_up, *((part, AS_LONG_AS_IT_TAKES) for part in left)]:
+        with claimed(part, seconds) as free:
+            if not free:
+                continue
+            began = time.monotonic()
+            reason = tried(part.folder, partial(part.work, about, console))
         expected += part.seconds
         # The parts so far say by how much the estimates are wrong on this machine, now.
         pace = (time.monotonic() - start) / expected
-        rest = sum(later.seconds for later in left[number:]) * pace
+        rest = [later for later in left if not later.ended and later.failure is None]
         outcome = part.outcome if reason is None else f"not done: {reason}"
         taken = f"{time.monotonic() - began:.0f} s"
-        told(f"{before + number}/{len(parts)} {part}: {outcome}, {taken}; about {words_of(rest)} left")
+        told(
+            f"{len(parts) - len(rest)}/{len(parts)} {part}: {outcome}, {taken}; about "
+            f"{words_of(sum(later.seconds for later in rest) * pace)} left"
+        )
     return [f"{part}: {part.failure}" for part in parts if not part.ended and part.failure is not None]
+
+
+@contextmanager
+def claimed(part: Part, seconds: float) -> Iterator[bool]:
+    """A `with` block that says whether a part is to be worked on, and in which no other process works on it.
+
+    Args:
+        part: The part.
+        seconds: Seconds to wait for another process that works on it.
+    """
+    part.lock.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(part.lock, timeout=seconds)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield not part.ended and part.failure is None
+    finally:
+        lock.release()
 
 
 def words_of(seconds: float) -> str:

@@ -23,6 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from filelock import FileLock
+
 from greenformers.arena.inputs import Inputs, of_images, of_texts
 from greenformers.data import Labelled, Splits, Text
 from greenformers.data import load as load_data
@@ -147,13 +149,14 @@ def _drawn(name: str, size: Size, drawn: Path) -> Any:
     """The data that a generator draws with the options of a size: from the disk, where they were drawn before."""
     source = import_module(f"greenformers.data.{name}")
     folder, options = drawn_folder(name, size, drawn), {**size.data, **_numbers(size)}
-    if not folder.is_dir():
-        drawn.mkdir(parents=True, exist_ok=True)
-        # Renamed when all of it is written: a draw that was stopped is drawn again.
-        with TemporaryDirectory(dir=drawn) as temporary:
-            whole = Path(temporary) / "data"
-            source.write(whole, source.generate(**options))
-            whole.rename(folder)
+    drawn.mkdir(parents=True, exist_ok=True)
+    with FileLock(drawn / ".lock"):  # one process draws, others that work on the same grid wait for it
+        if not folder.is_dir():
+            # Renamed when all of it is written: a draw that was stopped is drawn again.
+            with TemporaryDirectory(dir=drawn) as temporary:
+                whole = Path(temporary) / "data"
+                source.write(whole, source.generate(**options))
+                whole.rename(folder)
     return source.load(folder)
 
 

@@ -73,6 +73,11 @@ class Coding(Change):
         """Texts to calibrate with, for what looks at inputs."""
         return frozenset({"calibration"}) if self.looks else frozenset()
 
+    @property
+    def shares(self) -> bool:
+        """Whether it looks at inputs: at their covariances alone."""
+        return self.looks
+
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
         """Check also that there are layers for codes."""
         from greenformers.changes._coded import codable
@@ -168,8 +173,8 @@ class Coding(Change):
 
     @property
     def squares(self) -> int:
-        """The sum over inputs, and the factor of its inverse."""
-        return 4 if self.looks else 0
+        """The sum over inputs, its inverse, and a factor of that."""
+        return 3 if self.looks else 0
 
     def stream(self, model: "nn.Module", given: Given) -> "CodingStream":
         """The change applied weight by weight, by weights alone."""
@@ -192,8 +197,7 @@ class Coding(Change):
         looking = [site for site in sites if site.kind == "linear"] if self.looks else []
         if not looking:
             return None
-        assert given.calibration is not None
-        traced = trace(model, looking, given.calibration[0])
+        traced = trace(model, looking, given.batch)
         if traced.unreached and self.patterns is not None:
             raise ValueError(f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out")
         return traced

@@ -77,6 +77,8 @@ class Given:
         calibration: Batches to calibrate with: mappings of keyword arguments, sequences of positional ones, or tensors.
         original: For a part of a network, the same batches as the whole network gives them where nothing has been
             changed; those of `calibration` come from the parts before, as changed. None where there are no others.
+        together: Whether all processes apply a change that `shares` its calibration: each has all batches here, and
+            makes use of its share of them.
         outputs: For a part of a network, what this part of the network as it was gives, (B, N, d) for each of these
             batches; None where no change learns from it.
         part: Whether the network is a part of a larger one, in which there may be nothing to change.
@@ -99,6 +101,7 @@ class Given:
 
     calibration: Sequence[Any] | None = None
     original: Sequence[Any] | None = None
+    together: bool = False
     outputs: Sequence[Any] | None = None
     part: bool = False
     training: "Rows | None" = None
@@ -118,6 +121,11 @@ class Given:
     def once(self, key: Hashable, measure: Callable[[], T]) -> T:
         """What was measured under this key of this network before; measured now where it was not."""
         return measure() if self.measured is None else self.measured.once(key, measure)
+
+    @property
+    def batch(self) -> Any:
+        """A batch to see what a network does: the example, or the first to calibrate with; None where there is none."""
+        return self.calibration[0] if self.example is None and self.calibration else self.example
 
     def has(self, need: Need) -> bool:
         """Whether this need of a change is met."""
@@ -206,6 +214,14 @@ class Change:
     def uses(self) -> frozenset[Need]:
         """The needs of which it makes use where they are met: all that it has, and perhaps more."""
         return self.needs
+
+    @property
+    def shares(self) -> bool:
+        """Whether several processes can apply it together: of what it calibrates with it makes sums over batches alone.
+
+        Each of them then has a share of the batches, see `greenformers.solve.share`.
+        """
+        return False
 
     @property
     def traces(self) -> "Sequence[type[Change]]":

@@ -244,7 +244,7 @@ def choice_of(by: str, model: "nn.Module", layers: "Sequence[Coupled]", given: G
         given.progress("weighing", share)
 
     batches: Any = given.calibration
-    loss = given.loss or default(model, batches[0], given.seed)
+    loss = given.loss or default(model, batches, given.seed)
     paths = [layer.second for layer in layers]
     if by == "fit":
         return ByFit(curvatures(model, paths, batches, loss, memory=given.memory, progress=progress))

@@ -157,6 +157,11 @@ class Bits(Coding):
         """Whether it looks at inputs: all ways but the nearest numbers do."""
         return self.by != "rounding"
 
+    @property
+    def shares(self) -> bool:
+        """Whether it looks at inputs; what is judged for a budget is no sum."""
+        return super().shares and self.budget is None
+
     def alone(self, site: "Site", given: Given) -> "tuple[CodedWeight, float]":
         """The code of a weight by itself, of the whole range where it is the head too, and the relative error.
 

@@ -114,6 +114,11 @@ class LowRank(Change):
         """The needs, and texts to calibrate with unless a solver is named that uses weights alone."""
         return self.needs | ({"calibration"} if self.solver is None else frozenset())
 
+    @property
+    def shares(self) -> bool:
+        """Whether it looks at texts; of what is measured two processes would make two networks."""
+        return "calibration" in self.uses and self.of != "latency" and not self.only_if_faster
+
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Factorise the weights, see `greenformers.solve.factorise.factorise`.
 
@@ -176,8 +181,8 @@ class LowRank(Change):
 
     @property
     def squares(self) -> int:
-        """The sums over inputs before and after, and their decomposition."""
-        return 8 if self.reads_original else 2
+        """The sums over inputs before and after; or one of them, its eigenvectors, and what finding these takes."""
+        return 4 if self.reads_original else 2
 
     def stream(self, model: "nn.Module", given: Given) -> "Stream":
         """The change applied weight by weight, by solvers that use weights alone; "randomized" by default."""

@@ -214,7 +214,7 @@ class Narrow(Change):
         if self.start == "pca":
             U, share = principal_states(dense, width, batches, narrow, weighing)
             return U, f"{share:.1%} of the energy of hidden states"
-        felt = information(dense, width, batches, given.loss or default(dense, batches[0], given.seed), weighing)
+        felt = information(dense, width, batches, given.loss or default(dense, batches, given.seed), weighing)
         left = felt.argsort(descending=True)[:narrow].sort().values
         return unit_columns(left, width.size), f"{felt[left].sum() / felt.sum():.1%} of the Fisher information"
 

@@ -75,6 +75,11 @@ class Sparse(Change):
 
         return frozenset({"calibration"} if self.by in LOOKING else ())
 
+    @property
+    def shares(self) -> bool:
+        """Whether it looks at inputs: at their covariances alone."""
+        return bool(self.needs)
+
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
         """Check also that there are layers to prune."""
         from greenformers.solve.sparse_sites import prunable
@@ -104,7 +109,7 @@ class Sparse(Change):
         unreached: list[Site] = []
         if self.by in LOOKING:
             assert given.calibration is not None
-            traced = trace(model, sites, given.calibration[0])
+            traced = trace(model, sites, given.batch)
             unreached = traced.unreached
             if unreached and self.select is not None:
                 raise ValueError(f"the data does not reach {unreached[0].path!r}, which is selected: leave it out")
@@ -143,10 +148,10 @@ class Sparse(Change):
 
     @property
     def squares(self) -> int:
-        """The sum over inputs, and the factor of its inverse."""
+        """The sum over inputs, its inverse, and a factor of that."""
         from greenformers.solve.prune_weights import LOOKING
 
-        return 4 if self.by in LOOKING else 0
+        return 3 if self.by in LOOKING else 0
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:

@@ -67,7 +67,7 @@ class Upcycle(Change):
     def _chosen(self, model: "nn.Module", given: Given) -> "list[Layer]":
         from greenformers.changes._upcycled import layers
 
-        return layers(model, _example(given))[:: -self.every][::-1]
+        return layers(model, given.batch)[:: -self.every][::-1]
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Put experts in place of feed-forward layers.
@@ -83,7 +83,7 @@ class Upcycle(Change):
         from greenformers.solve.unchanged import outputs
         from greenformers.solve.units import put
 
-        chosen, example = self._chosen(model, given), _example(given)
+        chosen, example = self._chosen(model, given), given.batch
         expected = outputs(model, example)
         draw = torch.Generator().manual_seed(given.seed)
         before = {path: model.get_submodule(path) for layer in chosen for path in (*layer.first, layer.path)}
@@ -126,11 +126,6 @@ class Upcycle(Change):
         from greenformers.changes._upcycled import paths_of
 
         return paths_of(model)
-
-
-def _example(given: Given) -> Any:
-    assert given.example is not None or given.calibration is not None
-    return given.example if given.example is not None else given.calibration[0]  # type: ignore[index]
 
 
 def _check(model: "nn.Module", expected: Any, now: Any) -> None:

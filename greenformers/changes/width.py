@@ -140,7 +140,7 @@ class Width(Change):
         if self.by == "rotation":
             vectors, energy = principal(model, width, batches, weighing)
             return vectors[:, :narrow], f"with {energy[:narrow].sum() / energy.sum():.1%} of their energy"
-        loss = given.loss or default(model, batches[0], given.seed)
+        loss = given.loss or default(model, batches, given.seed)
         felt = information(model, width, batches, loss, weighing)
         left = felt.argsort(descending=True)[:narrow].sort().values
         basis = torch.eye(width.size, dtype=torch.float64, device=felt.device)[:, left]

@@ -3,6 +3,7 @@
 A command is a file that holds a function of the same name; a folder of such files is a command with subcommands, and
 its docstring is their help. `ORDER` is the place of a command in --help, files before folders; commands without it come
 last, by name. `GROUP` is the heading above a command, and `EXAMPLES` are command lines at the end of its own --help.
+`SEVERAL` is true of a command that several processes, started by torchrun, work on together; others refuse them.
 Files that begin with an underscore are shared by commands. Heavy imports are inside the functions, and a command line
 imports only the files that it names, so that --help answers at once.
 """
@@ -17,6 +18,7 @@ from typing import Annotated
 import typer
 
 from greenformers._extras import MissingExtraError
+from greenformers.train.processes import alone
 
 HELP = "A transformer goes in; a measured, greener transformer comes out."
 
@@ -60,6 +62,8 @@ def _folder(package: ModuleType, about: str | None, words: Sequence[str] | None)
             inner = _folder(module, module.__doc__, words and words[1:]) if needed else _empty(module.__doc__)
             app.add_typer(inner, name=shown, rich_help_panel=_group(module))
         else:
+            if named and not getattr(module, "SEVERAL", False) and not alone():
+                raise ValueError(f"{shown} is the work of one process: start it without torchrun")
             command = app.command(shown, epilog=_examples(module), rich_help_panel=_group(module))
             command(getattr(module, name))
     return app

@@ -1,6 +1,7 @@
 """`greenformers arena`. Heavy imports are inside the command, so that --help answers at once."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 ORDER = 45
 GROUP = "Train a model of your own"
+SEVERAL = True
 EXAMPLES = (
     "greenformers arena --tasks listops --seeds 1 --list",
     "greenformers arena --tasks listops,text,pixels --data DATA --variants all --out runs/arena",
@@ -46,13 +48,15 @@ def arena(
     in all, and baselines without a network.
 
     OUT holds a run for each task, variant and seed, and `report`. A grid
-    that was stopped, or killed, goes on with the same command. Exit code
-    1: something could not be done; the page says what and why.
+    that was stopped, or killed, goes on with the same command; several
+    such commands, or processes of torchrun, share out the runs. Exit
+    code 1: something could not be done; the page says what and why.
     """
-    from greenformers.arena.grid import carried_out, planned
+    from greenformers.arena.grid import carried_out, locked, planned
     from greenformers.arena.records import records_of
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write
+    from greenformers.train.processes import apart, first_process
 
     terminal.quiet()
     console = terminal.console()
@@ -65,15 +69,20 @@ def arena(
     def told(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    with terminal.resumable("the same command goes on"):
-        plan = planned(grid, out, stored=not show)
-        for task, reasons in plan.unusable.items():
+    first = first_process()
+    with terminal.resumable("the same command goes on"), apart():
+        # One after the other: what the first has counted and timed, the others read.
+        with nullcontext() if show else locked(out):
+            plan = planned(grid, out, stored=not show)
+        for task, reasons in plan.unusable.items() if first else ():
             for name, reason in reasons.items():
                 told(f"left out: {name} on {task}: {reason}")
         if show:
             listed(plan, told)
             return
         failures = carried_out(plan, about, progress(console), told, retry=retry)
+    if not first:
+        return
     records = records_of(plan, about)
     terminal.show(console, tables(plan, records, references))
     told(sentence(plan, records))

@@ -18,6 +18,7 @@ from greenformers.compress.job import Job
 
 ORDER = 20
 GROUP = "Make a trained model smaller and faster"
+SEVERAL = True
 EXAMPLES = (
     "greenformers compress MODEL --int8 --out small",
     "greenformers compress MODEL --texts texts.tsv --lose 1% --out small",
@@ -176,6 +177,7 @@ def _from_disk(
 ) -> None:
     from greenformers.compress.block_by_block import calibration_of, compress_block_by_block
     from greenformers.compress.from_disk import compress_from_disk
+    from greenformers.train.processes import alone, first_process
 
     defaults = Job()
     data = job.texts is not None or job.calibrate is not None
@@ -192,12 +194,17 @@ def _from_disk(
         batches = calibration_of(model, changes, job)
         with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
             done = compress_block_by_block(
-                model, out, changes, batches, seed=job.seed, progress=steps,
-                told=lambda said: console.print(said, markup=False, soft_wrap=True),
+                model, out, changes, batches, seed=job.seed,
+                progress=steps if first_process() else lambda *_: None,
+                told=lambda said: console.print(said, markup=False, soft_wrap=True) if first_process() else None,
             )  # fmt: skip
-    else:
+    elif alone():
         with terminal.Steps(console) as steps:
             done = compress_from_disk(model, out, changes, seed=job.seed, progress=steps)
+    else:
+        raise ValueError("--from-disk without texts is the work of one process: start it without torchrun")
+    if not first_process():
+        return
     console.print("\n".join(done.summary()), markup=False, soft_wrap=True)
     console.print(f"model:  {out}", soft_wrap=True)
 

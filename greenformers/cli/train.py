@@ -5,6 +5,7 @@ from greenformers.train.settings import Settings
 
 ORDER = 50
 GROUP = "Train a model of your own"
+SEVERAL = True
 EXAMPLES = (
     "greenformers train --out runs/first --data digits --variant lrt --rank 16",
     "greenformers train settings.toml --out runs/first --resume",

@@ -26,6 +26,7 @@ from greenformers.data._rows import Batches, Rows
 from greenformers.data._texts import Texts
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.model.positions import reach
+from greenformers.solve.share import Share, check_share
 from greenformers.solve.walk import kind_of
 
 SIZE = 16
@@ -166,6 +167,8 @@ def check(model: nn.Module, changes: Sequence[Change], given: Given) -> None:
         raise ValueError(
             "teacher_cache keeps what a teacher gives, and no change of the recipe learns from one: leave it out"
         )
+    if given.together and given.calibration and any(change.shares for change in changes):
+        check_share(len(given.calibration))
     before = changes_of(model)
     for number, change in enumerate(changes):
         earlier = [*before, *(kind for past in changes[:number] for kind in past.traces)]
@@ -188,7 +191,8 @@ def apply(
         changes: All changes of the recipe.
         given: Data and settings that they may use.
         done: Report of changes that were applied before, where a recipe is continued.
-        before: Function that is called with the number of a change that trains before it is applied.
+        before: Function that is called with the number of a change in which other processes take part, before it is
+            applied: of one that trains, or that shares what it calibrates with.
         after: Function that is called after each change.
 
     Returns:
@@ -197,7 +201,7 @@ def apply(
     report = done or CompressionReport([], parameters(model), bytes_of(model))
     for number in range(len(report.steps), len(changes)):
         change, began = changes[number], perf_counter()
-        if change.trains:
+        if change.trains or (given.together and change.shares):
             before(number)
         single = change.apply(model, given_to(number, changes, given))
         mark(model, [change.name()])
@@ -208,7 +212,12 @@ def apply(
 
 
 def given_to(number: int, changes: Sequence[Change], given: Given) -> Given:
-    """Data and settings of one change of a recipe, which knows what follows and has a folder of its own."""
+    """Data and settings of one change of a recipe, which knows what follows and has a folder of its own.
+
+    Where processes apply it together, it gets the share of this one.
+    """
     folder = None if given.folder is None else given.folder / f"training-{number}"
     measured = None if given.measured is None else given.measured.after(changes[:number])
+    if given.together and changes[number].shares and given.calibration:
+        given = replace(given, calibration=Share(given.calibration), example=given.batch)
     return replace(given, following=tuple(changes[number + 1 :]), folder=folder, measured=measured)

@@ -32,6 +32,7 @@ from greenformers.compress.wide_products import WideProducts
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS
 from greenformers.model.positions import reach
+from greenformers.train.processes import first_process, wait
 
 
 def compress_block_by_block(
@@ -55,6 +56,8 @@ def compress_block_by_block(
         progress: Function that is called as work goes on.
         told: Function that is told, before work begins, how much memory and disk it takes.
 
+    Of several processes each runs blocks on its share of the batches, and the first writes.
+
     Returns:
         The report of the recipe.
 
@@ -75,15 +78,19 @@ def compress_block_by_block(
     walk = Walk(whole, list(changes), batches, work, seed, progress)
     with _without_cache(model.config), WideProducts():
         told(walk.check())
+        wait()  # what others write would change under those that still check
         walk.run()
     report = walk.report(stored)
-    with building(out) as unfinished:
-        _finish(walk, unfinished, [name for name in guards_of(model) if name in stored])
-        carry(folder, modules, unfinished)
-        describe(unfinished, model, report)
-        with _without_cache(model.config), WideProducts():
-            walk.try_again()
-    work.remove()
+    wait()
+    if first_process():
+        with building(out) as unfinished:
+            _finish(walk, unfinished, [name for name in guards_of(model) if name in stored])
+            carry(folder, modules, unfinished)
+            describe(unfinished, model, report)
+            with _without_cache(model.config), WideProducts():
+                walk.try_again()
+        work.remove()
+    wait()
     return report
 
 

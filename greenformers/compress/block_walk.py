@@ -1,4 +1,8 @@
-"""The way through the blocks of a network: each is read, changed with what the blocks before it give, and written."""
+"""The way through the blocks of a network: each is read, changed with what the blocks before it give, and written.
+
+Several processes, which see the same folders, go together: each runs the blocks on its share of the batches, all change
+a block alike, and the first writes it.
+"""
 
 import resource
 import shutil
@@ -26,8 +30,10 @@ from greenformers.measure.limit import free
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.measure.quality import evaluating
 from greenformers.solve.loss import output
+from greenformers.solve.share import Share, check_share
 from greenformers.solve.walk import sites
 from greenformers.solve.watch import Batch, call
+from greenformers.train.processes import alone, first_process, processes, processes_here, rank, wait
 
 TOKENS = 1024
 """Most tokens in a batch: they bound the memory that a pass of a block takes."""
@@ -80,6 +86,7 @@ class Walk:
         self.stated = 0
         # Only the first change is made of the network as it was; what trains learns what that gave.
         self.compares = changes[0].reads_original or any(change.trains for change in changes)
+        self.own = range(rank(), len(batches), processes())
 
     def parts(self) -> list[Part]:
         """The finished parts, in order."""
@@ -94,6 +101,8 @@ class Walk:
         Raises:
             ValueError: They do not, or it cannot.
         """
+        self._check_together()
+        held = psutil.Process().memory_info().rss
         first = self.blocks.network(0, self.blocks.read(0))
         shortest = min(self.batches, key=lambda batch: batch[IDS].shape[1])
         batch = {name: x[:1] for name, x in shortest.items()}
@@ -114,27 +123,41 @@ class Walk:
         width, itemsize = states.shape[-1], states.element_size()
         tokens = sum(batch[IDS].numel() for batch in self.batches)
         disk = 2 * (1 + self.compares) * tokens * width * itemsize + sum(map(self.blocks.bytes, self._numbers))
-        self.stated = self._memory(first, width)
+        self.stated = held + self._working(first, width)
         available = shutil.disk_usage(self.work.folder.parent).free
         there = sum(path.stat().st_size for path in self.work.folder.rglob("*") if path.is_file())
         if available + there < disk:
             raise ValueError(
                 f"{disk / 2**30:.1f} GiB of disk are needed beside the result, {available / 2**30:.1f} are free"
             )
-        memory, room = self.stated - psutil.Process().memory_info().rss, free(torch.device("cpu"))
-        if room < memory:
+        memory = processes_here() * (self.stated - held)
+        if (room := free(torch.device("cpu"))) < memory:
             raise ValueError(f"{memory / 2**30:.1f} GiB of memory are needed, {room / 2**30:.1f} are free")
+        each = "" if alone() else f" in each of {processes()} processes"
         return (
-            f"{self.blocks.count} blocks, one at a time: at most {self.stated / 2**30:.2f} GiB of memory, "
+            f"{self.blocks.count} blocks, one at a time: at most {self.stated / 2**30:.2f} GiB of memory{each}, "
             f"{disk / 2**30:.2f} GiB of disk; hidden states in {str(states.dtype).removeprefix('torch.')}"
         )
+
+    def _check_together(self) -> None:
+        """Check that several processes can go this way together.
+
+        Raises:
+            ValueError: A change cannot share what it looks at, or there are fewer batches than processes.
+        """
+        if alone():
+            return
+        check_share(len(self.batches))
+        for change in self.changes:
+            if change.trains or ("calibration" in change.uses and not change.shares):
+                raise ValueError(f"block by block, {change.label} is the work of one process, not of {processes()}")
 
     @property
     def _numbers(self) -> list[int | None]:
         return [*range(self.blocks.count), None]
 
-    def _memory(self, block: OneBlock, width: int) -> int:
-        """Most bytes that the process will hold: what it holds now, and what a block takes, or what is around them."""
+    def _working(self, block: OneBlock, width: int) -> int:
+        """Most bytes that a block takes, or what is around the blocks, beyond what the process holds before."""
         stack = f"{self.blocks.path}."
         layers = [(site.m, site.n) for site in sites(block, "linear", factors=True)]
         around = [tuple(x.shape) for name, x in self.blocks.model.named_parameters() if not name.startswith(stack)]
@@ -150,7 +173,7 @@ class Walk:
             3 * self.blocks.bytes(None) + self._solving([shape for shape in around if len(shape) == 2], 0),
             3 * largest + self._learning(block, passed),
         )
-        return int(psutil.Process().memory_info().rss + working + 2 * STATISTICS)
+        return int(working + 2 * STATISTICS)
 
     def _solving(self, weights: Sequence[tuple[int, ...]], passed: int) -> int:
         """Most bytes that solvers hold of one of these weights (m, n).
@@ -183,6 +206,13 @@ class Walk:
         self._around()
         self._drop(count)
 
+    def _keep(self, number: int | None, tensors: Mapping[str, Tensor], part: Part) -> None:
+        """Write a finished part, after the last process has written what it gives; the others wait for that."""
+        wait()
+        if first_process():
+            self.work.keep(number, tensors, part)
+        wait()
+
     def _ahead(self, numbers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The tensors of blocks; those of the next one are read while a block is changed."""
         with ThreadPoolExecutor(1) as reader:
@@ -195,7 +225,7 @@ class Walk:
 
     def _drop(self, number: int) -> None:
         """Remove the hidden states that a finished block has read."""
-        for original in (False, True):
+        for original in (False, True) if first_process() else ():
             self.work.states(number, original=original).remove()
 
     def _embed(self) -> None:
@@ -205,9 +235,10 @@ class Walk:
             for number, batch in enumerate(self.batches):
                 hidden, arguments = embed(batch)
                 self.arguments.append(arguments)
-                if not (begun or states.has(number)):
+                if number in self.own and not (begun or states.has(number)):
                     states.write(number, hidden)
                 self.progress("embedding", (number + 1) / len(self.batches))
+        wait()
 
     def _inputs(self, number: int, *, original: bool = False) -> Inputs:
         states = self.work.states(number, original=original and number > 0)
@@ -216,7 +247,7 @@ class Walk:
     def _pass(self, network: nn.Module, inputs: Inputs, states: States) -> None:
         """Write what a block gives."""
         with evaluating(network), torch.no_grad():
-            for number in range(len(inputs)):
+            for number in self.own:
                 states.write(number, call(network, inputs[number]))
 
     def _block(self, number: int, tensors: Mapping[str, Tensor]) -> None:
@@ -228,7 +259,7 @@ class Walk:
         outputs = Outputs(self.work.states(number + 1, original=True), len(inputs)) if self.compares else None
         part = self._changed(network, inputs, original, lambda change: change.in_block(network), name, outputs)
         self._pass(network, inputs, self.work.states(number + 1))
-        self.work.keep(number, network.state_dict(), part)
+        self._keep(number, network.state_dict(), part)
 
     def _around(self) -> None:
         """Change embeddings and output layers, which read what the last block gives."""
@@ -253,7 +284,7 @@ class Walk:
             tied = set(model.all_tied_weights_keys)
             inner = f"{self.blocks.path}."
             tensors = {key: x for key, x in model.state_dict().items() if key not in tied and not key.startswith(inner)}
-            self.work.keep(None, tensors, part)
+            self._keep(None, tensors, part)
 
     def _changed(
         self, network: nn.Module, calibration: Sequence[Batch], original: Sequence[Batch] | None,
@@ -262,8 +293,12 @@ class Walk:
         """Apply the changes of the recipe to a part."""
         units: list[list[dict[str, Any]]] = []
         sizes, seconds = [], []
+        example = calibration[0]  # of all processes the same
+        if not alone():
+            calibration, original = Share(calibration), None if original is None else Share(original)
         given = Given(
-            calibration=calibration, original=original, outputs=outputs, part=True, memory=STATISTICS, seed=self.seed,
+            calibration=calibration, original=original, example=example, outputs=outputs, part=True,
+            memory=STATISTICS, seed=self.seed,
             progress=lambda done, share: self.progress(f"{name}, {done}", share),
         )  # fmt: skip
         for step, change in enumerate(self.changes):

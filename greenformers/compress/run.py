@@ -32,7 +32,7 @@ from greenformers.data._texts import Texts
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
 from greenformers.model.positions import extend, reach
-from greenformers.train.processes import first_process, told
+from greenformers.train.processes import alone, first_process, told
 
 ORIGINAL = "original"
 Progress = Callable[[str, float], None]
@@ -51,7 +51,8 @@ def run(
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
     Finished steps are kept beside `out` until all of them are finished: the same call continues after the last one.
-    Of several processes the first does all of this; the others take part in what trains, see `_take_part`.
+    Of several processes the first does all of this; the others take part in what trains and in what shares its
+    calibration, see `_take_part`.
 
     Args:
         model: Folder or name of the model.
@@ -131,7 +132,7 @@ def run(
 
 
 def _take_part(model: PreTrainedModel, changes: Sequence[Change], given: Given, unfinished: "Unfinished") -> None:
-    """Train along with the first process, which tells the number of each change that trains.
+    """Train or calibrate along with the first process, which tells the number of each change that does.
 
     What other changes have made is read from disk: of measured times, say, two processes may make two networks.
     """
@@ -201,7 +202,8 @@ def given_by(
         batch = example(small, max(job.lengths or (), default=job.length) if texts else None)
     return Given(
         calibration=calibration, training=training, teacher=original, example=batch, seed=job.seed, progress=progress,
-        teacher_cache=job.teacher_cache, mask_token=getattr(reader and reader.tokenizer, "mask_token_id", None),
+        teacher_cache=job.teacher_cache, together=not alone(),
+        mask_token=getattr(reader and reader.tokenizer, "mask_token_id", None),
     )  # fmt: skip
 
 

@@ -235,14 +235,20 @@ def _calibrated(W: Tensor, rank: int, solver: str, statistics: Statistics | None
 def _refitted(W: Tensor, C: Tensor, cross: Tensor) -> Tensor:
     """The matrix V nearest to W among those that minimise |Y - V X^|: W + (Y X^^T - W C) C^+, C = X^ X^^T."""
     missing = cross - W @ C
-    noise = NOISE * C.trace() * torch.eye(len(C), dtype=C.dtype, device=C.device)
-    # Are all eigenvalues above the noise? Asking costs a sixth of a decomposition by eigenvalues.
-    if not torch.linalg.cholesky_ex(C - noise).info:
+    # Each matrix (n, n) is dropped as soon as it has told what it can: of 11,008 inputs it takes 1 GB.
+    if _above(C, NOISE * C.trace()):
         return W + torch.cholesky_solve(missing.mT, torch.linalg.cholesky(C)).mT
-    S, S_inverse = root(C)
-    energies = S.square().sum(0)
-    resolved = S_inverse[energies > NOISE * energies.sum()]
-    return W + missing @ resolved.mT @ resolved
+    energies, Q = torch.linalg.eigh(C, UPLO="U")
+    resolved = (energies > TINY * energies[-1].clamp_min(0)) & (energies > NOISE * energies.clamp_min(0).sum())
+    Q, energies = Q[:, resolved], energies[resolved]
+    return W + (missing @ Q / energies) @ Q.mT
+
+
+def _above(C: Tensor, noise: Tensor) -> bool:
+    """Whether all eigenvalues are above the noise. Asking costs a sixth of a decomposition by eigenvalues."""
+    less = C.clone()
+    less.diagonal().sub_(noise)
+    return not torch.linalg.cholesky_ex(less).info
 
 
 def _whitened_gram(W: Tensor, C: Tensor | None, G: Tensor | None) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:

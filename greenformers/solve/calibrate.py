@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from greenformers.lowrank.factorize import Statistics, gram
 from greenformers.measure.quality import evaluating
 from greenformers.solve import experts
+from greenformers.solve.share import total
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Hook, Loss, Trace, call, frozen, hooked, out_rows, padding, rows, unpadded
 
@@ -226,9 +227,14 @@ def _bytes(groups: int, width: int) -> int:
 
 
 class Sums:
-    """Running sums over batches, by key: products of float32 over `CHUNK` positions at a time, added up in float64."""
+    """Running sums over batches, by key: products of float32 over `CHUNK` positions at a time, added up in float64.
 
-    def __init__(self) -> None:
+    Args:
+        batches: The batches; of a share, the sums are in the end over those of all processes.
+    """
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
         self._sums: dict[Hashable, Tensor] = {}
         self._gathered: dict[Hashable, tuple[list[Tensor], int]] = {}
 
@@ -264,7 +270,7 @@ class Sums:
         for key in self._gathered:
             self._multiply(key)
         self._gathered.clear()
-        return self._sums
+        return total(self._sums, self._batches)
 
 
 def _product(rows: Sequence[Tensor]) -> Tensor:
@@ -279,7 +285,8 @@ def _collect(
     notes: _Notes,
     progress: Callable[[float], None],
 ) -> dict[Hashable, Tensor]:
-    running, number = Sums(), 0
+    batches = list(batches) if not isinstance(batches, Sequence) else batches
+    running, number = Sums(batches), 0
 
     def read(site: Site, args: tuple[Any, ...], given: Mapping[str, Tensor], less: bool) -> None:
         x = args[0]
@@ -335,7 +342,6 @@ def _collect(
     hooks = [(site, note(site, site is group[0], gives_less(group))) for group in portion for site in group]
     if notes.dense is not None:
         notes.dense.begin(key for group in portion if group[0].kind not in APART for key in keys_of(group))
-    batches = list(batches) if not isinstance(batches, Sequence) else batches
     if not len(batches):
         raise ValueError("the calibration data must hold at least one batch, got none")
     getattr(loss, "restart", lambda: None)()

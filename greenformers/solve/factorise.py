@@ -208,7 +208,7 @@ def _solve(
             raise ValueError(f"{site.path}: the weight holds values that are not finite")
     felt = "gradients" in NEEDS[solver]
     statistics = covariances(
-        model, traced, batches, loss=(loss or default(model, batches[0], seed)) if felt else None, memory=memory,
+        model, traced, batches, loss=(loss or default(model, batches, seed)) if felt else None, memory=memory,
         spectra="cross" in NEEDS[solver], dense=dense,
         progress=lambda share: progress("calibrating", share),
     )  # fmt: skip

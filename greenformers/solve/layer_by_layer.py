@@ -5,6 +5,7 @@ The network is changed as it goes along: a layer is shown the inputs that it wil
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from greenformers.lowrank.experts import ExpertsLinear
 from greenformers.solve.calibrate import Sums
 from greenformers.solve.seen import Seen, summed
+from greenformers.solve.share import first
 from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace
@@ -107,20 +109,22 @@ def _inputs(seen: Seen, site: Site, calls: int, about_mean: set[bool]) -> dict[b
     """The inputs of a layer, with C about the mean or as it is, or both: True stands for about the mean."""
 
     def sums() -> dict[bool, Inputs]:
-        total, count, near = Sums(), 0, None
-        for x, _ in seen.rows(site.path, calls):
-            # Products are in float32: of numbers about the mean of the first ones, or nothing would be left of those
-            # that hardly change.
-            near = x.mean(0) if near is None and len(x) else near
-            if near is not None:
-                far = x - near
-                total.products("C", far[None])
-                total.add("far", far.sum(0))
-                total.add("size", x.abs().sum(0))
-                count += len(x)
-        done = total.done()
+        total = Sums(seen.batches)
+        rows = (x for x, _ in seen.rows(site.path, calls) if len(x))
+        begun = next(rows, None)
+        # Products are in float32: of numbers about the mean of the first ones, or nothing would be left of those that
+        # hardly change.
+        near = first(None if begun is None else begun.mean(0), seen.batches)
         if near is None:
             raise ValueError(f"the data does not reach {site.path!r}")
+        for x in () if begun is None else chain([begun], rows):
+            far = x - near
+            total.products("C", far[None])
+            total.add("far", far.sum(0))
+            total.add("size", x.abs().sum(0))
+            total.add("count", x.new_tensor(len(x)))
+        done = total.done()
+        count = done["count"].item()
         near, far, size = near.double(), done["far"] / count, done["size"] / count
         mean = near + far
         # In place where only one of the two is used: of 11,008 inputs each takes 1 GB.

@@ -5,12 +5,15 @@ d = gradient of <v, output> gives E[d d^T] = the Gauss-Newton matrix of the squa
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 
 import torch
 from torch import Tensor, nn
 
 from greenformers.data._pooling import MEAN, SentencePooling, pooling_of
+from greenformers.solve.share import Share
 from greenformers.solve.watch import Batch, Loss, call, padding, unpadded
+from greenformers.train.processes import processes, rank
 
 
 def own(model: nn.Module, batch: Batch) -> Tensor:
@@ -44,7 +47,7 @@ def generates(model: nn.Module) -> bool:
 
 
 class Movement:
-    """<v, output> for a probe v drawn anew for each batch, v ~ N(0, I).
+    """<v, output> for a probe v drawn anew for each batch, v ~ N(0, I), from the seed and the number of the batch.
 
     The output of a classifier or language model is its logits; that of an encoder is the sentence embedding at unit
     length: the mean over the positions that are no padding, or the model's own pooling. Any other network's is the
@@ -52,19 +55,22 @@ class Movement:
 
     Args:
         seed: Seed of the probes.
+        numbers: Numbers of the first batch and from each to the next: those of one process, where several share them.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self.generator, self.seed = torch.Generator(), seed
+    def __init__(self, seed: int = 0, numbers: tuple[int, int] = (0, 1)) -> None:
+        self.generator, self.seed, self.numbers = torch.Generator(), seed, numbers
         self.restart()
 
     def restart(self) -> None:
         """Draw the same probes again: another pass over the data begins."""
-        self.generator.manual_seed(self.seed)
+        self.number, self.step = self.numbers
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The projection of the output on the next probe."""
         out = output(call(model, batch), batch, pooling_of(model))
+        self.generator.manual_seed(Random(f"{self.seed} {self.number}").getrandbits(32))
+        self.number += self.step
         v = torch.randn(out.shape, generator=self.generator).to(out)
         return (v * out).sum()
 
@@ -87,10 +93,12 @@ def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tens
     raise ValueError(f"a {type(returned).__name__} holds no tensor: pass a loss")
 
 
-def default(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:
-    """`own` where the model gives a loss on this batch, else `Movement`."""
-    labelled = isinstance(batch, Mapping) and "labels" in batch
-    return own if labelled or generates(model) else Movement(seed)
+def default(model: nn.Module, batches: Sequence[Batch], seed: int = 0) -> Loss:
+    """`own` where the model gives a loss on these batches, else `Movement`."""
+    labelled = isinstance(batches[0], Mapping) and "labels" in batches[0]
+    if labelled or generates(model):
+        return own
+    return Movement(seed, (rank(), processes()) if isinstance(batches, Share) else (0, 1))
 
 
 def difference(model: nn.Module, batches: Sequence[Batch], loss: Loss | None = None) -> Callable[[int], float]:
@@ -99,7 +107,7 @@ def difference(model: nn.Module, batches: Sequence[Batch], loss: Loss | None = N
     That is the loss, where one is given or the model has one: of labels, or of a language model's next tokens. Else it
     is the squared distance of the outputs (of an encoder: of its pooled states) from those that it gives now.
     """
-    if loss is not None or default(model, batches[0]) is own:
+    if loss is not None or default(model, batches) is own:
         return lambda number: (loss or own)(model, batches[number]).item()
 
     def outputs(number: int) -> Tensor:

@@ -53,7 +53,7 @@ def rank_curves(
         replay = Replay(model, layers(model, lambda: call(model, few[0])), len(few), memory / 2)
         risen = difference(model, few, loss)
         base = sum(risen(number) for number in range(len(few)))
-    seen = covariances(model, traced, batches, loss=loss or default(model, batches[0], seed), memory=memory / 2)
+    seen = covariances(model, traced, batches, loss=loss or default(model, batches, seed), memory=memory / 2)
     for place, (site, at) in enumerate(seen):
         ranks = list(offered[site.path])
         solved = solve(site, ranks[-1], "loss", at)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from greenformers.measure.quality import evaluating
 from greenformers.solve.replay import Reached, Replay, layers
+from greenformers.solve.share import anywhere
 from greenformers.solve.watch import Batch, call, padding, positional, unpadded
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def summed(networks: Sequence[Seen], sums: Callable[[], T], finite: Callable[[T]
         finite: Whether all of them are finite: outputs that are not kept are NaN.
     """
     given = sums()
-    if not finite(given) and not all(network.replay.off for network in networks):
+    if not finite(given) and anywhere(not all(network.replay.off for network in networks), networks[0].batches):
         for network in networks:
             network.replay.stop()
         given = sums()

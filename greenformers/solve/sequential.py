@@ -20,6 +20,7 @@ from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
 from greenformers.solve.calibrate import APART, DenseRows, Key, Sums, given_rows, has_bias, keys_of
 from greenformers.solve.replay import Reached, Replay, layers
+from greenformers.solve.share import anywhere
 from greenformers.solve.solve import Solved, solve
 from greenformers.solve.units import filled, put
 from greenformers.solve.walk import Site
@@ -99,6 +100,8 @@ def sequential(
                     passes.put(site, part, ranks[site.path])
                     continue
                 seen = _statistics(site, group.key(site), sums, gradients)
+                if site is group.sites[-1]:
+                    sums = {}  # of 11,008 inputs each takes 1 GB
                 part = solve(site, ranks[site.path], "activation" if site.kind == "embedding" else solver, seen)
                 solved[site.path] = part
                 passes.put(site, part, ranks[site.path])
@@ -176,7 +179,8 @@ class _Passes:
         with placed(self.model, self.units):
             self.now.advance(path, lambda number: call(self.model, self.batches[number]))
         sums = self._summed(index)
-        if not (self.before.off and self.now.off) and not all(part.isfinite().all() for part in sums.values()):
+        broken = not all(part.isfinite().all() for part in sums.values())
+        if broken and anywhere(not (self.before.off and self.now.off), self.batches):
             self.before.stop()  # the network reads layers that are not kept
             self.now.stop()
             self._look_ahead(index)
@@ -256,7 +260,7 @@ class _Passes:
             yield x, {key: single.take(key)[number] for key in group.keys}
 
     def _summed(self, index: int) -> dict[Hashable, Tensor]:
-        site, sums = self.groups[index].sites[0], Sums()
+        site, sums = self.groups[index].sites[0], Sums(self.batches)
         for x, dense in self._beside(index):
             if site.kind == "embedding":
                 sums.add("counts", torch.bincount(x, minlength=site.m))

@@ -4,9 +4,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
 
 WAIT, NOTHING = timedelta(days=30), -1
+
+LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of the environment by which a launcher tells processes of each other."""
 
 
 def processes() -> int:
@@ -19,10 +27,30 @@ def alone() -> bool:
     return processes() == 1
 
 
+def processes_here() -> int:
+    """Number of processes of this run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", processes()))
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    # The launchers' variable, as the process group is initialised only when work begins.
+    return int(os.environ.get("RANK", 0))
+
+
 def first_process() -> bool:
     """Whether this is the process that writes: the only one, or the first of several."""
-    # The launchers' variable, as the process group is initialised only when training starts.
-    return int(os.environ.get("RANK", 0)) == 0
+    return rank() == 0
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """A `with` block in which each of several processes works as if it were alone, on things of its own."""
+    before = {name: os.environ.pop(name) for name in LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= before
 
 
 @contextmanager
@@ -49,6 +77,34 @@ def told(number: int | None = None) -> int | None:
     held = torch.tensor([NOTHING if number is None else number], device=_group().device)
     value = int(broadcast(held, from_process=0))
     return None if value == NOTHING else value
+
+
+def wait() -> None:
+    """Wait until all processes are here."""
+    if not alone():
+        _group().wait_for_everyone()
+
+
+def gathered(value: T) -> list[T]:
+    """What each process gives, in the order of their numbers, for all of them."""
+    if alone():
+        return [value]
+    from accelerate.utils import gather_object
+
+    _group()
+    values: list[T] = gather_object([value])
+    return values
+
+
+def added_up(tensor: "Tensor") -> "Tensor":
+    """The sum of the tensors that each process gives, the same in all of them to the bit; theirs may be overwritten."""
+    if alone():
+        return tensor
+    import torch
+
+    total = tensor.to(_group().device).contiguous()
+    torch.distributed.all_reduce(total)  # in place: of wide layers they take a gigabyte
+    return total.to(tensor.device)
 
 
 def training_device() -> Any:

@@ -162,8 +162,8 @@ def test_gates_are_felt_text_by_text(name: str) -> None:
     # The output of the encoder is pooled: no probe reads what stands at the padding.
     model, batches = lively(name, **({"cls": "BertModel"} if name == "bert" else {})), texts(2)
     paths = [SECOND[name].format(place).removeprefix("bert.") for place in range(2)]
-    got = gate_gradients(model, paths, batches, default(model, batches[0]))
-    loss = default(model, batches[0])
+    got = gate_gradients(model, paths, batches, default(model, batches))
+    loss = default(model, batches)
     wanted: dict[str, list[Tensor]] = {path: [] for path in paths}
     for batch in batches:  # a gate for each text, so that its gradient is that text's
         gates = [torch.ones(3, 1, 44, dtype=torch.float64, requires_grad=True) for _ in paths]
@@ -184,9 +184,9 @@ def test_gates_are_felt_text_by_text(name: str) -> None:
 
 def test_frozen_networks_are_felt_too() -> None:
     model, batches = lively("bert"), texts(1)
-    expected = gate_gradients(model, [SECOND["bert"].format(1)], batches, default(model, batches[0]))
+    expected = gate_gradients(model, [SECOND["bert"].format(1)], batches, default(model, batches))
     model.requires_grad_(False)
-    got = gate_gradients(model, [SECOND["bert"].format(1)], batches, default(model, batches[0]))
+    got = gate_gradients(model, [SECOND["bert"].format(1)], batches, default(model, batches))
     torch.testing.assert_close(got, expected)
     greenformers.compress(model, Neurons(0.5, multiple=2), calibration=batches)
     assert not any(parameter.requires_grad for parameter in model.parameters())

@@ -75,7 +75,7 @@ def test_what_a_rank_loses_is_measured() -> None:
     offered = {path: [4, 8, 18] for path in paths}
     lost = rank_curves(model, traced, offered, batches)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-    seen = {site.path: at for site, at in covariances(model, traced, batches, loss=default(model, batches[0]))}
+    seen = {site.path: at for site, at in covariances(model, traced, batches, loss=default(model, batches))}
     mask = batches[0]["attention_mask"].bool()
 
     def logits(other: nn.Module) -> list[torch.Tensor]:

@@ -379,7 +379,7 @@ def test_products_of_many_positions_are_those_of_all_at_once() -> None:
     draw = torch.Generator().manual_seed(4)
     sizes = (3, calibrate.CHUNK - 1, 1, 2 * calibrate.CHUNK + 5, 700, 700)
     a, b = (torch.randn(2, sum(sizes), n, generator=draw) for n in (7, 5))
-    sums = Sums()
+    sums = Sums([])
     for x, y in zip(a.split(sizes, 1), b.split(sizes, 1), strict=True):
         x = x.clone()
         sums.products("aa", x)

@@ -48,7 +48,7 @@ class Forked:
             for name, value in ENVIRONMENT.items():
                 patch.setenv(name, value)
             forkserver.ensure_running()
-        self._printed, self.returncode, self._members = printed, None, []
+        self._printed, self.returncode, self.members = printed, None, []
         for rank in range(processes):
             environment = {  # as torchrun would
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes,
@@ -56,26 +56,26 @@ class Forked:
             } if processes > 1 else {}  # fmt: skip
             member = SERVER.Process(target=_command, args=(words, str(printed), environment), daemon=True)
             member.start()
-            self._members.append(member)
-        self.pid = self._members[0].pid
+            self.members.append(member)
+        self.pid = self.members[0].pid
 
     def poll(self) -> int | None:
-        codes = [member.exitcode for member in self._members]
+        codes = [member.exitcode for member in self.members]
         if None not in codes:
             self.returncode = next((code for code in codes if code), 0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        for member in self._members:
+        for member in self.members:
             os.kill(member.pid, number)
 
     def kill(self) -> None:
-        for member in self._members:
+        for member in self.members:
             member.kill()
 
     def communicate(self, timeout: float) -> tuple[str, None]:
         end = time.monotonic() + timeout
-        for member in self._members:
+        for member in self.members:
             member.join(max(0.0, end - time.monotonic()))
         if self.poll() is None:
             self.kill()

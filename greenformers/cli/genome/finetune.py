@@ -12,6 +12,7 @@ from greenformers.cli._training import training
 from greenformers.genome.settings import Finetuning, inherited, sequences_of
 
 ORDER = 50
+SEVERAL = True
 EXAMPLES = (
     "greenformers genome finetune --sequences apoe.tsv --init runs/before --known 45411941,45412079 --out runs/risk",
 )

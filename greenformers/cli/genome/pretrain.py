@@ -4,6 +4,7 @@ from greenformers.cli._training import training
 from greenformers.genome.settings import Pretraining
 
 ORDER = 40
+SEVERAL = True
 EXAMPLES = ("greenformers genome pretrain --reference chr19.fa --sites dbsnp.vcf.gz --tokens tokens --out runs/before",)
 
 pretrain = training(

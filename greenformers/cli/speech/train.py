@@ -4,6 +4,7 @@ from greenformers.cli._training import training
 from greenformers.speech.settings import SpeechSettings
 
 ORDER = 10
+SEVERAL = True
 EXAMPLES = (
     "greenformers speech train --out runs/lrt --corpus CORPUS --variant lrt --rank 100 --ctc-weight 0.3 --augment",
 )
