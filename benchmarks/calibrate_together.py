@@ -25,7 +25,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 PROCESSES, ROUNDS = (1, 2, 4), 3
-TEXTS, QUICK = (1000, 5000), (128, 256)
+TEXTS, QUICK = (500, 2500), (128, 256)
 BAR, SAME = 1.7, 1e-5
 NAME, RECIPE = "low rank 0.5 by loss", ["--keep", "0.5", "--solver", "loss"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from greenformers._torch import has_vnni
+from greenformers.changes import kinds
 from greenformers.checkpoint.files import line
-from greenformers.checkpoint.structure import changes_of
 from greenformers.export.network import Batch, Call, Network
 from greenformers.export.static_int8 import jittered
 
@@ -43,7 +43,8 @@ class Comparison:
         moved = None
         for seed in range(DRAWS):
             static = jittered(network, seed)
-            dynamic = () if static else (change.jittered(network, seed) for change in changes_of(network.model))
+            rounding = [change for change in kinds() if change.freezes and change.describe(network.model)]
+            dynamic = () if static else (change.jittered(network, seed) for change in rounding)
             for block in (static, *dynamic):
                 if block is not None:
                     with block:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
+from greenformers.changes import kinds
 from greenformers.checkpoint.files import line
-from greenformers.checkpoint.structure import changes_of
 from greenformers.model._transformers import attention_of, can_choose_attention
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
@@ -69,7 +69,7 @@ class Network(nn.Module):
             raise ValueError(f"only networks that take {IDS} and {MASK} alone can be exported; got a {name}{halves}")
         if model.dtype != torch.float32 or model.device.type != "cpu":
             raise ValueError(f"the model must be in float32 and on the CPU, got {model.dtype} on {model.device}")
-        deciding = next((change for change in changes_of(model) if change.by_input), None)
+        deciding = next((change for change in kinds() if change.by_input and change.describe(model)), None)
         if deciding is not None:
             raise ValueError(
                 f"inputs decide what a network with {deciding.name()} computes, so that there is no program of it; "
