@@ -15,6 +15,7 @@ import numpy as np
 
 from greenformers.search.bound import EPSILON, STRICT, Bound
 from greenformers.search.space import Genes, Space
+from greenformers.search.speeds import Speeds
 from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trials, front
 
@@ -72,7 +73,9 @@ class Predictions:
         fresh = trials.done(0)
         # The model as it is, which loses nothing, is known without a trial.
         strengths = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in fresh)]
-        self._speed = Surrogate(strengths, [0.0, *(log(trial.speed) for trial in fresh)])
+        every = trials.done()  # healing changes no speed
+        tried = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in every)]
+        self._speed = Speeds(tried, [0.0, *(log(trial.speed) for trial in every)])
         self._root = Surrogate(strengths, [0.0, *(sqrt(max(trial.lost, 0.0)) for trial in fresh)])
         before = {trial.genes: logged(trial.lost) for trial in fresh}
         both = [(trial, before[trial.genes]) for trial in trials.done(steps) if steps and trial.genes in before]
@@ -85,7 +88,7 @@ class Predictions:
     def of(self, rows: Sequence[Genes]) -> list[Prediction]:
         """What recipes will be."""
         strengths = [self.space.strengths(genes) for genes in rows]
-        speed, _ = self._speed.predict(strengths)
+        speed = self._speed.predict(strengths)
         root, spread = self._root.predict(strengths)
         factors = np.full(len(rows), self._mean_factor) if self._factor is None else self._factor.predict(strengths)[0]
         figures = zip(speed.tolist(), root.tolist(), spread.tolist(), np.exp(factors / 2).tolist(), strict=True)
