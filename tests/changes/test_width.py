@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -146,8 +147,8 @@ def test_coordinates_that_stay_have_most_fisher_information() -> None:
     model, batches = lively("bert"), texts(3)
     felt = torch.zeros(32, dtype=torch.float64)
     for norm in (part for part in model.modules() if isinstance(part, torch.nn.LayerNorm)):
-        draw = torch.Generator().manual_seed(0)
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            draw = torch.Generator().manual_seed(Random(f"0 {number}").getrandbits(32))
             gates = torch.ones(3, 1, 32, dtype=torch.float64, requires_grad=True)
             mask = batch["attention_mask"][..., None]
             handle = norm.register_forward_hook(
