@@ -23,6 +23,7 @@ def subwords() -> PreTrainedTokenizerFast:
     return train_tokenizer("bpe", [" ".join(sentences(300))], vocab_size=300, max_length=64)
 
 
+@pytest.mark.slow
 def test_it_writes_what_the_model_writes(subwords: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = network("llama", num_hidden_layers=1, vocab_size=len(subwords), eos_token_id=None)
     with torch.no_grad():
