@@ -64,7 +64,9 @@ def after(memory: SegmentMemory, ids: Tensor) -> SegmentMemory:
     """The tokens that the next segment remembers."""
     ids = ids[..., None].float()
     both = torch.cat([memory.recent[0], ids], 1) if memory.recent else ids
-    return SegmentMemory(memory.length, (both[:, max(0, both.shape[1] - memory.length) :],))
+    return SegmentMemory(
+        memory.length, (both[:, max(0, both.shape[1] - memory.length) :],), (both[:, :0],), None, (None,)
+    )
 
 
 def lstm(vocabulary: int, sizes: Mapping[str, int]) -> Lstm:
