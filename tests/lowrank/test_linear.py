@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from greenformers.lowrank.linear import LED, decode, encode, linear_layer
 from greenformers.measure.parameters import parameters
@@ -102,7 +103,7 @@ def test_what_takes_a_factors_place_is_called():
 def test_the_weight_is_computed_where_it_is_used():
     """T5 asks for the type of a weight at each call, for which both factors were multiplied."""
     layer = led()
-    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter:
         assert (layer.weight.shape, layer.weight.dtype, layer.weight.device) == (
             (m, n),
             torch.float32,
