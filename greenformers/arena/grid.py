@@ -6,16 +6,13 @@ processes, on as many machines as see its folder, share out the cells: who works
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from greenformers.arena.baselines import baselines
@@ -31,6 +28,7 @@ from greenformers.arena.cell import (
     train,
     tried,
 )
+from greenformers.arena.lock import AS_LONG_AS_IT_TAKES, LOCK, NOT_AT_ALL, claimed
 from greenformers.arena.options import Grid
 from greenformers.arena.probe import Probes
 from greenformers.arena.protocol import task_of
@@ -42,10 +40,7 @@ from greenformers.train import checkpoint, run
 WINDOWS = (5, 30)
 """Local windows that every task is trained with: of 11 and of 61 positions, as convolutions have reached MEGA with."""
 
-BASELINES, PROBES, LOCK = "baselines.json", "probes.json", ".lock"
-NOT_AT_ALL, AS_LONG_AS_IT_TAKES = 0.0, -1.0
-"""Seconds to wait for the lock of a part."""
-
+BASELINES, PROBES = "baselines.json", "probes.json"
 SPEED_SECONDS = 20
 """Steps that measuring a variant beside dense attention takes, about, for the time that is left."""
 
@@ -280,22 +275,6 @@ def planned(grid: Grid, out: Path, *, stored: bool = True) -> Plan:
     return plan
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """A `with` block that one process at a time is in, of those that work on the same grid.
-
-    Where the grid is refused, nothing is left of a folder that was made for it.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with FileLock(out / LOCK):
-        try:
-            yield
-        except (ValueError, OSError):
-            if [path.name for path in out.iterdir()] == [LOCK]:
-                shutil.rmtree(out)
-            raise
-
-
 def carried_out(
     plan: Plan,
     about: dict[str, Any],
@@ -329,8 +308,8 @@ def carried_out(
     # First those that nobody works on; then those that others did, after whom something may be left to do; times last.
     taken_up = [(part, NOT_AT_ALL) for part in left if not part.timed]
     for part, seconds in [*taken_up, *((part, AS_LONG_AS_IT_TAKES) for part in left)]:
-        with claimed(part, seconds) as free:
-            if not free:
+        with claimed(part.lock, seconds) as ours:
+            if not ours or part.ended or part.failure is not None:
                 continue
             began = time.monotonic()
             reason = tried(part.folder, partial(part.work, about, console))
@@ -345,27 +324,6 @@ def carried_out(
             f"{words_of(sum(later.seconds for later in rest) * pace)} left"
         )
     return [f"{part}: {part.failure}" for part in parts if not part.ended and part.failure is not None]
-
-
-@contextmanager
-def claimed(part: Part, seconds: float) -> Iterator[bool]:
-    """A `with` block that says whether a part is to be worked on, and in which no other process works on it.
-
-    Args:
-        part: The part.
-        seconds: Seconds to wait for another process that works on it.
-    """
-    part.lock.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(part.lock, timeout=seconds)
-    try:
-        lock.acquire()
-    except Timeout:
-        yield False
-        return
-    try:
-        yield not part.ended and part.failure is None
-    finally:
-        lock.release()
 
 
 def words_of(seconds: float) -> str:

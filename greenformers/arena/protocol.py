@@ -26,6 +26,7 @@ from typing import Any
 from filelock import FileLock
 
 from greenformers.arena.inputs import Inputs, of_images, of_texts
+from greenformers.arena.lock import LOCK
 from greenformers.data import Labelled, Splits, Text
 from greenformers.data import load as load_data
 from greenformers.data._kinds import SPLITS
@@ -150,7 +151,7 @@ def _drawn(name: str, size: Size, drawn: Path) -> Any:
     source = import_module(f"greenformers.data.{name}")
     folder, options = drawn_folder(name, size, drawn), {**size.data, **_numbers(size)}
     drawn.mkdir(parents=True, exist_ok=True)
-    with FileLock(drawn / ".lock"):  # one process draws, others that work on the same grid wait for it
+    with FileLock(drawn / LOCK):  # one process draws, others that work on the same grid wait for it
         if not folder.is_dir():
             # Renamed when all of it is written: a draw that was stopped is drawn again.
             with TemporaryDirectory(dir=drawn) as temporary:

@@ -52,7 +52,8 @@ def arena(
     such commands, or processes of torchrun, share out the runs. Exit
     code 1: something could not be done; the page says what and why.
     """
-    from greenformers.arena.grid import carried_out, locked, planned
+    from greenformers.arena.grid import carried_out, planned
+    from greenformers.arena.lock import locked
     from greenformers.arena.records import records_of
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write

@@ -143,15 +143,9 @@ def squares(C: Float[Tensor, "n n"]) -> Float[Tensor, "n"]:
 
 def damped(C: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """C + 0.01 mean(diag C) I, with the mean of others for silent inputs."""
-    H = C.clone()
-    H.diagonal().copy_(damped_diagonal(C))
+    seen, H = squares(C), C.clone()
+    H.diagonal().copy_(seen + DAMPING * seen.mean())
     return H
-
-
-def damped_diagonal(C: Float[Tensor, "n n"]) -> Float[Tensor, "n"]:
-    """The diagonal of the same matrix."""
-    seen = squares(C)
-    return seen + DAMPING * seen.mean()
 
 
 def inverse_factor(C: Float[Tensor, "n n"], order: Int[Tensor, "n"] | None = None) -> Float[Tensor, "n n"]:
@@ -162,9 +156,7 @@ def inverse_factor(C: Float[Tensor, "n n"], order: Int[Tensor, "n"] | None = Non
         order: Order of the inputs in H; by default their own.
     """
     # Each matrix is dropped as soon as the next one is there: of 11,008 inputs it takes 1 GB.
-    H = damped(C) if order is None else C[order[:, None], order]
-    if order is not None:
-        H.diagonal().copy_(damped_diagonal(H))
+    H = damped(C if order is None else C[order[:, None], order])
     L = torch.linalg.cholesky(H)
     del H
     inverse = torch.cholesky_inverse(L)
