@@ -21,6 +21,7 @@ from greenformers.changes._recorded import recordable
 from greenformers.changes._student import ATTENDING, DivergedError, Student
 from greenformers.changes._teacher_cache import Ask, Asked, TeacherCache, digest
 from greenformers.data._rows import SOUND, Batches, Rows
+from greenformers.train.bf16 import Precision
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective
@@ -65,6 +66,7 @@ def heal(
     callbacks: Sequence[TrainerCallback] = (),
     better: bool = True,
     replace: Callable[[Batch], Batch] | None = None,
+    precision: Precision = "fp32",
 ) -> History:
     """Train a compressed network, the student, in place to give the outputs of its teacher.
 
@@ -87,6 +89,7 @@ def heal(
         callbacks: Further callbacks of the Trainer.
         better: Put all weights back as they were where the loss is higher in the end than it was before.
         replace: Function that makes another batch of one that is learned from.
+        precision: Precision of the products of matrices of both networks.
 
     Returns:
         The log of training; "eval_distance" is the loss on the examples that are held out.
@@ -102,6 +105,7 @@ def heal(
         layer_map=layer_map,
         seen=examples.batches(WIDENED, BATCH),
         replace=replace,
+        precision=precision,
     )
     before = {name: x.clone() for name, x in model.state_dict().items()}
     try:
@@ -274,7 +278,8 @@ class Distillation(Objective):
         batches = Batches(self.all, BATCH).places
         with first_before_others():
             cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
-            cache.fill(list(rows), rows, self._asking(student, needed), batches, progress)
+            # What is kept is for trainings of any precision.
+            cache.fill(list(rows), rows, self._asking(student, needed, "fp32"), batches, progress)
         self.taught = cache
         return cache
 
@@ -288,7 +293,7 @@ class Distillation(Objective):
         if not student.can_be_kept or any(name in self.all[0] for name in SOUND):
             return
         needed = student.outputs(self.all[0])
-        ask = self._asking(student, needed)
+        ask = self._asking(student, needed, student.precision)
         again = (schedule.steps or 0) * schedule.batch_size > self.size("train")
         every = student.compares_vectors and (again or taught is not None)
         size, lengths, train = schedule.batch_size, self.all.lengths, self.places["train"]
@@ -302,19 +307,23 @@ class Distillation(Objective):
         if sum(a_row[name] * self._rows(count, at) for name, count in needed.items() for at in asked) > HELD_BYTES:
             return
         batches = [places[at : at + size] for places in (first, others) for at in range(0, len(places), size)]
-        held = taught.setdefault((size, schedule.seed, *needed), {}) if taught is not None and every else {}
+        held = (
+            taught.setdefault((size, schedule.seed, student.precision, *needed), {})
+            if taught is not None and every
+            else {}
+        )
         self.taught = Asked(batches, ask, held)
 
     def _rows(self, count: int | str, at: int) -> int:
         """Rows that an example has of an output, by its number of them or by the argument that is as long."""
         return count if isinstance(count, int) else len(self.all[at][count])
 
-    def _asking(self, student: Student, needed: Mapping[str, int | str]) -> Ask:
+    def _asking(self, student: Student, needed: Mapping[str, int | str], precision: Precision) -> Ask:
         """The function that asks the teacher for what the loss needs."""
 
         def ask(places: Sequence[int]) -> dict[str, list[Tensor]]:
             counts = {name: [self._rows(count, at) for at in places] for name, count in needed.items()}
-            return student.ask(self.all.collate([self.all[at] for at in places]), counts)
+            return student.ask(self.all.collate([self.all[at] for at in places]), counts, precision)
 
         return ask
 

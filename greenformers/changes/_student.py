@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from greenformers._torch import map_leaves
 from greenformers.changes import _losses as losses
 from greenformers.changes._recorded import Attended, noted
 from greenformers.changes._teacher_cache import TAUGHT
@@ -28,6 +29,7 @@ from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import IGNORED
 from greenformers.data._tasks import Task, task_of
 from greenformers.measure.quality import evaluating
+from greenformers.train.bf16 import Precision, products
 
 PARTS = ("logits", "hidden", "embeddings", "similarities", "attention", "relations")
 ATTENDING, POOLED = ("attention", "relations"), ("embeddings", "similarities")
@@ -93,6 +95,7 @@ class Student(nn.Module):
         layer_map: The teacher's layer for each of the student's, see `greenformers.changes._losses.layer_map`.
         seen: Batches by which the matrices W of a narrower student are made; none are needed for others.
         replace: Function that makes another batch of one that is learned from.
+        precision: Precision of the products of matrices of both networks; the loss is computed in float32.
     """
 
     accepts_loss_kwargs = False  # the Trainer gives no number of labels, and does not divide by it
@@ -107,8 +110,10 @@ class Student(nn.Module):
         layer_map: Sequence[int] | None = None,
         seen: Iterable[Mapping[str, Tensor]] = (),
         replace: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
+        self.precision = precision
         self.model, self.temperature, self.layer_map, self._replace = model, temperature, layer_map, replace
         self._pool = pooling_of(model)
         self._original = (original.eval(),)  # in a tuple: not a part of this module
@@ -184,10 +189,13 @@ class Student(nn.Module):
             raise DivergedError(f"the loss is {loss.item()}")
         return {"loss": loss}
 
-    def given(self, network: PreTrainedModel, batch: Mapping[str, Tensor]) -> Given:
-        """What a network gives to a batch."""
-        with noted() as attended:
+    def given(self, network: PreTrainedModel, batch: Mapping[str, Tensor], precision: Precision | None = None) -> Given:
+        """What a network gives to a batch, with products in a precision, by default that of training."""
+        precision = precision or self.precision
+        with noted() as attended, products(precision, next(iter(batch.values())).device):
             out = network(**batch, output_hidden_states=True)
+        if precision != "fp32":
+            out, attended = map_leaves(_wide, out), map_leaves(_wide, attended)
         stacks = states(out)
         vectors = None
         if any(self.weights.get(name) for name in POOLED):
@@ -241,10 +249,12 @@ class Student(nn.Module):
         return needed
 
     @torch.no_grad()
-    def ask(self, batch: Mapping[str, Tensor], needed: Mapping[str, Sequence[int]]) -> dict[str, list[Tensor]]:
-        """What the teacher gives to each example of a batch, by name, with so many rows of each."""
+    def ask(
+        self, batch: Mapping[str, Tensor], needed: Mapping[str, Sequence[int]], precision: Precision
+    ) -> dict[str, list[Tensor]]:
+        """What the teacher gives to each example of a batch, by name, with so many rows of each, in this precision."""
         device = next(self.model.parameters()).device
-        given = self.given(self.teacher, {name: x.to(device) for name, x in batch.items()})
+        given = self.given(self.teacher, {name: x.to(device) for name, x in batch.items()}, precision)
         held: dict[str, Any] = {"logits": given.logits, "vector": given.vectors}
         held |= {f"{stack}.{at}": x for layers, stack in given.stacks for at, x in enumerate(layers)}
         split = {}
@@ -313,6 +323,10 @@ class Student(nn.Module):
             )
         p, q = ((x / self.temperature).log_softmax(-1) for x in (teacher_logits, student_logits))
         return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def states(out: Any) -> list[tuple[Sequence[Tensor], str]]:

@@ -4,21 +4,20 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from greenformers.train import checkpoint
+from greenformers.train.bf16 import Precision
 from greenformers.train.callbacks import Interruption, Pace, Patience, Watch
 from greenformers.train.objective import Objective
 from greenformers.train.processes import alone
 from greenformers.train.shard import is_sharded, shard
 from greenformers.train.stream import Stream
 from greenformers.train.trainer import ResumableTrainer
-
-Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The Hugging Face Trainer with our order of examples, our evaluation and our checkpoints."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
+from greenformers.train.bf16 import AttentionInFloat32
 from greenformers.train.callbacks import Reseed, Update
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
@@ -82,6 +83,11 @@ class ResumableTrainer(Trainer):
         steps, warmup = num_training_steps, self.args.warmup_steps
         self.lr_scheduler = learning_rates(optimizer or self.optimizer, steps, warmup, self._decay)
         return self.lr_scheduler
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A step of the Trainer, forward and backward, with attention in float32 where a CPU multiplies in bf16."""
+        with AttentionInFloat32() if self.args.bf16 else nullcontext():
+            return super().training_step(*args, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -108,6 +108,24 @@ def test_the_parts_of_the_loss():
     assert found["similarities"] == pytest.approx(((tables[0] - tables[1]) ** 2).mean().item(), abs=1e-6)
 
 
+def test_in_bf16_products_are_narrow_and_the_loss_is_not():
+    small, original = pair()
+    batch = rows(small).collate([rows(small)[at] for at in range(8)])
+    narrow, wide = (Student(small, original, None, 2.0, precision=name) for name in ("bf16", "fp32"))
+    losses = [student(**batch)["loss"] for student in (narrow, wide)]
+    assert all(loss.dtype == torch.float32 for loss in losses)
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(*losses, rtol=0.02, atol=0)
+    outcomes = []
+    for precision in ("fp32", "bf16"):
+        model = copy.deepcopy(small)
+        report = Heal(steps=20, batch_size=8, learning_rate=3e-3, precision=precision).apply(model, given(original))
+        assert all(x.dtype == torch.float32 for x in model.parameters())
+        outcomes.append([entry["eval_distance"] for entry in report.log if "eval_distance" in entry])
+    assert outcomes[1][-1] < 0.9 * outcomes[1][0]
+    assert outcomes[1][-1] == pytest.approx(outcomes[0][-1], rel=0.05)
+
+
 def test_of_fewer_layers_each_is_compared_at_its_share_of_the_depth():
     wanted = [torch.full((1, 1, 3), float(n + 1)) for n in range(5)]
     mask, layers = torch.ones(1, 1, dtype=torch.bool), layer_map(2, 4)
@@ -224,6 +242,7 @@ def test_one_text_in_twenty_is_not_learnt_from():
         ),
         ({"shard": True, "aware": True}, "shard and aware exclude each other"),
         ({"shard": True, "movement": 0.5}, "shard and movement exclude each other"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16; got 'fp16'"),
         ({"weights": {"hidden": -1.0}}, "weights must be at least 0, got hidden -1.0"),
         ({"weights": {"hidden": math.nan}}, "weights must be at least 0, got hidden nan"),
     ],

@@ -176,7 +176,7 @@ def test_a_space_with_nothing_left_ends_at_once(tmp_path):
 
     search = Search(space, Alike(), Plan(Bound(lose=0.01), 1e9, True), Trials(tmp_path / "t.jsonl"), clock=lambda: 0.0)
     search.run()
-    assert [(trial.genes, trial.steps) for trial in search.trials.seen] == [((1,), 0), ((1,), 50)]
+    assert [(trial.genes, trial.steps) for trial in search.trials.seen] == [((1,), 0), ((1,), HURDLES[0])]
 
 
 def test_merit_is_what_is_asked_for_less_what_is_beyond_the_bound():
