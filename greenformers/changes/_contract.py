@@ -387,6 +387,11 @@ class Change:
         """How many matrices (n, n) in float64 it holds at once, of a linear layer with n inputs."""
         return 0
 
+    @property
+    def copies(self) -> int:
+        """How many bytes it holds beside a linear layer, at most, for each number of its weight."""
+        return 32
+
     def stream(self, model: "nn.Module", given: Given) -> Any:
         """The change applied weight by weight; see `greenformers.solve.stream`."""
         raise ValueError(f"{self.name()} cannot be applied from disk")

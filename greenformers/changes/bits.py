@@ -242,6 +242,11 @@ class Bits(Coding):
             raise ValueError("a budget of bits looks at all layers at once: block by block, from disk, name the bits")
         return super().in_block(part)
 
+    @property
+    def copies(self) -> int:
+        """A weight in float32, as it was and rounded, and its numbers: GPTQ rounds some rows at a time."""
+        return 14 if self.by == "gptq" and not self.rank else super().copies
+
     def _held(self, bits: int) -> "Bits":
         return replace(self, bits=bits, budget=None)
 

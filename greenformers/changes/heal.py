@@ -24,8 +24,9 @@ ANEW = 1e-3
 
 HealingPrecision = Literal["fp32", "bf16"]
 
-OFTEN = 10
-"""Least steps between evaluations, each of which takes as long as a few steps."""
+OFTEN, JUDGED = 10, 50
+"""Least steps between checkpoints and, where nothing depends on them, between evaluations, each of which takes as long
+as a few steps."""
 
 
 @dataclass(frozen=True)
@@ -294,9 +295,10 @@ class Heal(Change):
         from greenformers.train.fit import Schedule
 
         every = max(self.steps // 10, min(OFTEN, self.steps))
+        judged = every if self.patience is not None else max(every, min(JUDGED, self.steps))
         return Schedule(
             steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, muon_rate=self.muon_rate,
-            seed=seed, evaluate_every=every, log_every=every, save_every=every, patience=self.patience,
+            seed=seed, evaluate_every=judged, log_every=every, save_every=every, patience=self.patience,
             shard=self.shard,
         )  # fmt: skip
 

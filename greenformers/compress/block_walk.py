@@ -179,11 +179,11 @@ class Walk:
         """Most bytes that solvers hold of one of these weights (m, n).
 
         First the sums over its inputs are made, beside a pass over a batch; then they are inverted or decomposed, with
-        copies of the weight in float32 and float64 beside them.
+        copies of the weight beside them.
         """
         squares = max(change.squares for change in self.changes)
         inputs = max((8 * n * n for _, n in weights), default=0) if squares else 0
-        copies = max((32 * m * n for m, n in weights), default=0)
+        copies = max(change.copies for change in self.changes) * max((m * n for m, n in weights), default=0)
         return max(squares * inputs + copies, 2 * inputs + max(passed, copies))
 
     def _learning(self, block: OneBlock, passed: int) -> int:

@@ -29,8 +29,8 @@ CHANCE, AT_ONCE = 6, 3
 """Recipes drawn by chance at the beginning, and recipes that are proposed at once."""
 
 HURDLES = (100, 300)
-"""Steps of healing at which only those above the mean go on. After 50 steps, whatever the rate, what keeps its layers is
-worse than before it was healed: MiniLM-L6 pruned to 0.3, low rank 0.8, 97.3 % of 98.7, and 200 steps bring it back."""
+"""Steps of healing at which only those above the mean go on. After 50 steps, whatever the rate, what keeps its layers
+is worse than before it was healed: MiniLM-L6 pruned to 0.3, low rank 0.8, 97.3 % of 98.7. More bring it back."""
 
 FIRST = 4
 """Recipes that are healed for the same steps before there is a hurdle."""

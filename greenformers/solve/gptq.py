@@ -8,6 +8,8 @@ after column of W (m, n), from left to right, w^_j = s (q_j - z) is rounded, and
 the step of least squares on the inputs from j on. In the order of falling H_jj (act order) the inputs that matter most
 are rounded while all others can still make up for it; grids are then those of the weight as it was, since a group's
 columns do not follow one another. Else a group has the grid of its weights as changed when its turn comes.
+
+Rows know nothing of each other but the unit of their grids: a large weight is rounded some rows at a time.
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,9 @@ from torch import Tensor
 
 from greenformers.solve.grid import Form, Grid, nearest
 from greenformers.solve.sparsify import BLOCK, inverse_factor, squares
+
+AT_ONCE = 2**24
+"""Numbers of a weight that are rounded at once, each of which takes some 20 bytes beside it."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,25 @@ def gptq(
     """
     if not (W.isfinite().all() and C.isfinite().all()):
         raise ValueError("a weight or the inputs of calibration hold values that are not finite")
-    n, g = W.shape[1], form.group_of(W.shape[1])
     felt = squares(C) if clip else None
-    grid = Grid.of(W, form, felt=felt)
     steps = Steps.of(C, act_order=act_order) if steps is None else steps
-    order, U = steps.order, steps.U
+    # The whole weight has one grid, or its grids one unit.
+    grid = Grid.of(W, form, felt=felt if form.per == "tensor" else None)
+    numbers, grids = [], []
+    for rows in W.split(max(1, AT_ONCE // W.shape[1])):
+        grids.append(grid if form.per == "tensor" else Grid.of(rows, form, grid.unit, felt=felt))
+        numbers.append(_by_rows(rows, grids[-1], steps, felt, act_order=act_order))
+    return torch.cat(numbers), grid if form.per == "tensor" else Grid.stacked(grids)
+
+
+def _by_rows(
+    W: Float[Tensor, "m n"], grid: Grid, steps: Steps, felt: Float[Tensor, "n"] | None, *, act_order: bool
+) -> Int[Tensor, "m n"]:
+    """The numbers q of some rows; groups in turn are given their grids in place."""
+    form, n, (order, U) = grid.form, W.shape[1], (steps.order, steps.U)
+    g = form.group_of(n)
     # Turned, since it goes column after column: numbers of a column lie beside each other.
-    left = W.T.to(C.dtype)[order]
-    # And as short as they are: of an output layer with 32,000 rows each such matrix in float64 takes 1 GB.
+    left = W.T.to(U.dtype)[order]
     scale, zero = (x.expand(len(W), n).T[order] for x in grid.columns(0, n, n))
     q = torch.zeros_like(left, dtype=torch.uint8)
     # A group that ends in a later block would be given its grid before this block's errors have reached it.
@@ -88,7 +104,7 @@ def gptq(
                 if grid.zero is not None and fresh.zero is not None:
                     grid.zero[:, at] = fresh.zero
                 scale[j : j + g], zero[j : j + g] = (x.T for x in grid.columns(j, min(j + g, n), n))
-            w, s, z = left[j], scale[j].to(C.dtype), zero[j].to(C.dtype)
+            w, s, z = left[j], scale[j].to(U.dtype), zero[j].to(U.dtype)
             rounded = nearest(w, s, z, form.levels)
             q[j] = rounded
             errors[j - start] = (w - s * (rounded - z)) / U[j, j]
@@ -96,4 +112,4 @@ def gptq(
         left[end:].addmm_(U[start:end, end:].T, errors, alpha=-1)
     back = torch.empty_like(order)
     back[order] = torch.arange(n, device=order.device)
-    return q[back].T.contiguous(), grid
+    return q[back].T.contiguous()

@@ -16,7 +16,7 @@ nearest to W in the norm. For ternary ones k is what makes (sum of the k largest
 to be the number of weights above 0.7 mean abs(W), true of some distributions only; weights above a / 2 are then not 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -124,6 +124,13 @@ class Grid:
             zero = (-low / (unit * steps.float())).round().clamp(max=form.levels).to(torch.uint8)
         grid = cls(form, unit, steps, zero)
         return grid if felt is None or form.bits < 2 else grid._narrowed(W.float(), felt.to(unit.dtype))
+
+    @classmethod
+    def stacked(cls, parts: "Sequence[Grid]") -> "Grid":
+        """The grids of rows of which these are parts, with steps of one unit."""
+        zeros = [part.zero for part in parts if part.zero is not None]
+        steps = torch.cat([part.steps for part in parts])
+        return replace(parts[0], steps=steps, zero=torch.cat(zeros) if zeros else None)
 
     def _narrowed(self, W: Tensor, felt: Tensor) -> "Grid":
         """The grids of narrower ranges, where these lose less."""

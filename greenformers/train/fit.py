@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -173,15 +174,21 @@ def fit(
     Raises:
         ValueError: The batch does not fit the training set or the processes.
     """
-    if folder is None:
-        if schedule.patience is not None and not alone():
-            raise ValueError(
-                "patience needs a folder where there are several processes: the best weights are read there"
-            )
-        with tempfile.TemporaryDirectory() as temporary:
-            return fit(
-                model, objective, schedule, label=label, console=console, folder=Path(temporary), callbacks=callbacks
-            )
+    if folder is None and schedule.patience is not None and not alone():
+        raise ValueError("patience needs a folder where there are several processes: the best weights are read there")
+    # Weights and moments that nobody could go on from are not written: of a small model they take as long as a step.
+    keep = 0 if folder is None else schedule.keep
+    with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory() as place:
+        return _fit(
+            model, objective, schedule, label=label, console=console, folder=Path(place), keep=keep, resume=resume,
+            callbacks=callbacks,
+        )  # fmt: skip
+
+
+def _fit(
+    model: PreTrainedModel, objective: Objective, schedule: Schedule, *, label: str, console: Console, folder: Path,
+    keep: int, resume: bool, callbacks: tuple[TrainerCallback, ...],
+) -> History:  # fmt: skip
     stream = schedule.stream(objective)
     watch, interruption = Watch(label, console), Interruption()
     pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
@@ -194,7 +201,7 @@ def fit(
         model,
         arguments,
         stream,
-        keep=schedule.keep,
+        keep=keep,
         decay=schedule.decay,
         muon_rate=schedule.muon_rate,
         callbacks=[watch, pace, interruption, *callbacks],

@@ -28,7 +28,7 @@ class ResumableTrainer(Trainer):
         model: The model to train.
         arguments: Arguments of the Trainer; `output_dir` holds the checkpoints.
         stream: The training examples, in order.
-        keep: Number of checkpoints to keep.
+        keep: Number of checkpoints to keep; 0: none is written.
         decay: Decay of the learning rate, see `learning_rates`.
         muon_rate: Highest learning rate of Muon, see `muon_and_adamw`; None: AdamW trains all parameters.
         callbacks: Callbacks, called at every event.
@@ -124,6 +124,8 @@ class ResumableTrainer(Trainer):
             self.model.set_requires_gradient_sync(True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if not self._keep:
+            return
         whole = self.accelerator.unwrap_model(self.model_wrapped)
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         tensors, moments = state.weights(whole), state.optimizer_state(whole, optimizer)

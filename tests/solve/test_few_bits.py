@@ -183,6 +183,20 @@ def test_gptq_is_the_loop_over_the_inverse_hessian(form: Form, act_order: bool) 
     assert lost(grid.values(q).double()) < 0.8 * lost(plain.values(plain.round(W)).double())
 
 
+@pytest.mark.parametrize("form", [Form(4, "row"), Form(3, "group", 16), Form(2, "tensor", symmetric=True)])
+@pytest.mark.parametrize(("act_order", "clip"), [(True, False), (False, False), (True, True)])
+def test_some_rows_at_a_time_gptq_gives_the_same(
+    form: Form, act_order: bool, clip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = normal(200, 48, seed=1)
+    C, W = x.T @ x, normal(23, 48, seed=2) * torch.logspace(-2, 1, 23)[:, None]
+    q, grid = gptq(W, C, form, act_order=act_order, clip=clip)
+    monkeypatch.setattr("greenformers.solve.gptq.AT_ONCE", 5 * 48)
+    parts, stacked = gptq(W, C, form, act_order=act_order, clip=clip)
+    assert parts.equal(q)
+    assert stacked.values(parts).equal(grid.values(q))
+
+
 def test_silent_inputs_are_rounded_too() -> None:
     x = normal(60, 12)
     x[:, 3] = 0
