@@ -61,8 +61,8 @@ def by_block(run: Run) -> bool:
     solver, folder = run.given.solver, run.given.folder
     blocks, texts = (2, 2) if run.quick else (run.given.blocks, run.given.texts)
     dense, small = folder / f"dense-{blocks}", folder / f"{solver}-{blocks}"
-    size = write(dense, blocks)
-    file = write_texts(dense, folder / f"texts-{texts}.txt", texts)
+    size = write(dense, config(blocks))
+    file = write_texts(dense, folder / f"texts-{texts}.txt", texts, config(1).vocab_size)
     print(f"{size / 1e9:.1f} GB of weights are there", flush=True)
     seconds, peak = compress(dense, [*BY_BLOCK[solver], "--calibrate", str(file), "--length", str(LENGTH)], small)
     each = seconds / blocks
@@ -83,9 +83,8 @@ def by_block(run: Run) -> bool:
     return peak < LIMIT_BITS
 
 
-def write_texts(dense: Path, file: Path, count: int) -> Path:
-    """Texts of random words, and a tokenizer whose tokens are these words, beside the weights."""
-    size = config(1).vocab_size
+def write_texts(dense: Path, file: Path, count: int, size: int) -> Path:
+    """Texts of random words of so many, and a tokenizer whose tokens are these words, beside the weights."""
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
     words.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", pad_token="w0").save_pretrained(dense)
@@ -113,7 +112,7 @@ def by_weight(run: Run) -> bool:
     layers, folder, few = 1 if run.quick else 32, run.given.folder, run.given.few_bits
     options, limit = (FEW_BITS, LIMIT_BITS) if few else (LOW_RANK, LIMIT)
     dense, small = folder / f"dense-{layers}", folder / f"{'bits' if few else 'small'}-{layers}"
-    sizes = {"dense": write(dense, layers)}
+    sizes = {"dense": write(dense, config(layers))}
     print(f"{sizes['dense'] / 1e9:.1f} GB of weights are there", flush=True)
     seconds, peak = compress(dense, options, small)
     sizes["small"] = sum(path.stat().st_size for path in small.glob("*.safetensors"))
@@ -140,10 +139,9 @@ def config(layers: int) -> LlamaConfig:
     )  # fmt: skip
 
 
-def write(folder: Path, layers: int) -> int:
-    """A checkpoint of random weights, a file a layer. Its size in bytes."""
+def write(folder: Path, described: LlamaConfig) -> int:
+    """A checkpoint of random weights in bfloat16, a file a layer. Its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    described = config(layers)
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in LlamaForCausalLM(described).state_dict().items()}
     files: dict[str, dict[str, torch.Size]] = {}
