@@ -6,7 +6,7 @@ The losses are those of `greenformers.changes._student`.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from greenformers.changes._contract import Change, Given, Need, option
 from greenformers.changes._report import Report, UnitReport
@@ -22,7 +22,7 @@ ANEW = 1e-3
 """Learning rate of a student that is built anew, which has farther to go than a network of which parts are changed."""
 
 
-HealingPrecision = Literal["fp32", "bf16"]
+PRECISIONS = ("fp32", "bf16")
 
 OFTEN, JUDGED = 10, 50
 """Least steps between checkpoints and, where nothing depends on them, between evaluations, each of which takes as long
@@ -78,9 +78,10 @@ class Heal(Change):
     )  # fmt: skip
 
     shard: bool = option(False, "Spread weights and optimiser state over several processes (FSDP).", "--heal-shard")
-    precision: HealingPrecision = option(
-        "fp32", "Precision of the products of matrices of both networks; weights stay float32.", "--heal-precision"
-    )
+    precision: str = option(
+        "fp32", "Precision of the products of matrices of both networks, fp32 or bf16; weights stay float32.",
+        "--heal-precision",
+    )  # fmt: skip
 
     order: ClassVar[int] = 80
     trains: ClassVar[bool] = True
@@ -119,10 +120,8 @@ class Heal(Change):
         if self.shard and (self.aware or self.movement is not None):
             other = "aware" if self.aware else "movement"
             raise ValueError(f"shard and {other} exclude each other: {other} changes weights that are whole")
-        if self.precision not in get_args(HealingPrecision):
-            raise ValueError(
-                f"precision must be one of {', '.join(get_args(HealingPrecision))}; got {self.precision!r}"
-            )
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
         for name, weight in self.weights.items():
             from greenformers.changes._student import PARTS
 
@@ -243,7 +242,7 @@ class Heal(Change):
                 resume=given.folder is not None, progress=given.progress,
                 callbacks=() if schedule is None else (schedule,), better=self.movement is None,
                 replace=None if self.augment is None else Replacement(teacher, self.augment, given.mask_token),
-                precision=self.precision,
+                precision="bf16" if self.precision == "bf16" else "fp32",
             )  # fmt: skip
             if history.stopped is not None:
                 raise Stopped(history.stopped)

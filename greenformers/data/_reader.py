@@ -17,6 +17,9 @@ from greenformers.data._texts import Texts, batches
 SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
 """Examples in a batch."""
 
+AT_ONCE = 1000
+"""Texts that a tokenizer is given at once."""
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -202,9 +205,14 @@ class Reader:
 
 def _ids(texts: Texts, tokenizer: Any, limits: Mapping[str, Any]) -> list[tuple[int, list[int]]]:
     """The tokens of every text, with the place of its example."""
+    flat = [(place, text) for place, segments in enumerate(texts.segments) for text in segments]
+    if not getattr(tokenizer, "is_fast", False):
+        return [(place, tokenizer(text, **limits)["input_ids"]) for place, text in flat]
+    # Together they take a sixth of the time, but of all at once everything else that a tokenizer gives is held too.
+    pieces = (flat[start : start + AT_ONCE] for start in range(0, len(flat), AT_ONCE))
     return [
-        (place, tokenizer(text, **limits)["input_ids"]) for place, segments in enumerate(texts.segments)
-        for text in segments
+        (place, ids) for piece in pieces
+        for (place, _), ids in zip(piece, tokenizer([text for _, text in piece], **limits)["input_ids"], strict=True)
     ]  # fmt: skip
 
 

@@ -69,6 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def brief(monkeypatch: Patch) -> None:
     """Each change is tried alone, timed a few times, and one recipe by chance, however long it takes; nothing more."""
     monkeypatch.setattr("greenformers.search.lab.REPEATS", 2)
+    monkeypatch.setattr("greenformers.search.lab.SECONDS", 0.0)
     monkeypatch.setattr("greenformers.search.lab.PAUSE", 0.0)
     monkeypatch.setattr("greenformers.search.advice.REPEATS", 3)
     monkeypatch.setattr("greenformers.search.search.CHANCE", 1)
