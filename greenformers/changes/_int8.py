@@ -4,6 +4,7 @@ Linear layers and experts multiply in integers, see `greenformers.changes._int8_
 scaled.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -146,16 +147,23 @@ def aware(model: nn.Module, share: float = 1.0) -> Iterator[None]:
     handles: list[Any] = []
     unpacked = unpack(model)
     modules = list({id(module): module for _, module in targets(model)}.values())
+    held = Counter(id(module.weight) for module in modules)
+    rounded = []
     for module in modules:
+        if type(module) is nn.Embedding and share == 1 and held[id(module.weight)] == 1:
+            # Of the rows that are looked up alone: a table of 30,000 takes longer than the layers of a small network.
+            handles.append(module.register_forward_hook(lambda _, __, rows: straight_through(rows, _nearest(rows))))
+            continue
         if not isinstance(module, nn.Embedding):
             handles.append(module.register_forward_pre_hook(lambda _, args: (rounded_inputs(args[0]), *args[1:])))
         parametrize.register_parametrization(module, "weight", _Rounded(turned(module), share))
+        rounded.append(module)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for module in modules:
+        for module in rounded:
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
         pack(model, unpacked)
 
@@ -174,11 +182,15 @@ class _Rounded(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         rows = weight.mT if self.turned else weight
-        with torch.no_grad():
-            scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LEVELS
-            rounded = (rows / scale).round() * scale
-        rows = straight_through(rows, rounded, noise_of(rows, self.share, self.training))
+        rows = straight_through(rows, _nearest(rows), noise_of(rows, self.share, self.training))
         return rows.mT if self.turned else rows
+
+
+@torch.no_grad()
+def _nearest(rows: Tensor) -> Tensor:
+    """Rows rounded as int8 will round them."""
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LEVELS
+    return (rows / scale).round() * scale
 
 
 def _fits(module: nn.Module) -> bool:

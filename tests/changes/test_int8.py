@@ -245,6 +245,20 @@ def test_training_that_is_aware(name: str) -> None:
     assert outputs(model, given)[0].equal(dense)
 
 
+def test_aware_rounds_the_rows_that_are_looked_up() -> None:
+    torch.manual_seed(0)
+    model, ids = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 4)), torch.tensor([3, 1, 3, 8])
+    table = model[0].weight.detach()
+    right, gradient = Int8Embedding.of(model[0])(ids), torch.randn(4, 8)
+    with aware(model):
+        rows = model[0](ids)
+        torch.testing.assert_close(rows, right, rtol=1e-6, atol=1e-7)
+        assert not rows.equal(table[ids])
+        rows.backward(gradient)
+    torch.testing.assert_close(model[0].weight.grad, torch.zeros(9, 8).index_add_(0, ids, gradient))
+    assert model[0](ids).equal(table[ids])
+
+
 def test_aware_ends_with_an_error_too() -> None:
     model = network("bert")
     keys = model.state_dict().keys()
