@@ -18,6 +18,7 @@ from pathlib import Path
 from _harness import Benchmark, Run, data, yes
 from compress_minilm import LENGTH, minilm, model_folder, pairs, sentences
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.compress.quality import judge
@@ -47,7 +48,8 @@ def main(run: Run) -> bool:
     dense, tokenizer = minilm(run)
     count = QUICK_TEXTS if run.quick else TEXTS
     train, held = pairs(run.given.pairs, "train"), pairs(run.given.pairs, "valid")
-    models, seconds = {"dense": dense}, {}
+    models: dict[str, PreTrainedModel] = {"dense": dense}
+    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "texts.txt"
         lines = [*sentences(run.given.texts, count), *(text for row in train.segments[:count] for text in row)]
