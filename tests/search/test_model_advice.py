@@ -68,6 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: Patch) -> None:
     """Each change is tried alone, timed a few times, and one recipe by chance, however long it takes; nothing more."""
+    monkeypatch.setattr("greenformers.train.bf16.quickest", lambda: "fp32")  # whatever this processor has
     monkeypatch.setattr("greenformers.search.lab.REPEATS", 2)
     monkeypatch.setattr("greenformers.search.lab.SECONDS", 0.0)
     monkeypatch.setattr("greenformers.search.lab.PAUSE", 0.0)
