@@ -17,7 +17,6 @@ alone, as compressing from disk runs on the CPU, what accelerators would take at
 operations are a and b times what this machine multiplies a second, measured beside.
 """
 
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -56,14 +55,12 @@ class Shape:
         f: width of the feed-forward layer.
         heads: of attention.
         shared: heads that share a key and a value.
-        layers: of the model.
     """
 
     d: int
     f: int
     heads: int
     shared: int = 1
-    layers: int = 3
 
     @property
     def weights(self) -> list[tuple[int, int]]:
@@ -83,9 +80,10 @@ SHAPES = (
     Shape(2048, 5504, 16),
 )  # fmt: skip
 MODELS = {
-    "7B": Shape(4096, 11_008, 32, layers=32), "13B": Shape(5120, 13_824, 40, layers=40),
-    "70B": Shape(8192, 28_672, 64, shared=8, layers=80),
+    "7B": (32, Shape(4096, 11_008, 32)), "13B": (40, Shape(5120, 13_824, 40)),
+    "70B": (80, Shape(8192, 28_672, 64, shared=8)),
 }  # fmt: skip
+"""Blocks, and the shape of each."""
 
 
 def main(run: Run) -> None:
@@ -132,7 +130,6 @@ def a_block(shape: Shape, solver: str, texts: int) -> float:
             file = write_texts(dense, Path(name) / "texts.txt", texts, VOCABULARY)
             options = [*BY_BLOCK[solver], "--calibrate", str(file), "--length", str(LENGTH)]
             took[blocks], _ = compress(dense, options, Path(name) / "small")
-            shutil.rmtree(dense)
     return (took[4] - took[2]) / 2
 
 
@@ -152,7 +149,7 @@ def foreseen(
     )
     table = Table("model", "a block, min", f"{solver} here, hours", "one accelerator, hours*", "eight, hours*")
     records = [run.record("relative_error", float(np.median(errors)), f"{solver}, foreseen", {}, source="estimated")]
-    for name, shape in MODELS.items():
+    for name, (layers, shape) in MODELS.items():
         tokens = LARGE_TEXTS * LENGTH
         passes, solving = at * shape.work(tokens)
         # Passes and sums over inputs are shared out; what is solved is the same in each.
@@ -160,7 +157,7 @@ def foreseen(
             passes * rates["float32"] / (SHARE * PEAKS["float32"]),
             solving * rates["float64"] / (SHARE * PEAKS["float64"]),
         ]
-        hours = [shape.layers * part / 3600 for part in (passes + solving, sum(there), there[0] / 8 + there[1])]
+        hours = [layers * part / 3600 for part in (passes + solving, sum(there), there[0] / 8 + there[1])]
         table.add_row(name, f"{(passes + solving) / 60:.1f}", *(f"{hour:.2f}" for hour in hours))
         setting = {"model": name, "tokens": tokens, "threads": run.given.threads}
         records.append(

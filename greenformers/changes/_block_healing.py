@@ -17,12 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from greenformers._torch import map_leaves
 from greenformers.measure.quality import evaluating
 from greenformers.solve.watch import call
+from greenformers.train.bf16 import HALVES, widened
 from greenformers.train.rates import learning_rates
-
-HALF = (torch.bfloat16, torch.float16)
 
 VALID, CLIP, WARMUP = 10, 1.0, 0.1
 """One batch in so many is not learned from; the largest norm of a gradient; the share of the steps that is warm-up."""
@@ -63,7 +61,7 @@ def heal_block(
 
     def apart(number: int) -> tuple[Tensor, Tensor]:
         """The squares of the difference, and of what is to be given."""
-        batch, y = wide(inputs[number]), outputs[number].float()
+        batch, y = widened(inputs[number]), outputs[number].float()
         out, mask = call(block, batch), batch.get("attention_mask")
         if mask is not None:
             out, y = out[mask.bool()], y[mask.bool()]
@@ -115,7 +113,7 @@ def in_turn(numbers: Sequence[int], seed: int) -> Iterator[int]:
 def in_float32(block: nn.Module) -> Iterator[None]:
     """A `with` block in which weights of half precision are float32: small steps would be lost in their rounding."""
     narrow = [
-        (tensor, tensor.dtype) for tensor in (*block.parameters(), *block.buffers()) if tensor.dtype in HALF
+        (tensor, tensor.dtype) for tensor in (*block.parameters(), *block.buffers()) if tensor.dtype in HALVES
     ]  # fmt: skip
     for tensor, _ in narrow:
         tensor.data = tensor.data.float()
@@ -124,8 +122,3 @@ def in_float32(block: nn.Module) -> Iterator[None]:
     finally:
         for tensor, dtype in narrow:
             tensor.data = tensor.data.to(dtype)
-
-
-def wide(given: Any) -> Any:
-    """What a block is called with, numbers of half precision as float32."""
-    return map_leaves(lambda x: x.float() if isinstance(x, Tensor) and x.dtype in HALF else x, given)

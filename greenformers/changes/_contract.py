@@ -5,14 +5,13 @@ are plain JSON values, each with a default that works; their metadata hold `help
 a short form. The file imports torch and transformers inside its methods, so that `--help` can read the fields at once.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
+from greenformers.changes._measured import Measured
 from greenformers.changes._report import Report
 
 if TYPE_CHECKING:
@@ -38,35 +37,6 @@ def option(default: Any, about: str, flag: str | None = None) -> Any:
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata={"help": about, "flag": flag})
     return field(default=default, metadata={"help": about, "flag": flag})
-
-
-class Measured:
-    """What changes have measured of networks: the same change at another strength need not measure it again.
-
-    Args:
-        most: Number of measurements that are kept, those that were used last.
-    """
-
-    def __init__(self, most: int = 6) -> None:
-        self._most, self._before = most, ""
-        self._values: OrderedDict[tuple[str, Hashable], Any] = OrderedDict()
-
-    def after(self, changes: "Iterable[Change]") -> "Measured":
-        """The same, of networks to which these changes were applied."""
-        view = copy(self)
-        view._before = repr(tuple(changes))
-        return view
-
-    def once(self, key: Hashable, measure: Callable[[], T]) -> T:
-        """What was measured under this key of such a network; measured now if it was not."""
-        place = self._before, key
-        if place not in self._values:
-            self._values[place] = measure()
-        self._values.move_to_end(place)
-        while len(self._values) > self._most:
-            self._values.popitem(last=False)
-        value: T = self._values[place]
-        return value
 
 
 @dataclass(frozen=True)

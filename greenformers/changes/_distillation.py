@@ -307,11 +307,8 @@ class Distillation(Objective):
         if sum(a_row[name] * self._rows(count, at) for name, count in needed.items() for at in asked) > HELD_BYTES:
             return
         batches = [places[at : at + size] for places in (first, others) for at in range(0, len(places), size)]
-        held = (
-            taught.setdefault((size, schedule.seed, student.precision, *needed), {})
-            if taught is not None and every
-            else {}
-        )
+        key = (size, schedule.seed, student.precision, *needed)
+        held = taught.setdefault(key, {}) if taught is not None and every else {}
         self.taught = Asked(batches, ask, held)
 
     def _rows(self, count: int | str, at: int) -> int:

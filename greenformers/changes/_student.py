@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from greenformers._torch import map_leaves
 from greenformers.changes import _losses as losses
 from greenformers.changes._recorded import Attended, noted
 from greenformers.changes._teacher_cache import TAUGHT
@@ -29,7 +28,7 @@ from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import IGNORED
 from greenformers.data._tasks import Task, task_of
 from greenformers.measure.quality import evaluating
-from greenformers.train.bf16 import Precision, products
+from greenformers.train.bf16 import Precision, products, widened
 
 PARTS = ("logits", "hidden", "embeddings", "similarities", "attention", "relations")
 ATTENDING, POOLED = ("attention", "relations"), ("embeddings", "similarities")
@@ -195,7 +194,7 @@ class Student(nn.Module):
         with noted() as attended, products(precision, next(iter(batch.values())).device):
             out = network(**batch, output_hidden_states=True)
         if precision != "fp32":
-            out, attended = map_leaves(_wide, out), map_leaves(_wide, attended)
+            out, attended = widened((out, attended))
         stacks = states(out)
         vectors = None
         if any(self.weights.get(name) for name in POOLED):
@@ -323,10 +322,6 @@ class Student(nn.Module):
             )
         p, q = ((x / self.temperature).log_softmax(-1) for x in (teacher_logits, student_logits))
         return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
-
-
-def _wide(x: Any) -> Any:
-    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def states(out: Any) -> list[tuple[Sequence[Tensor], str]]:

@@ -322,7 +322,7 @@ class Heal(Change):
         return cls(
             batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following),
             learning_rate=ANEW if any(change.builds_anew for change in before) else cls.learning_rate,
-            precision="bf16" if quickest() == "bf16" else "fp32",
+            precision=quickest(),
         )  # fmt: skip
 
 

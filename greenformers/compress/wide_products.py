@@ -4,20 +4,19 @@ Such a processor takes 16-bit numbers apart one after the other, several times a
 The sums are of float32 numbers either way and are rounded once, to 16 bits.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-HALVES = (torch.bfloat16, torch.float16)
+from greenformers.measure.device import processor
+from greenformers.train.bf16 import HALVES
 
 
 def lacks_halves() -> bool:
     """Whether this processor is known to have no products of bfloat16 numbers."""
-    has: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has = processor()
     return has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16"))
 
 

@@ -1,5 +1,8 @@
 """The device that a network runs on."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 
@@ -23,3 +26,8 @@ def device_of(name: str) -> torch.device:
 def accelerator() -> torch.device:
     """The accelerator of this machine, and the CPU where there is none."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def processor() -> Mapping[str, Any]:
+    """What this processor has, by the names that torch gives it, such as "amx_bf16"; empty where torch does not say."""
+    return getattr(torch.cpu, "get_capabilities", dict)()

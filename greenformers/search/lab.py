@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given
-from greenformers.changes._contract import Measured
+from greenformers.changes._measured import Measured
 from greenformers.compress.apply import apply
 from greenformers.compress.comparison import qualities
 from greenformers.compress.side_by_side import subjects_of

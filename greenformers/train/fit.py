@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from greenformers.train import checkpoint
-from greenformers.train.bf16 import Precision
+from greenformers.train.bf16 import Precision, recomputed
 from greenformers.train.callbacks import Interruption, Pace, Patience, Watch
 from greenformers.train.objective import Objective
 from greenformers.train.processes import alone
@@ -255,7 +255,8 @@ def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole
         bf16=schedule.precision == "bf16",
         fp16=schedule.precision == "fp16",
         activation_checkpointing=schedule.recompute,
-        activation_checkpointing_kwargs={"use_reentrant": False},
+        activation_checkpointing_kwargs={"use_reentrant": False}
+        | ({"context_fn": recomputed} if schedule.precision == "bf16" else {}),
         average_tokens_across_devices=True,
         ddp_find_unused_parameters=stream.objective.partial,
         eval_strategy="no",  # `Pace` decides on these three

@@ -85,12 +85,8 @@ class ResumableTrainer(Trainer):
         return self.lr_scheduler
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A step of the Trainer, with attention in float32 where a CPU multiplies in bf16.
-
-        Layers that are computed again in the backward pass would be without it there: with `recompute` none is.
-        """
-        wide = self.args.bf16 and not self.args.activation_checkpointing
-        with AttentionInFloat32() if wide else nullcontext():
+        """A step of the Trainer, with attention in float32 where a CPU multiplies in bf16."""
+        with AttentionInFloat32() if self.args.bf16 else nullcontext():
             return super().training_step(*args, **kwargs)
 
     def compute_loss(
