@@ -65,7 +65,7 @@ def main(run: Run) -> bool:
     records, met = [], True
     for recipe in dict.fromkeys(name.rpartition(", ")[0] for name in seconds):
         variants = [f"{recipe}, {how}" for how in (WHOLE, BLOCKS)]
-        values = [100 * scores[variant]["spearman"][0] for variant in variants]
+        values = [scores[variant]["spearman"][0] for variant in variants]
         share = values[1] / values[0]
         met = met and share >= BAR
         table.add_row(
