@@ -126,7 +126,7 @@ class Change:
     """Whether it trains, and so can be stopped and resumed; the costs of a network stay the same then."""
 
     freezes: ClassVar[bool] = False
-    """Whether weights are no longer floating point afterwards."""
+    """Whether weights are rounded afterwards, to numbers that no other change should read or train."""
 
     reads_weights: ClassVar[bool] = False
     """Whether it reads or trains weights, and so cannot follow a change that freezes them."""
@@ -154,6 +154,9 @@ class Change:
 
     needs_healing: ClassVar[bool] = False
     """Whether it leaves a network that is of use only once it is healed: a search without training does not try it."""
+
+    in_torch: ClassVar[bool] = False
+    """Whether it is of use in torch alone: other runtimes choose by themselves what they compute in."""
 
     by_input: ClassVar[bool] = False
     """Whether inputs decide afterwards, by thresholds chosen for the network as it is, what is computed of them: no
@@ -223,7 +226,7 @@ class Change:
         frozen = next((kind for kind in before if kind.freezes), None)
         if self.reads_weights and frozen is not None:
             raise ValueError(
-                f"{self.name()} cannot follow {frozen.name()}, which leaves no floating-point weights: "
+                f"{self.name()} cannot follow {frozen.name()}, which leaves rounded weights: "
                 f"put {self.name()} before it"
             )
         factorising = next((kind for kind in before if kind.factorises), None)

@@ -90,7 +90,7 @@ class Exits(Change):
             raise ValueError("exits are trained by one process: start the command without torchrun")
         frozen = next((kind for kind in before if kind.freezes), None)
         if self.joint and frozen is not None:
-            raise ValueError(f"joint trains layers, and {frozen.name()} leaves no floating-point weights: leave it out")
+            raise ValueError(f"joint trains layers, and {frozen.name()} leaves rounded weights: leave it out")
         fit = fitting(model, self.after, self.by)
         network: Any = model
         rows = given.training

@@ -320,10 +320,15 @@ class Heal(Change):
         from greenformers.train.bf16 import quickest
 
         return cls(
-            batch_size=max(1, min(cls.batch_size, texts)), aware=any(change.freezes for change in following),
+            batch_size=max(1, min(cls.batch_size, texts)), aware=any(_rounds(change) for change in following),
             learning_rate=ANEW if any(change.builds_anew for change in before) else cls.learning_rate,
             precision=quickest(),
         )  # fmt: skip
+
+
+def _rounds(change: Change) -> bool:
+    """Whether a change rounds weights so far that a network has to be trained for it."""
+    return type(change).rounding is not Change.rounding
 
 
 def _left(model: "nn.Module") -> str:

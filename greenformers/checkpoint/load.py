@@ -1,4 +1,4 @@
-"""Read a compressed network, or raise the reason why not; never return one with missing weights."""
+"""Read a network that was changed or not, or raise the reason why not; never return one with missing weights."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from greenformers.checkpoint.place import MISSING, place, settle
 
 
 def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.Module | None = None) -> nn.Module:
-    """Read a network that `save` or `save_pretrained` wrote, or one in the layout `pack-quantized`.
+    """Read a network that `save` or `save_pretrained` wrote, as its class builds it too, or in `pack-quantized` layout.
 
     Args:
         folder: A local folder.
@@ -27,7 +27,7 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
 
     Raises:
         FileNotFoundError: There is no such folder, or it has no weights in safetensors.
-        ValueError: The files are damaged, foreign, not of a compressed network, or do not fit each other.
+        ValueError: The files are damaged, foreign, quantised by another library, or do not fit each other.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -40,9 +40,10 @@ def load(folder: str | Path, cls: type[PreTrainedModel] | None = None, into: nn.
     described = config.get("quantization_config")
     if isinstance(described, dict) and described.get("quant_method") == METHOD:
         return load_pack_quantized(folder, cls or model_class(config, folder))
-    if not isinstance(described, dict) or described.get("quant_method") != NAME:
-        raise ValueError(f"{folder / 'config.json'} does not describe a compressed network; it may be a dense one")
-    Description.read(described)
+    if described is not None:
+        if not isinstance(described, dict) or described.get("quant_method") != NAME:
+            raise ValueError(f"{folder / 'config.json'} does not describe a network of ours, but {described!r:.60}")
+        Description.read(described)
     try:
         loaded: Any = (cls or model_class(config, folder)).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False

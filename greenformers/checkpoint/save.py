@@ -18,7 +18,7 @@ from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.description import STRUCTURE
 from greenformers.checkpoint.pooling import check_carried, is_sentence_transformer, know, transformer_in
 from greenformers.checkpoint.sentence import MODULES, TOKENIZER, sentence_folder
-from greenformers.checkpoint.structure import mark, structure
+from greenformers.checkpoint.structure import CHANGED, mark, structure
 from greenformers.checkpoint.trial import try_again
 from greenformers.data._pooling import pooling_of
 
@@ -30,7 +30,7 @@ MARK = "library_name: greenformers"
 
 SENTENCES = """from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("this folder")  # after `import greenformers`; the same pooling and modules as before"""
+model = SentenceTransformer("this folder")  # the same pooling and modules as before"""
 
 
 def save(
@@ -71,7 +71,7 @@ def save(
     whole: Any = model if is_sentence_transformer(model) else None
     model = model if whole is None else transformer_in(whole)
     described = mark(model)
-    if described.empty and report is None:
+    if described.empty and report is None and not getattr(model, CHANGED, False):
         raise ValueError("nothing was changed in the network: compress it first")
     know(model)
     if pooling_of(model).in_memory and whole is None:
@@ -206,16 +206,20 @@ def replace(finished: Path, folder: Path) -> None:
 def card_of(model: nn.Module, report: CompressionReport | None, card: str, pooled: bool = False) -> str:
     """The model card: how to load the model (`pooled`: by sentence-transformers too), its costs, and what was done."""
     name = type(model).__name__
-    loading = (
-        f"import greenformers\nfrom transformers import {name}\n\n"
-        f'model = {name}.from_pretrained("this folder")  # after `import greenformers`, which registers the plug-in\n'
-        'model = greenformers.load("this folder")  # or this, which does not return a network with missing weights'
-        if isinstance(model, PreTrainedModel)
-        else f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense network'
-    )
+    changes = [kind(name) for name in structure(model).order]
+    if not isinstance(model, PreTrainedModel):
+        loading = f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense one'
+    elif changes:
+        loading = (
+            "import greenformers  # registers the plug-in, for all that follows\n"
+            f"from transformers import {name}\n\n"
+            f'model = {name}.from_pretrained("this folder")\n'
+            'model = greenformers.load("this folder")  # or this, which does not return a network with missing weights'
+        )
+    else:
+        loading = f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this folder")'
     if pooled:
         loading += f"\n\n{SENTENCES}"
-    changes = [kind(name) for name in structure(model).order]
     said = "".join(f"\n- `{change.name()}`: {(change.__doc__ or '').splitlines()[0]}" for change in changes)
     warning = (
         f"What differs from the network that its class builds:\n{said}\n\n`greenformers` must be installed to load it: "
@@ -224,7 +228,7 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str, poole
     parts = [
         f"---\n{MARK}\ntags: [greenformers]\n---",
         f"# {name}, compressed",
-        warning if changes else "It is the network that its class builds.",
+        warning if changes else "It is the network that its class builds: nothing else is needed to load it.",
         f"```python\n{loading}\n```",
         card,
         "" if report is None else f"## What was done\n\n{report.markdown()}",

@@ -14,6 +14,7 @@ from greenformers.model._transformers import refresh_ties, set_tied_weights, tie
 
 ORDER = "_changes_in_order"
 TIES = "_ties_of_its_class"
+CHANGED = "_was_changed"
 
 
 def structure(model: nn.Module) -> Description:
@@ -40,6 +41,8 @@ def mark(model: nn.Module, applied: Sequence[str] = ()) -> Description:
         model: Any network.
         applied: Names of the changes that were applied since it was marked last.
     """
+    if applied:
+        setattr(model, CHANGED, True)
     setattr(model, ORDER, list(dict.fromkeys([*getattr(model, ORDER, []), *applied])))
     described = structure(model)
     setattr(model, ORDER, described.order)

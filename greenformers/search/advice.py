@@ -178,7 +178,7 @@ def advise(
     check_examples(model, judged, reader)
     calibration = reader.batches(seen)
     given = Given(calibration=calibration)
-    space = Space.of(model, given, length=length, causal=causal, heals=False)
+    space = Space.of(model, given, length=length, causal=causal, heals=False, runtime=runtime)
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(model, reader, seen, given, Path(folder), runtime, timed, batch)
         lab.own_quality  # noqa: B018 - that it can be judged is known before the first trial

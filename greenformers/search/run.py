@@ -220,8 +220,9 @@ def _prepared(
     seen, unseen = halves(parts["judging"], count)
     given = given_by(original, original, reader, parts, reading, replace(job, length=length), lambda *_: None)
     space = Space.of(
-        original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm"
-    )
+        original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm",
+        runtime=runtime,
+    )  # fmt: skip
     lab = Lab(original, reader, seen, given, folder, runtime, timed)
     lab.own_quality  # noqa: B018 - that it can be judged is known before the first trial
     plan = Plan(bound, seconds, heals=True, seed=job.seed)

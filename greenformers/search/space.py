@@ -11,6 +11,7 @@ from functools import cache
 
 from torch import nn
 
+from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given, kinds
 from greenformers.compress.apply import check
 
@@ -36,7 +37,9 @@ class Space:
     refused: tuple[tuple[Change, str], ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, given: Given, *, length: int, causal: bool, heals: bool = True) -> "Space":
+    def of(
+        cls, model: nn.Module, given: Given, *, length: int, causal: bool, heals: bool = True, runtime: str = TORCH
+    ) -> "Space":
         """The space of a network.
 
         Args:
@@ -45,13 +48,14 @@ class Space:
             length: Tokens of a text.
             causal: Whether the network is a decoder.
             heals: Whether recipes will be healed; without it changes that need healing are left out.
+            runtime: Runtime of the recipes; changes that are of use in torch alone are left out for another one.
 
         Raises:
             ValueError: No change can be applied.
         """
         slots, refused = [], []
         for kind in sorted(kinds(), key=lambda kind: kind.order):
-            if kind.needs_healing and not heals:
+            if (kind.needs_healing and not heals) or (kind.in_torch and runtime != TORCH):
                 continue
             settings = [change.fitted(model, length) for change in kind.searched(model, length=length, causal=causal)]
             reasons = [_unfit(model, [change], given) for change in settings]

@@ -80,5 +80,6 @@ def check_inverse(described: Description, model: PreTrainedModel) -> None:
         skeleton = type(model)(copy.deepcopy(model.config))
     assert place(skeleton, described) == []
     assert structure(skeleton).as_dict() == described.as_dict()
+    skeleton.to(model.dtype)
     shapes = {key: (x.shape, x.dtype) for key, x in model.state_dict().items()}
     assert {key: (x.shape, x.dtype) for key, x in skeleton.state_dict().items()} == shapes

@@ -11,6 +11,7 @@ from zoo import ZOO
 
 from greenformers.changes import (
     Attention,
+    Bfloat16,
     Bits,
     Change,
     Exits,
@@ -254,6 +255,13 @@ ROWS = [
             {"forms": {QUERY: PACKED}, "ties": 3}, {"forms": {QUERY: PACKED}, "ties": [[1]]},
             {"forms": {QUERY: PACKED, FIRST: PACKED}, "ties": [[QUERY, FIRST]]},
         ],
+    ),
+    Row(
+        Bfloat16(),
+        ["--bf16"],
+        only=tuple(name for name in ZOO if name not in ("wav2vec2", "whisper")),
+        shows=(),
+        hostile=[{}, [], 1],
     ),
     Row(
         Heal(steps=2, batch_size=2),

@@ -439,7 +439,7 @@ def test_refusals() -> None:
     greenformers.compress(network("bert"), Bits(by="rounding"))
     small = network("bert")
     greenformers.compress(small, Bits(by="rounding"))
-    with pytest.raises(ValueError, match="cannot follow bits, which leaves no floating-point weights"):
+    with pytest.raises(ValueError, match="cannot follow bits, which leaves rounded weights"):
         greenformers.compress(small, LowRank(0.5, solver="svd"))
 
 

@@ -144,5 +144,5 @@ def test_refusals() -> None:
         greenformers.compress(small, Product(4, 16, by="kmeans"))
     small = network("bert")
     greenformers.compress(small, Bits(4, by="rounding"))
-    with pytest.raises(ValueError, match="cannot follow bits, which leaves no floating-point weights"):
+    with pytest.raises(ValueError, match="cannot follow bits, which leaves rounded weights"):
         greenformers.compress(small, Product(by="kmeans"))

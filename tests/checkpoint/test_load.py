@@ -94,11 +94,12 @@ def test_weights_that_are_none(folder: Path, data: bytes) -> None:
     refused(folder, "is not a whole safetensors file")
 
 
-def test_a_dense_checkpoint_is_refused(tmp_path: Path) -> None:
-    network("bert", "BertModel").save_pretrained(tmp_path)
-    refused(tmp_path, "does not describe a compressed network; it may be a dense one")
+def test_a_dense_checkpoint_is_read_and_those_of_others_are_refused(tmp_path: Path) -> None:
+    model = network("bert", "BertModel")
+    model.save_pretrained(tmp_path)
+    assert difference(outputs(greenformers.load(tmp_path), inputs("bert")), outputs(model, inputs("bert"))) == 0
     edit(tmp_path / "config.json", lambda config: config.update(quantization_config={"quant_method": "bitsandbytes"}))
-    refused(tmp_path, "does not describe a compressed network")
+    refused(tmp_path, "does not describe a network of ours, but {'quant_method': 'bitsandbytes'}")
     # And one that says it is compressed, but holds dense weights.
     ranks = {"encoder.layer.0.attention.self.query": 8}
     changes = {"low_rank": {"ranks": ranks, "ties": []}}

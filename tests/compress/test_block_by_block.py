@@ -203,7 +203,7 @@ def test_killed_it_goes_on_to_the_same_bits(models: dict[str, Path], tmp_path: P
         ([Shrink()], "shrink shares one budget among all layers"),
         ([Exits()], "exits looks at a whole network: it cannot be applied block by block"),
         ([SEQUENTIAL.but(select=("*.nothing",))], "has nothing to change in the first block, nor around the blocks"),
-        ([Int8(), SEQUENTIAL], "low_rank cannot follow int8, which leaves no floating-point weights"),
+        ([Int8(), SEQUENTIAL], "low_rank cannot follow int8, which leaves rounded weights"),
     ],
 )
 def test_what_looks_at_the_whole_is_refused(

@@ -107,7 +107,7 @@ def test_low_rank_and_int8_and_nothing_after_it(
     assert "low rank 0.5 + int8" in (out / "report" / "index.html").read_text()
     for words, message in [
         (["--int8"], "int8 cannot follow int8"),
-        ([], "low_rank cannot follow int8, which leaves no floating-point weights: put low_rank before it"),
+        ([], "low_rank cannot follow int8, which leaves rounded weights: put low_rank before it"),
         ([*HEAL, "--texts", str(home / "texts.txt")], "heal cannot follow int8"),
     ]:
         assert message in refused(monkeypatch, capsys, *compress(tmp_path, tmp_path / "again", *words, model="out"))
