@@ -31,7 +31,8 @@ def export(
     linear layers get the ranges of their inputs from some of the texts, the others judge.
 
     Args:
-        model: A dense or compressed model of transformers on the CPU; it is put into float32 and evaluation mode.
+        model: A dense or compressed model of transformers on the CPU; it is put into evaluation mode. Of one in
+            half precision the checkpoint stays as it is, and all other files hold its weights in float32.
         folder: Folder for the files; an earlier export there is replaced at the end.
         formats: "openvino", "onnx" (ONNX Runtime), "torch" (the checkpoint), "program" (torch.export),
             "compressed-tensors" (layers of few bits as other libraries read them).

@@ -1,5 +1,6 @@
 """The whole way of an export: calibrate, write, judge, measure, and put the folder in place with its card."""
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -7,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.checkpoint.save import replace
@@ -63,7 +65,8 @@ def deploy(
     """Write a model in the forms of several runtimes, with a card; nothing is written where a step fails.
 
     Args:
-        model: A dense or compressed model; it is put into float32 and evaluation mode.
+        model: A dense or compressed model; it is put into evaluation mode. Of one in half precision the checkpoint and
+            the times in torch are those of the model as it is, and all other files hold its weights in float32.
         tokenizer: Its tokenizer, needed for texts.
         out: Folder for the files; an earlier export there is replaced at the end.
         formats: Names of `FORMATS`.
@@ -90,7 +93,8 @@ def deploy(
     check_few_bits(model, formats)
     if loss is not None and examples is None:
         raise ValueError("a loss is judged on texts: give some (--texts)")
-    model.float()  # ONNX Runtime has few operations of half precision for the CPU
+    # ONNX Runtime has few operations of half precision for the CPU.
+    whole = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
     rows, parts = None, {}
     if examples is not None:
         rows = Reader.of(model, tokenizer, length)
@@ -105,8 +109,9 @@ def deploy(
         calibration = rows.batches(parts["calibration"]) if rows is not None and "calibration" in parts else None
         longest = max([length, *lengths, SHORTEST])
         checked = write(
-            model, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest, progress=progress
-        )
+            whole, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest,
+            checkpoint=None if whole is model else model, progress=progress,
+        )  # fmt: skip
         records = costs(checked, staged, about)
         if rows is not None:
             progress("judging", 0.0)

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -69,6 +70,7 @@ def write(
     tokenizer: PreTrainedTokenizerBase | None = None,
     calibration: Iterable[Mapping[str, Tensor]] | None = None,
     length: int = 128,
+    checkpoint: PreTrainedModel | None = None,
     progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> Checked:
     """Write the files of formats into a folder, see `FORMATS`, with configuration, tokenizer and pooling beside them.
@@ -85,6 +87,7 @@ def write(
         calibration: Batches of texts like those that the model is for, without padding, from which int8 layers get
             their ranges.
         length: Longest length that is tried, in tokens; at least 4.
+        checkpoint: The model in half precision, which then is the checkpoint; by default the model.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
@@ -99,12 +102,16 @@ def write(
     check_formats(formats)
     check_calibration(model, formats, calibration is not None)
     check_few_bits(model, formats)
+    if model.dtype != torch.float32:
+        raise ValueError(f"the model must be in float32, got {model.dtype}: give a copy of it in float32")
     network, folder = Network(model, tokenizer), Path(folder)
     tried = examples(network, length)
     as_it_is = Comparison(network, tried)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_model(model, folder, tokenizer, weights="torch" in formats)
+    _write_model(checkpoint or model, folder, tokenizer, weights="torch" in formats)
     comparisons = dict.fromkeys(formats, as_it_is)
+    if checkpoint is not None and "torch" in formats:
+        comparisons["torch"] = Comparison(Network(checkpoint, tokenizer), tried)
     if "program" in formats:
         save_program(trace(network, network.batch(2, length // 2)), folder / FORMATS["program"])
         if has_packed(model) and not rounding_inputs(model):

@@ -100,8 +100,8 @@ def test_a_model_in_half_precision(home: Path, tmp_path: Path, monkeypatch: pyte
     words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--lengths", "", "--formats"]
     assert run(monkeypatch, *words, "torch,program") == 0
     monkeypatch.chdir(tmp_path / "out")
-    for left in shown(tmp_path / "out" / "README.md"):
-        assert left["output"].dtype is torch.float32
+    for left, dtype in zip(shown(tmp_path / "out" / "README.md"), (torch.bfloat16, torch.float32), strict=True):
+        assert left["output"].dtype is dtype
         assert left["output"].shape[:2] == left["tokens"]["input_ids"].shape
 
 
