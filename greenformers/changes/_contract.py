@@ -225,10 +225,9 @@ class Change:
         """
         frozen = next((kind for kind in before if kind.freezes), None)
         if self.reads_weights and frozen is not None:
-            raise ValueError(
-                f"{self.name()} cannot follow {frozen.name()}, which leaves rounded weights: "
-                f"put {self.name()} before it"
-            )
+            both = self.freezes and frozen.reads_weights
+            way_out = "use one of the two" if both else f"put {self.name()} before it"
+            raise ValueError(f"{self.name()} cannot follow {frozen.name()}, which leaves rounded weights: {way_out}")
         factorising = next((kind for kind in before if kind.factorises), None)
         if self.reads_dense and factorising is not None:
             raise ValueError(
