@@ -84,12 +84,15 @@ class Space:
         return [gene / len(slot) for gene, slot in zip(genes, self.slots, strict=True)]
 
     def singles(self) -> list[Genes]:
-        """Each change alone: all at their middle setting, then at their mildest, then at their strongest."""
+        """Each change alone: all at their middle setting, then at their mildest, then at their strongest.
+
+        Those that round come first: they are made at once and lose least, and a short search may end after a few.
+        """
         levels = [((len(slot) + 1) // 2, 1, len(slot)) for slot in self.slots]
         rows = [
             tuple(gene if at == place else 0 for at in range(len(self.slots)))
             for genes in zip(*levels, strict=True)
-            for place, gene in enumerate(genes)
+            for place, gene in sorted(enumerate(genes), key=lambda row: not self.slots[row[0]][0].freezes)
         ]
         return [row for row in dict.fromkeys(rows) if self.legal(row)]
 
