@@ -59,6 +59,7 @@ class Bfloat16(Change):
         import torch
 
         from greenformers.changes._options import as_dict
+        from greenformers.measure.quality import evaluating
         from greenformers.solve.watch import call
 
         was = [(path, tensor, tensor.data) for path, tensor in _wider(model)]
@@ -66,9 +67,9 @@ class Bfloat16(Change):
             tensor.data = data.to(torch.bfloat16)
         if given.batch is not None:
             try:
-                with torch.inference_mode():
+                with evaluating(model), torch.no_grad():
                     call(model, given.batch)
-            except RuntimeError as error:
+            except Exception as error:  # whatever networks raise
                 for _, tensor, data in was:
                     tensor.data = data
                 why = " ".join(str(error).split())

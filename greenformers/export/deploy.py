@@ -112,6 +112,7 @@ def deploy(
             whole, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest,
             checkpoint=None if whole is model else model, progress=progress,
         )  # fmt: skip
+        del whole
         records = costs(checked, staged, about)
         if rows is not None:
             progress("judging", 0.0)
