@@ -1,11 +1,11 @@
-"""Healing of one block of a network: it learns to give what the block of the original network gave.
+"""Healing of one block of a network, or a few: they learn to give what those of the original network gave.
 
-With x' the hidden states that the changed blocks before it give, y what the original block gave for those that the
-original blocks before it gave, and f the block,
+With x' the hidden states that the changed blocks before them give, y what the original blocks gave for those that the
+original ones before them gave, and f the blocks,
 
     sum |f(x') - y|^2 / sum |y|^2
 
-over the positions that are no padding. So a block makes up for what the blocks before it have lost, too. It is the
+over the positions that are no padding. So they make up for what the blocks before them have lost, too. It is the
 distillation of layers of Li 2021, BRECQ (arXiv:2102.05426, 3.2), for changes other than rounding.
 """
 
@@ -35,6 +35,7 @@ def heal_block(
     batch_size: int,
     learning_rate: float,
     seed: int,
+    learned: Sequence[nn.Parameter] | None = None,
     progress: Callable[[float], None],
 ) -> list[dict[str, float]]:
     """Train a block in place. Where it ends farther from the outputs than it began, its weights are as they were.
@@ -42,13 +43,14 @@ def heal_block(
     It runs in evaluation mode, with weights in float32.
 
     Args:
-        block: The block, as changed.
+        block: The block, or a network of a few, as changed.
         inputs: What it is called with, batch by batch.
-        outputs: What the original block gave (B, N, d), for each batch.
+        outputs: What the original blocks gave (B, N, d), for each batch.
         steps: Number of steps.
         batch_size: Texts of a step: batches are put together until they hold as many.
         learning_rate: Highest learning rate of AdamW.
         seed: Seed of the order of the batches.
+        learned: Parameters that are learned; by default all that are floating point.
         progress: Function that is called with the share that is done.
 
     Returns:
@@ -57,7 +59,7 @@ def heal_block(
     """
     numbers = list(range(len(inputs)))
     held = numbers[:: max(VALID, 2)] if len(numbers) > 1 else numbers
-    learned = [number for number in numbers if number not in held] or numbers
+    read = [number for number in numbers if number not in held] or numbers
 
     def apart(number: int) -> tuple[Tensor, Tensor]:
         """The squares of the difference, and of what is to be given."""
@@ -74,11 +76,12 @@ def heal_block(
         return (off / size) ** 0.5
 
     with evaluating(block), in_float32(block), torch.enable_grad():
-        parameters = [parameter.requires_grad_() for parameter in block.parameters() if parameter.is_floating_point()]
+        every = [parameter for parameter in block.parameters() if parameter.is_floating_point()]
+        parameters = [parameter.requires_grad_() for parameter in (every if learned is None else learned)]
         before = [parameter.detach().clone() for parameter in parameters]
         optimizer = AdamW(parameters, lr=learning_rate, weight_decay=0.0)
         rates = learning_rates(optimizer, steps, WARMUP, None)
-        order, log = in_turn(learned, seed), [{"step": 0, "eval_distance": distance()}]
+        order, log = in_turn(read, seed), [{"step": 0, "eval_distance": distance()}]
         for step in range(1, steps + 1):
             texts = 0
             while texts < batch_size:

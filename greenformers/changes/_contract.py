@@ -123,7 +123,7 @@ class Change:
     """The field that a bare number sets, in `compress(model, 0.5)`; only one change has such a field."""
 
     trains: ClassVar[bool] = False
-    """Whether it trains, and so can be stopped and resumed; the costs of a network stay the same then."""
+    """Whether it trains, and so can be stopped and resumed."""
 
     freezes: ClassVar[bool] = False
     """Whether weights are rounded afterwards, to numbers that no other change should read or train."""
@@ -194,6 +194,11 @@ class Change:
 
         Each of them then has a share of the batches, see `greenformers.solve.share`.
         """
+        return False
+
+    @property
+    def same_costs(self) -> bool:
+        """Whether a network costs afterwards what it did before: that of a change that trains and adds nothing."""
         return False
 
     @property

@@ -76,7 +76,11 @@ class Heal(Change):
         None, "Share of the weights of linear layers to keep, in (0, 1): movement pruning, step by step.",
         "--heal-movement",
     )  # fmt: skip
-
+    adapters: int | None = option(
+        None,
+        "After bits, learn nothing but products of two narrow weights of this rank, added to linear layers of few bits: "
+        "where weights fit in memory, and their gradients do not.",
+    )  # fmt: skip
     shard: bool = option(False, "Spread weights and optimiser state over several processes (FSDP).", "--heal-shard")
     precision: str = option(
         "fp32", "Precision of the products of matrices of both networks, fp32 or bf16; weights stay float32.",
@@ -120,6 +124,12 @@ class Heal(Change):
         if self.shard and (self.aware or self.movement is not None):
             other = "aware" if self.aware else "movement"
             raise ValueError(f"shard and {other} exclude each other: {other} changes weights that are whole")
+        if self.adapters is not None:
+            if self.adapters < 1:
+                raise ValueError(f"adapters must be a rank of at least 1, got {self.adapters}")
+            for other in ("aware", "movement", "muon_rate", "shard"):
+                if getattr(self, other) not in (None, False):
+                    raise ValueError(f"adapters and {other} exclude each other: weights beside adapters stay")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
         for name, weight in self.weights.items():
@@ -133,7 +143,8 @@ class Heal(Change):
     @property
     def label(self) -> str:
         """The number of steps, as in "healed 300"."""
-        return f"healed {self.steps}"
+        beside = "" if self.adapters is None else f" beside, rank {self.adapters}"
+        return f"healed {self.steps}{beside}"
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -146,6 +157,25 @@ class Heal(Change):
         from greenformers.changes.sparse import Sparse
 
         return (Heal,) if self.movement is None else (Heal, Sparse)
+
+    @property
+    def same_costs(self) -> bool:
+        """Whether nothing is added."""
+        return self.adapters is None
+
+    def check_order(self, before: "Sequence[type[Change]]") -> None:
+        """Check also that adapters stand beside weights of few bits."""
+        from greenformers.changes.bits import Bits
+
+        if self.adapters is None:
+            super().check_order(before)
+            return
+        rounding = [change for change in before if change.freezes]
+        if other := next((change for change in rounding if change is not Bits), None):
+            raise ValueError(f"adapters are learned beside weights of few bits, not those of {other.name()}")
+        if not rounding:
+            raise ValueError("adapters are learned beside weights of few bits: put bits before heal")
+        super().check_order([change for change in before if not change.freezes])
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
         """Check also that there are examples for a batch, a fitting teacher, and with `aware` a change that rounds.
@@ -209,6 +239,7 @@ class Heal(Change):
         """
         if given.part:
             return self._apply_to_block(model, given)
+        from greenformers.changes._adapters import adapting
         from greenformers.changes._distillation import Distillation, distances, heal, on_device
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
@@ -234,6 +265,8 @@ class Heal(Change):
             stack.enter_context(on_device(training_device(), network, teacher))
             for block in self._rounding(model, given):
                 stack.enter_context(block)
+            if self.adapters is not None:
+                stack.enter_context(adapting(network, self.adapters, given.seed))
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,
@@ -261,7 +294,7 @@ class Heal(Change):
             ValueError: An option is of the outputs of a whole network.
         """
         plain = type(self)()
-        of_a_block = ("steps", "batch_size", "learning_rate")
+        of_a_block = ("steps", "batch_size", "learning_rate", "adapters")
         for name in [entry.name for entry in fields(self) if entry.name not in of_a_block]:
             if getattr(self, name) != getattr(plain, name):
                 raise ValueError(
@@ -273,16 +306,21 @@ class Heal(Change):
         """Embeddings and output layers are left as they are."""
 
     def _apply_to_block(self, block: "nn.Module", given: Given) -> Report:
+        from greenformers.changes._adapters import adapting
         from greenformers.changes._block_healing import heal_block
         from greenformers.changes._options import as_dict
         from greenformers.measure.parameters import bytes_of
 
         if given.calibration is None or given.outputs is None:
             raise ValueError("a block heals by what the original block gave, and that is not at hand")
-        log = heal_block(
-            block, given.calibration, given.outputs, steps=self.steps, batch_size=self.batch_size,
-            learning_rate=self.learning_rate, seed=given.seed, progress=lambda share: given.progress("healing", share),
-        )  # fmt: skip
+        with ExitStack() as stack:
+            rank = self.adapters
+            learned = None if rank is None else stack.enter_context(adapting(block, rank, given.seed))
+            log = heal_block(
+                block, given.calibration, given.outputs, steps=self.steps, batch_size=self.batch_size,
+                learning_rate=self.learning_rate, seed=given.seed, learned=learned,
+                progress=lambda share: given.progress("healing", share),
+            )  # fmt: skip
         first, last = (entry["eval_distance"] for entry in (log[0], log[-1]))
         size, (path, _) = bytes_of(block), next(iter(block.named_parameters()))
         stays = "" if last <= first else ", so its weights are as they were"

@@ -43,6 +43,15 @@ FromDisk = Annotated[
         "with, one block of layers at a time; nothing is judged or measured.",
     ),
 ]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        "--blocks-at-once",
+        help="Of --from-disk with texts: blocks that are in memory and changed together; by default 1. Healing learns "
+        "what all of them give together, which loses less and takes more memory.",
+        min=1,
+    ),
+]
 SEARCH = "Search for the best recipe, in place of naming one"
 Lose = Annotated[
     str | None,
@@ -69,9 +78,9 @@ Page = Annotated[Path | None, typer.Option(help="Folder of the report page; by d
 
 
 def compress(
-    model: str, out: Path, change: list[str] | None, recipe: Path | None, from_disk: bool, lose: str | None,
-    faster: str | None, runtime: str | None, minutes: float | None, results: Path | None, report: Path | None,
-    **typed: Any,
+    model: str, out: Path, change: list[str] | None, recipe: Path | None, from_disk: bool,
+    blocks_at_once: int | None, lose: str | None, faster: str | None, runtime: str | None, minutes: float | None,
+    results: Path | None, report: Path | None, **typed: Any,
 ) -> None:  # fmt: skip
     """Change a trained model: low rank, another attention, fewer layers, int8, healing; judge every step.
 
@@ -85,6 +94,8 @@ def compress(
     from greenformers.measure.record import append, context
 
     job = filled(Job, typed)
+    if blocks_at_once is not None and not (from_disk and (job.texts or job.calibrate)):
+        raise ValueError("--blocks-at-once is of --from-disk with texts to calibrate with")
     if lose is not None or faster is not None:
         named = recipe is not None or change or from_disk or any(_short(of, typed) is not None for of in kinds())
         if named:
@@ -103,7 +114,7 @@ def compress(
     if results is not None:
         terminal.check_writable(results)
     if from_disk:
-        _from_disk(model, out, changes, job, results, report)
+        _from_disk(model, out, changes, job, blocks_at_once or 1, results, report)
         return
     from greenformers.compress.run import run
     from greenformers.report.page import headline, write
@@ -173,7 +184,7 @@ def _parameter(flag: str | None) -> str | None:
 
 
 def _from_disk(
-    model: str, out: Path, changes: Sequence[Change], job: Job, results: Path | None, report: Path | None
+    model: str, out: Path, changes: Sequence[Change], job: Job, at_once: int, results: Path | None, report: Path | None
 ) -> None:
     from greenformers.compress.block_by_block import calibration_of, compress_block_by_block
     from greenformers.compress.from_disk import compress_from_disk
@@ -194,7 +205,7 @@ def _from_disk(
         batches = calibration_of(model, changes, job)
         with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
             done = compress_block_by_block(
-                model, out, changes, batches, seed=job.seed,
+                model, out, changes, batches, at_once=at_once, seed=job.seed,
                 progress=steps if first_process() else lambda *_: None,
                 told=lambda said: console.print(said, markup=False, soft_wrap=True) if first_process() else None,
             )  # fmt: skip
@@ -221,9 +232,9 @@ def _signature() -> inspect.Signature:
         short = {_parameter(entry.metadata.get("flag")) for entry in fields(of)}
         parameters += [parameter for parameter in flags(of, unset=True, panel=_panel(of)) if parameter.name in short]
     more = [
-        ("change", Changes, None), ("recipe", Recipe, None), ("from_disk", FromDisk, False), ("lose", Lose, None),
-        ("faster", Faster, None), ("runtime", Runtime, None), ("minutes", Minutes, None), ("results", Results, None),
-        ("report", Page, None),
+        ("change", Changes, None), ("recipe", Recipe, None), ("from_disk", FromDisk, False),
+        ("blocks_at_once", AtOnce, None), ("lose", Lose, None), ("faster", Faster, None), ("runtime", Runtime, None),
+        ("minutes", Minutes, None), ("results", Results, None), ("report", Page, None),
     ]  # fmt: skip
     parameters += [_keyword(name, annotation, default) for name, annotation, default in more]
     parameters += flags(Job, panel="Texts, and how the result is judged and measured")

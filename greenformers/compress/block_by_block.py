@@ -1,4 +1,4 @@
-"""A recipe with calibration data from disk to disk, one block of the network in memory at a time.
+"""A recipe with calibration data from disk to disk, one block of the network, or a few, in memory at a time.
 
 The texts are embedded once. Then, block after block: its weights are read, the changes of the recipe are applied to it
 as to a network of its own, with the hidden states that the changed blocks before it give; the changed block gives those
@@ -41,17 +41,20 @@ def compress_block_by_block(
     changes: Sequence[Change],
     batches: Sequence[Mapping[str, Tensor]],
     *,
+    at_once: int = 1,
     seed: int = 0,
     progress: Progress = lambda *_: None,
     told: Callable[[str], None] = lambda _: None,
 ) -> CompressionReport:
-    """Change the checkpoint in a folder into another, with one block of it in memory at a time.
+    """Change the checkpoint in a folder into another, with few blocks of it in memory at a time.
 
     Args:
         folder: Folder of a model of transformers with weights in safetensors.
         out: Folder for the changed model; `greenformers.load` and `from_pretrained` read it.
         changes: The recipe; all of its changes must have a form block by block.
         batches: Examples to calibrate with, as keyword arguments of the network; masks tell what is padding.
+        at_once: Number of consecutive blocks that are in memory, and changed as one network: what looks at outputs
+            looks at those of the last one, and healing learns what all of them give together.
         seed: Seed of random numbers.
         progress: Function that is called as work goes on.
         told: Function that is told, before work begins, how much memory and disk it takes.
@@ -63,7 +66,8 @@ def compress_block_by_block(
 
     Raises:
         ValueError: Files are damaged, foreign or do not fit the configuration; the network is not made of one stack of
-            blocks; a change has no form block by block; or memory or disk is too small.
+            blocks; a change has no form block by block; `at_once` is out of range; or memory or disk is too
+            small.
         FileExistsError: Beside `out` lies the unfinished work of another recipe or of other examples.
         OSError: A file cannot be read or written.
     """
@@ -72,9 +76,10 @@ def compress_block_by_block(
     check_place(out)
     folder, modules = transformer_of(folder)
     model, stored = skeleton(folder, buffers=True)
-    whole = Blocks(model, stored)
+    whole = Blocks(model, stored, at_once)
     batches = in_parts(batches)
-    work = Work.of(out, [str(folder.resolve()), [as_dict(change) for change in changes], seed], folder, batches)
+    job = [str(folder.resolve()), [as_dict(change) for change in changes], at_once, seed]
+    work = Work.of(out, job, folder, batches)
     walk = Walk(whole, list(changes), batches, work, seed, progress)
     with _without_cache(model.config), WideProducts():
         told(walk.check())

@@ -1,4 +1,6 @@
-"""The way through the blocks of a network: each is read, changed with what the blocks before it give, and written.
+"""The way through a network: section by section is read, changed with what those before it give, and written.
+
+A section is one block, or a few that follow each other.
 
 Several processes, which see the same folders, go together: each runs the blocks on its share of the batches, all change
 a block alike, and the first writes it.
@@ -24,7 +26,7 @@ from greenformers.changes._report import CompressionReport, Report, Step, UnitRe
 from greenformers.checkpoint.place import settle
 from greenformers.checkpoint.structure import mark, structure
 from greenformers.compress.block_work import AROUND, Part, Work
-from greenformers.compress.blocks import Arguments, Blocks, OneBlock, read_tensors
+from greenformers.compress.blocks import Arguments, Blocks, Section, read_tensors
 from greenformers.compress.states import Inputs, Outputs, States
 from greenformers.measure.limit import free
 from greenformers.measure.parameters import bytes_of, parameters
@@ -109,7 +111,7 @@ class Walk:
         self.blocks.learn(batch, first)
         with self.blocks.embedding(self.blocks.read(None)) as embed:
             states, arguments = embed(batch)
-        given = {"hidden_states": states, "arguments": arguments[0]}
+        given = {"hidden_states": states, "arguments": self._of_section(0, arguments)}
         mask = _padding(batch)
         calibration = [given if mask is None else {**given, "attention_mask": mask}]
         before: list[type[Change]] = []
@@ -118,7 +120,8 @@ class Walk:
                 following = tuple(self.changes[step + 1 :])
                 own.check(first, before, Given(calibration=calibration, part=True, following=following))
             elif change.around_blocks(self.blocks.model) is None:
-                raise ValueError(f"{change.label} has nothing to change in the first block, nor around the blocks")
+                where = self.blocks.name(0)
+                raise ValueError(f"{change.label} has nothing to change in {where}, nor around the blocks")
             before += change.traces
         width, itemsize = states.shape[-1], states.element_size()
         tokens = sum(batch[IDS].numel() for batch in self.batches)
@@ -135,7 +138,7 @@ class Walk:
             raise ValueError(f"{memory / 2**30:.1f} GiB of memory are needed, {room / 2**30:.1f} are free")
         each = "" if alone() else f" in each of {processes()} processes"
         return (
-            f"{self.blocks.count} blocks, one at a time: at most {self.stated / 2**30:.2f} GiB of memory{each}, "
+            f"{self._going}: at most {self.stated / 2**30:.2f} GiB of memory{each}, "
             f"{disk / 2**30:.2f} GiB of disk; hidden states in {str(states.dtype).removeprefix('torch.')}"
         )
 
@@ -153,11 +156,19 @@ class Walk:
                 raise ValueError(f"block by block, {change.label} is the work of one process, not of {processes()}")
 
     @property
+    def _going(self) -> str:
+        blocks = self.blocks
+        return f"{blocks.layers} blocks, {'one' if (most := len(blocks.sections[0])) == 1 else most} at a time"
+
+    def _of_section(self, number: int, by_block: Sequence[Arguments]) -> list[Arguments]:
+        return [by_block[block] for block in self.blocks.sections[number]]
+
+    @property
     def _numbers(self) -> list[int | None]:
         return [*range(self.blocks.count), None]
 
-    def _working(self, block: OneBlock, width: int) -> int:
-        """Most bytes that a block takes, or what is around the blocks, beyond what the process holds before."""
+    def _working(self, block: Section, width: int) -> int:
+        """Most bytes that a section takes, or what is around the blocks, beyond what the process holds before."""
         stack = f"{self.blocks.path}."
         layers = [(site.m, site.n) for site in sites(block, "linear", factors=True)]
         around = [tuple(x.shape) for name, x in self.blocks.model.named_parameters() if not name.startswith(stack)]
@@ -186,8 +197,8 @@ class Walk:
         copies = max(change.copies for change in self.changes) * max((m * n for m, n in weights), default=0)
         return max(squares * inputs + copies, 2 * inputs + max(passed, copies))
 
-    def _learning(self, block: OneBlock, passed: int) -> int:
-        """Most bytes of a block that learns: weights in float32 twice, gradients and two averages; and a pass."""
+    def _learning(self, block: Section, passed: int) -> int:
+        """Most bytes of a section that learns: weights in float32 twice, gradients and two averages; and a pass."""
         learns = any(change.trains for change in self.changes)
         return (20 * sum(x.numel() for x in block.parameters()) + 3 * passed) if learns else 0
 
@@ -214,7 +225,7 @@ class Walk:
         wait()
 
     def _ahead(self, numbers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The tensors of blocks; those of the next one are read while a block is changed."""
+        """The tensors of sections; those of the next one are read while one is changed."""
         with ThreadPoolExecutor(1) as reader:
             waiting: list[Future[dict[str, Tensor]]] = []
             for number in numbers:
@@ -224,7 +235,7 @@ class Walk:
                 yield number, tensors.result()
 
     def _drop(self, number: int) -> None:
-        """Remove the hidden states that a finished block has read."""
+        """Remove the hidden states that a finished section has read."""
         for original in (False, True) if first_process() else ():
             self.work.states(number, original=original).remove()
 
@@ -242,16 +253,16 @@ class Walk:
 
     def _inputs(self, number: int, *, original: bool = False) -> Inputs:
         states = self.work.states(number, original=original and number > 0)
-        return Inputs(states, [by_block[number] for by_block in self.arguments], self.masks)
+        return Inputs(states, [self._of_section(number, by_block) for by_block in self.arguments], self.masks)
 
     def _pass(self, network: nn.Module, inputs: Inputs, states: States) -> None:
-        """Write what a block gives."""
+        """Write what a section gives."""
         with evaluating(network), torch.no_grad():
             for number in self.own:
                 states.write(number, call(network, inputs[number]))
 
     def _block(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        network, name = self.blocks.network(number, tensors), f"block {number + 1} of {self.blocks.count}"
+        network, name = self.blocks.network(number, tensors), self.blocks.name(number)
         inputs, original = self._inputs(number), None
         if self.compares:
             original = self._inputs(number, original=True)
@@ -325,7 +336,7 @@ class Walk:
             units = [UnitReport(**unit | {"tied": tuple(unit["tied"])}) for part in parts for unit in part.units[step]]
             before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
             summary = (
-                f"{self.blocks.count} blocks, one at a time, and what is around them: {len(units)} layers, "
+                f"{self._going}, and what is around them: {len(units)} layers, "
                 f"{before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; at most {peak / 2**30:.2f} GiB of memory, "
                 f"{self.stated / 2**30:.2f} were stated"
             )
@@ -337,7 +348,7 @@ class Walk:
 
     @torch.no_grad()
     def try_again(self) -> None:
-        """Run what was written on the first text, one block at a time.
+        """Run what was written on the first text, one section at a time.
 
         Raises:
             ValueError: Its outputs are not finite.
@@ -349,7 +360,8 @@ class Walk:
         for number in range(self.blocks.count):
             network = self.blocks.network(number, dict(read_tensors(self.work.file(number))))
             settle(network)
-            states = call(network, {"hidden_states": states, "arguments": arguments[number]})
+            given = self._of_section(number, arguments)
+            states = call(network, {"hidden_states": states, "arguments": given})
         with self.blocks.around(around, self.blocks.answering(lambda: states)) as model:
             settle(model)
             if not output(call(model, batch), batch).isfinite().all():

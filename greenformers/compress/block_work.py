@@ -76,7 +76,7 @@ class Work:
         return cls(folder)
 
     def states(self, number: int, *, original: bool = False) -> States:
-        """The hidden states that a block reads: from the changed blocks before it, or the original ones."""
+        """The hidden states that a section reads: from the changed blocks before it, or the original ones."""
         return States(self.folder / f"{'original' if original else 'changed'}-{number}")
 
     def file(self, number: int | None) -> Path:

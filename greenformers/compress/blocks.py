@@ -1,8 +1,9 @@
-"""A network whose blocks are read from disk, one at a time, each as a small network of its own.
+"""A network whose blocks are read from disk, one section at a time, each as a small network of its own.
 
-Blocks are the members of the one stack of layers that the configuration counts. The network itself stays on the meta
-device. Its parts around the stack, embeddings and output layers, run with hollow blocks: these have the class and the
-attributes of the blocks and no weights, and note what they are called with.
+A section is one block, or a few that follow each other. Blocks are the members of the one stack of layers that the
+configuration counts. The network itself stays on the meta device. Its parts around the stack, embeddings and output
+layers, run with hollow blocks: these have the class and the attributes of the blocks and no weights, and note what they
+are called with.
 """
 
 import copy
@@ -38,32 +39,39 @@ Embed = Callable[[Mapping[str, Any]], tuple[Tensor, list[Arguments]]]
 """Function that gives the hidden states that the first block reads of a batch, and what each block is called with."""
 
 
-class OneBlock(nn.Module):
-    """A network of one block, which stands at the path that it has in the whole network.
+class Section(nn.Module):
+    """A network of a few consecutive blocks, which stand at the paths that they have in the whole network.
 
     Args:
-        path: The path.
-        block: The block.
+        path: Path of the stack.
+        blocks: The blocks, by their number in it.
     """
 
-    def __init__(self, path: str, block: nn.Module) -> None:
+    def __init__(self, path: str, blocks: Mapping[int, nn.Module]) -> None:
         super().__init__()
-        self._path = path
+        self._paths = [f"{path}.{number}" for number in blocks]
         *around, name = path.split(".")
         here: nn.Module = self
-        for place, part in enumerate(around, 1):
-            inner = nn.ModuleList() if place == len(around) else nn.Module()
+        for part in around:
+            inner = nn.Module()
             here.add_module(part, inner)
             here = inner
-        here.add_module(name, block)
+        stack = nn.ModuleList()
+        for number, block in blocks.items():
+            stack.add_module(str(number), block)
+        here.add_module(name, stack)
 
-    def forward(self, hidden_states: Tensor, arguments: Arguments, attention_mask: Tensor | None = None) -> Tensor:
-        """The hidden states (B, N, d) behind the block; the mask (B, N) says which positions are padding."""
-        return _states(self.called(hidden_states, arguments))
+    def forward(
+        self, hidden_states: Tensor, arguments: Sequence[Arguments], attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """The hidden states (B, N, d) behind the blocks; the mask (B, N) says which positions are padding."""
+        for place, given in enumerate(arguments):
+            hidden_states = _states(self.called(place, hidden_states, given))
+        return hidden_states
 
-    def called(self, hidden_states: Tensor, arguments: Arguments) -> Any:
-        """All that the block returns."""
-        return self.get_submodule(self._path)(hidden_states, *arguments.positional, **arguments.named)
+    def called(self, place: int, hidden_states: Tensor, arguments: Arguments) -> Any:
+        """All that one of the blocks returns."""
+        return self.get_submodule(self._paths[place])(hidden_states, *arguments.positional, **arguments.named)
 
 
 class Blocks:
@@ -72,17 +80,20 @@ class Blocks:
     Args:
         model: The network on the meta device, with its buffers.
         stored: Its tensors on disk, by name.
+        at_once: Number of blocks in a section; the last one may have fewer.
 
     Attributes:
         model: The network.
         path: Path of the stack.
-        count: Number of blocks.
+        layers: Number of blocks.
+        sections: The numbers of the blocks of each section.
 
     Raises:
-        ValueError: The network is not made of one stack of blocks, or has other tensors than those on disk.
+        ValueError: The network is not made of one stack of blocks, or has other tensors than those on disk; or
+            `at_once` is out of range.
     """
 
-    def __init__(self, model: PreTrainedModel, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, model: PreTrainedModel, stored: Mapping[str, Stored], at_once: int = 1) -> None:
         name = type(model).__name__
         if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"{name} is an encoder-decoder: block by block, from disk, a network must be one stack")
@@ -90,7 +101,12 @@ class Blocks:
         if len(by_path) > 1:
             raise ValueError(f"{name} has {len(by_path)} stacks of layers, {', '.join(by_path)}: it must have one")
         ((self.path, stack),) = by_path.items()
-        self.model, self.count, self._stored = model, len(stack), stored
+        self.model, self.layers, self._stored = model, len(stack), stored
+        if not 1 <= at_once <= self.layers:
+            raise ValueError(f"blocks at once must be 1 to {self.layers}, the blocks of the network; got {at_once}")
+        self.sections = [
+            range(first, min(first + at_once, self.layers)) for first in range(0, self.layers, at_once)
+        ]  # fmt: skip
         self._rebuilt: Callable[[Tensor], Any] | None = None
         own, tied = model.state_dict(), all_ties(model)
         lacking = [key for key in own if key not in stored and key not in tied]
@@ -99,14 +115,21 @@ class Blocks:
             which = f"has no {lacking[0]}" if lacking else f"holds {foreign[0]}, which the network does not have"
             raise ValueError(f"the checkpoint {which}: it was written by another version; load and save it")
 
-    def at(self, number: int) -> str:
-        """The path of a block."""
-        return f"{self.path}.{number}"
+    @property
+    def count(self) -> int:
+        """Number of sections."""
+        return len(self.sections)
+
+    def name(self, number: int) -> str:
+        """A section in words, such as "block 3 of 12" or "blocks 3 to 4 of 12"."""
+        first, last = self.sections[number][0] + 1, self.sections[number][-1] + 1
+        return f"block{f' {first}' if first == last else f's {first} to {last}'} of {self.layers}"
 
     def keys(self, number: int | None) -> list[str]:
-        """The names of the stored tensors of a block, or, for None, of the parts around the blocks."""
+        """The names of the stored tensors of a section, or, for None, of the parts around the blocks."""
         if number is not None:
-            return [key for key in self._stored if key.startswith(f"{self.at(number)}.")]
+            inside = tuple(f"{self.path}.{block}." for block in self.sections[number])
+            return [key for key in self._stored if key.startswith(inside)]
         return [key for key in self._stored if not key.startswith(f"{self.path}.")]
 
     def bytes(self, number: int | None) -> int:
@@ -114,21 +137,22 @@ class Blocks:
         return sum(self._stored[key].bytes for key in self.keys(number))
 
     def read(self, number: int | None) -> dict[str, Tensor]:
-        """The tensors of a block, or of the parts around the blocks, from disk."""
+        """The tensors of a section, or of the parts around the blocks, from disk."""
         files: dict[Path, list[str]] = {}
         for key in self.keys(number):
             files.setdefault(self._stored[key].file, []).append(key)
         return {key: tensor for file, keys in files.items() for key, tensor in read_tensors(file, keys)}
 
-    def network(self, number: int, tensors: Tensors) -> OneBlock:
-        """A network of one block with these tensors."""
-        network = OneBlock(self.at(number), copy.deepcopy(self.model.get_submodule(self.at(number))))
+    def network(self, number: int, tensors: Tensors) -> Section:
+        """A network of the blocks of a section with these tensors."""
+        stack: Any = self.model.get_submodule(self.path)
+        network = Section(self.path, {block: copy.deepcopy(stack[block]) for block in self.sections[number]})
         _fill(network, tensors)
         return network.eval()
 
     @torch.no_grad()
-    def learn(self, batch: Mapping[str, Any], network: OneBlock) -> None:
-        """Learn from the first block what blocks return besides hidden states.
+    def learn(self, batch: Mapping[str, Any], network: Section) -> None:
+        """Learn from the first section what blocks return besides hidden states.
 
         Raises:
             ValueError: They return more that is computed.
@@ -139,10 +163,10 @@ class Blocks:
             caught.append((states, arguments))
             raise _Stopped
 
-        with self.around(self.read(None), [stop] * self.count) as model, evaluating(model), suppress(_Stopped):
+        with self.around(self.read(None), [stop] * self.layers) as model, evaluating(model), suppress(_Stopped):
             call(model, batch)
         given, arguments = caught[0]
-        returned = network.called(given, arguments)
+        returned = network.called(0, given, arguments)
         if isinstance(returned, Tensor):
             self._rebuilt = lambda states: states
             return
@@ -179,14 +203,14 @@ class Blocks:
             assert self._rebuilt is not None
             return self._rebuilt(states)
 
-        with self.around(tensors, [note] * self.count) as model:
+        with self.around(tensors, [note] * self.layers) as model:
 
             def embed(batch: Mapping[str, Any]) -> tuple[Tensor, list[Arguments]]:
                 called.clear()
                 with torch.no_grad():
                     call(model, batch)
-                if len(called) != self.count:
-                    raise ValueError(f"{type(model).__name__} calls {len(called)} of its {self.count} blocks")
+                if len(called) != self.layers:
+                    raise ValueError(f"{type(model).__name__} calls {len(called)} of its {self.layers} blocks")
                 return called[0][0], [arguments for _, arguments in called]
 
             yield embed
@@ -195,7 +219,7 @@ class Blocks:
         """Answers of the blocks: the last one's is what the function gives, those of others do not matter."""
         rebuilt = self._rebuilt
         assert rebuilt is not None
-        return [lambda states, _: rebuilt(states)] * (self.count - 1) + [lambda *_: rebuilt(last())]
+        return [lambda states, _: rebuilt(states)] * (self.layers - 1) + [lambda *_: rebuilt(last())]
 
 
 def read_tensors(file: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[str, Tensor]]:

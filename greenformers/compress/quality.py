@@ -1,6 +1,7 @@
 """Quality of compressed models: scores of them and of the dense model on the same examples."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import exp
 
 import numpy as np
@@ -111,6 +112,13 @@ def embed_files(model: PreTrainedModel, examples: Examples, reader: Reader) -> T
             hidden = hidden if hidden.dim() == 3 else hidden.flatten(2).mT  # of convolutions, whose positions come last
             embeddings |= dict(zip(places, F.normalize(hidden.float().mean(1), dim=-1), strict=True))
     return torch.stack([embeddings[place] for place in range(len(examples))])
+
+
+def as_ranked_by(model: PreTrainedModel, pairs: Texts, reader: Reader) -> Texts:
+    """The same pairs with a model's own similarities as their scores: what agrees with these ranks them as it does."""
+    assert reader.tokenizer is not None
+    rows = embed(model, pairs.lines, reader.tokenizer, reader.length)
+    return replace(pairs, labels=(rows[::2] * rows[1::2]).sum(-1).tolist())
 
 
 def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:

@@ -237,9 +237,9 @@ def _names(changes: Sequence[Change]) -> list[str]:
 
 
 def _untimed(changes: Sequence[Change]) -> list[str]:
-    """The names after steps that only train, where costs are those that were measured before the step."""
+    """The names after steps that leave costs as they were measured before the step."""
     names = _names(changes)
-    return [name for place, name in enumerate(names) if changes[place].trains and place > 0]
+    return [name for place, name in enumerate(names) if changes[place].same_costs and place > 0]
 
 
 def files_of(model: str, job: Job) -> list[Path]:

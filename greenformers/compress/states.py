@@ -15,7 +15,7 @@ STATES = "hidden_states"
 
 
 class States:
-    """The hidden states (B, N, d) that one block reads, of all batches, in the number format of the network.
+    """The hidden states (B, N, d) that one section reads, of all batches, in the number format of the network.
 
     Args:
         folder: Folder for the files.
@@ -50,10 +50,10 @@ class States:
 
 
 class Outputs(Sequence[Tensor]):
-    """What a block gives for each batch, read as it is asked for.
+    """What a section gives for each batch, read as it is asked for.
 
     Args:
-        states: The hidden states that the next block reads.
+        states: The hidden states that the next section reads.
         count: Number of batches.
     """
 
@@ -70,15 +70,17 @@ class Outputs(Sequence[Tensor]):
 
 
 class Inputs(Sequence[dict[str, Any]]):
-    """The batches that a network of one block is called with; their hidden states are read as they are asked for.
+    """The batches that a network of a few blocks is called with; their hidden states are read as they are asked for.
 
     Args:
         states: The hidden states of each batch.
-        arguments: What else the block is called with, for each batch.
+        arguments: What else each of the blocks is called with, for each batch.
         masks: Masks (B, N) of each batch; None where nothing is padding.
     """
 
-    def __init__(self, states: States, arguments: Sequence[Arguments], masks: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self, states: States, arguments: Sequence[Sequence[Arguments]], masks: Sequence[Tensor | None]
+    ) -> None:
         self.states, self.arguments, self.masks = states, arguments, masks
 
     def __len__(self) -> int:

@@ -90,6 +90,22 @@ def test_it_is_what_compress_makes(models: dict[str, Path], tmp_path: Path, name
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_both_blocks_at_once_are_the_same(models: dict[str, Path], tmp_path: Path, name: str) -> None:
+    """Layers see what the changed ones before them give, whether their block is alone in memory or not."""
+    for at_once in (1, 2):
+        compress_block_by_block(models[name], tmp_path / str(at_once), [SEQUENTIAL], BATCHES, at_once=at_once)
+    ours, theirs = (outputs(greenformers.load(tmp_path / folder), JUDGED)[0] for folder in "12")
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [0, 3])
+def test_no_more_blocks_than_there_are(models: dict[str, Path], tmp_path: Path, at_once: int) -> None:
+    with pytest.raises(ValueError, match=rf"blocks at once must be 1 to 2, the blocks of the network; got {at_once}"):
+        compress_block_by_block(models["llama"], tmp_path / "out", [SEQUENTIAL], BATCHES, at_once=at_once)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "change", "forms", "most"),
     [
@@ -202,7 +218,7 @@ def test_killed_it_goes_on_to_the_same_bits(models: dict[str, Path], tmp_path: P
         ([Prune(of="latency")], "nothing is measured: a budget of latency is not available"),
         ([Shrink()], "shrink shares one budget among all layers"),
         ([Exits()], "exits looks at a whole network: it cannot be applied block by block"),
-        ([SEQUENTIAL.but(select=("*.nothing",))], "has nothing to change in the first block, nor around the blocks"),
+        ([SEQUENTIAL.but(select=("*.nothing",))], "has nothing to change in block 1 of 2, nor around the blocks"),
         ([Int8(), SEQUENTIAL], "low_rank cannot follow int8, which leaves rounded weights"),
     ],
 )
@@ -258,6 +274,13 @@ def test_the_command(
     greenformers.compress(usual, [Sparse()], texts=lines, tokenizer=tokenizer("bert"), length=12)
     ours, theirs = (outputs(model, JUDGED)[0] for model in (greenformers.load(tmp_path / "out"), usual))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert run(monkeypatch, *words, "--length", "12", "--blocks-at-once", "2", "--out", str(tmp_path / "both")) == 0
+    assert "2 blocks, 2 at a time: at most" in capsys.readouterr().out
+    with_texts = ["compress", str(models["bert"]), "--bits", "8", "--bits-by", "rounding", "--blocks-at-once", "2"]
+    for given in ([*with_texts, "--from-disk"], [*with_texts, "--calibrate", str(texts)]):
+        assert "--blocks-at-once is of --from-disk with texts to calibrate with" in refused(
+            monkeypatch, capsys, *given, "--out", str(tmp_path / "more")
+        )
     more = ["--evaluate", str(texts), "--out", str(tmp_path / "more")]
     assert "--from-disk cannot be combined with --evaluate" in refused(monkeypatch, capsys, *words, *more)
     alone = ["compress", str(models["bert"]), "--int8", "--from-disk", "--calibrate", str(texts)]

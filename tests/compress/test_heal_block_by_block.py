@@ -75,6 +75,17 @@ def test_it_loses_less(llama: Path, tmp_path: Path) -> None:
         assert last < first
 
 
+def test_what_learns_together_loses_less(tmp_path: Path) -> None:
+    bert, gone = tmp_path / "bert", {}
+    network("bert", "BertForMaskedLM", num_hidden_layers=4).save_pretrained(bert)
+    for at_once in (1, 3):  # 4 blocks: a section of three, and one of one
+        out = tmp_path / str(at_once)
+        report = compress_block_by_block(bert, out, [HALF, HEAL], BATCHES, at_once=at_once)
+        assert len(report.steps[1].report.units) == {1: 4, 3: 2}[at_once]
+        gone[at_once] = lost(out, bert)
+    assert gone[3] < gone[1]
+
+
 def test_zeros_stay_and_int8_follows(tmp_path: Path) -> None:
     bert = folder(tmp_path, "bert", "BertForMaskedLM")
     for name, recipe in (("sparse", [Sparse(0.5), HEAL]), ("int8", [HALF, HEAL, Int8()])):
@@ -98,8 +109,8 @@ def test_padding_is_not_learned_from(tmp_path: Path) -> None:
     torch.testing.assert_close(states(tmp_path / "padded"), states(tmp_path / "short"), rtol=1e-3, atol=1e-3)
 
 
-def killed(model: Path, out: Path) -> None:
-    """Compress in a process that kills itself after the first block."""
+def killed(model: Path, out: Path, at_once: int) -> None:
+    """Compress in a process that kills itself after the first section."""
     keep = Work.keep
 
     def after(work: Work, number: int | None, *given: object) -> None:
@@ -107,16 +118,17 @@ def killed(model: Path, out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     Work.keep = after  # type: ignore[method-assign]
-    compress_block_by_block(model, out, [HALF, HEAL], BATCHES)
+    compress_block_by_block(model, out, [HALF, HEAL], BATCHES, at_once=at_once)
 
 
-def test_killed_it_goes_on_to_the_same_bits(llama: Path, tmp_path: Path) -> None:
-    compress_block_by_block(llama, tmp_path / "whole", [HALF, HEAL], BATCHES)
-    process = multiprocessing.get_context("fork").Process(target=killed, args=(llama, tmp_path / "parts"))
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_killed_it_goes_on_to_the_same_bits(llama: Path, tmp_path: Path, at_once: int) -> None:
+    compress_block_by_block(llama, tmp_path / "whole", [HALF, HEAL], BATCHES, at_once=at_once)
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(llama, tmp_path / "parts", at_once))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    compress_block_by_block(llama, tmp_path / "parts", [HALF, HEAL], BATCHES)
+    compress_block_by_block(llama, tmp_path / "parts", [HALF, HEAL], BATCHES, at_once=at_once)
     whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(x.equal(parts[name]) for name, x in whole.items())
