@@ -45,7 +45,7 @@ def front_table(outcome: Outcome, runtime: str) -> Table:
     """The front: recipes that no other beats in speed and in quality, the slowest first."""
     table = Table("", "times as fast", "quality kept", "times smaller", Column("recipe", overflow="fold"))
     table.title = f"The front of {len(outcome.search.trials.seen)} trials, in {runtime}"
-    table.caption = "Measured beside the model as it is; judged on the half of the examples that the search sees."
+    table.caption = f"Timed beside the model as it is; judged {_judged(outcome)}."
     for trial in front(outcome.search.trials.done()):
         table.add_row(
             "*" if trial == outcome.best else "", f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", f"{trial.smaller:.1f}",
@@ -59,13 +59,20 @@ def sentence(outcome: Outcome, bound: Bound, runtime: str) -> str:
     best = outcome.best
     said = (
         f"{recipe_words(outcome.search, best)}: {best.speed:.2f}x as fast in {runtime}, {best.smaller:.1f}x smaller, "
-        f"keeps {1 - best.lost:.2%} on the examples of the search."
+        f"keeps {1 - best.lost:.2%}, judged {_judged(outcome)}."
     )
     said += _unseen(outcome)
     if not bound.met_by(best):
         asked = f"{bound.lose:.2%} of loss" if bound.lose is not None else f"{bound.faster:.2f}x"
         said = f"Nothing that was tried keeps to {asked}; this is the nearest. {said}"
     return said
+
+
+def _judged(outcome: Outcome) -> str:
+    """How trials are judged, in words."""
+    half = "the half of the examples that the search sees"
+    ranked = f"by how it ranks the pairs of {half}, beside the model as it is"
+    return ranked if outcome.search.lab.ranks else f"on {half}"
 
 
 def _unseen(outcome: Outcome) -> str:
@@ -183,7 +190,7 @@ def _words(outcome: Outcome, runtime: str) -> tuple[str, str]:
     top = front(outcome.search.trials.done())
     points = "; ".join(f"{trial.speed:.2f}x at {1 - trial.lost:.1%}" for trial in top)
     return (
-        f"Each point is a recipe, timed in {runtime} and judged beside the model as it is, on the half of the examples "
-        "that the search sees. Recipes that lose far more are below the picture.",
+        f"Each point is a recipe, timed in {runtime} beside the model as it is, and judged {_judged(outcome)}. Recipes "
+        "that lose far more are below the picture.",
         f"Speed against quality kept. The front: {points}.",
     )

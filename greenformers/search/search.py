@@ -1,6 +1,6 @@
 """The search itself: recipes are tried as they are, the best of them healed in rounds with hurdles between.
 
-First every change alone, and some recipes by chance; then what is predicted to be best, a few at a time, see
+First every change alone, and recipes by chance; then what is predicted to be best, a few at a time, see
 `greenformers.search.propose`. Then recipes are healed: each for a few steps, those that are better than the mean for
 more, and so on, which are progressive dynamic hurdles (So 2019, arXiv:1901.11117, 3.2). Every choice depends on the
 seed and on what was seen before alone, and the time is that of the trials, so that a search which was stopped goes on
@@ -26,7 +26,12 @@ from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
 
 CHANCE, AT_ONCE = 6, 3
-"""Recipes drawn by chance at the beginning, and recipes that are proposed at once."""
+"""Recipes drawn by chance at the beginning at least, and recipes that are proposed at once."""
+
+BY_CHANCE, MANY = 0.1, 100
+"""Share of the time, where recipes are healed, until which they are drawn by chance, and the most that are: what was
+proposed is alike, and says little of other recipes. Of 60 that were not tried the times were foreseen with a median
+error of 16 % by 55 trials, of which 6 were drawn by chance, and of 12 % with 12 more."""
 
 HURDLES = (100, 300)
 """Steps of healing at which only those above the mean go on. After 50 steps what keeps its layers is worse than before:
@@ -112,6 +117,9 @@ class Search:
                 self._try(genes, 0)
         if not self.trials.done():
             raise ValueError(f"no recipe of the search could be made: {self.trials.seen[0].refused}")
+        for _ in range(MANY if self.plan.heals else 0):
+            if not self._over(BY_CHANCE):
+                self._try(self.space.drawn(draw), 0)
         self._rounds(0, self.plan.trying)
         if self.plan.heals:
             self._rounds(HURDLES[0], HEALING)

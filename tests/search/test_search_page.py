@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("drafts")
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     search = searched(tmp_path_factory.mktemp("search"), Bound(lose=0.02), seconds=150)
-    search.lab.own_quality = ("spearman", 80.0)
+    search.lab.own_quality, search.lab.ranks = ("spearman", 80.0), True
     search.trials.add(Trial((0, 0, 3, 1), refused="<why>"))
     records = [
         Record.of("spearman", value, benchmark="compress", variant=name, setting={"texts": "t"}, interval=interval)
@@ -45,6 +45,7 @@ def test_the_table_is_the_front_with_the_best_marked(outcome: Outcome) -> None:
     out = io.StringIO()
     Console(file=out, width=100).print(table)
     assert "in openvino" in out.getvalue()
+    assert "judged by how it ranks the pairs of the half" in " ".join(out.getvalue().split())
 
 
 def test_the_outcome_in_words_says_what_was_seen_and_what_was_not(outcome: Outcome) -> None:

@@ -1,0 +1,59 @@
+"""What a lab judges recipes by: pairs with scores by how they are ranked, beside the model as it is."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from models import sentences, tokenizer
+from scipy.stats import spearmanr
+from transformers import PreTrainedModel
+from zoo import network
+
+from greenformers.changes import Given
+from greenformers.compress.quality import judge
+from greenformers.data._reader import Reader
+from greenformers.data._texts import Texts
+from greenformers.search.lab import Lab
+
+
+def encoder() -> PreTrainedModel:
+    model = network("bert", "BertModel")
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that texts are told apart
+            parameter.mul_(4 if parameter.dim() == 2 else 1)
+    return model
+
+
+def cosines(model: PreTrainedModel, pairs: Texts) -> np.ndarray:
+    rows = []
+    for text in pairs.lines:
+        batch = tokenizer("bert")(text, return_tensors="pt")
+        with torch.no_grad():
+            rows.append(F.normalize(model(**batch).last_hidden_state[0].mean(0), dim=0))
+    return np.array([float(a @ b) for a, b in zip(rows[::2], rows[1::2], strict=True)])
+
+
+def test_pairs_judge_by_their_order_and_scores_only_whether_they_can(tmp_path: Path) -> None:
+    model = encoder()
+    segments = list(zip(sentences(24), sentences(24, 1), strict=True))
+    noise = np.random.default_rng(0).normal(size=24)
+    own = cosines(model, Texts("pairs", segments))
+    scores = Texts("pairs", segments, labels=(own + own.std() * noise).tolist())
+    reader = Reader.of(model, tokenizer("bert"), 16)
+    lab = Lab(model, reader, scores, Given(), tmp_path, faster=lambda *_: 2.0)
+    assert lab.own_quality == ("spearman", pytest.approx(judge({"own": model}, scores, reader)["own"]["spearman"][0]))
+    assert lab.ranks
+    assert lab.trial((0,), 0, lambda: copy.deepcopy(model)).lost == pytest.approx(0, abs=1e-9)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * parameter.std() * torch.randn_like(parameter))
+    lost = lab.trial((1,), 0, lambda: other).lost
+    assert lost == pytest.approx(1 - spearmanr(cosines(other, scores), own)[0], abs=1e-4)
+    assert lost > 1e-3
+    turned = Texts("pairs", segments, labels=(-own).tolist())
+    with pytest.raises(ValueError, match=r"pairs cannot judge changes: the model as it is has a spearman of -100 on"):
+        Lab(model, reader, turned, Given(), tmp_path).own_quality  # noqa: B018
