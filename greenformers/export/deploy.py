@@ -1,6 +1,5 @@
 """The whole way of an export: calibrate, write, judge, measure, and put the folder in place with its card."""
 
-import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -8,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.checkpoint.save import replace
@@ -93,8 +91,6 @@ def deploy(
     check_few_bits(model, formats)
     if loss is not None and examples is None:
         raise ValueError("a loss is judged on texts: give some (--texts)")
-    # ONNX Runtime has few operations of half precision for the CPU.
-    whole = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
     rows, parts = None, {}
     if examples is not None:
         rows = Reader.of(model, tokenizer, length)
@@ -109,10 +105,8 @@ def deploy(
         calibration = rows.batches(parts["calibration"]) if rows is not None and "calibration" in parts else None
         longest = max([length, *lengths, SHORTEST])
         checked = write(
-            whole, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest,
-            checkpoint=None if whole is model else model, progress=progress,
-        )  # fmt: skip
-        del whole
+            model, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest, progress=progress
+        )
         records = costs(checked, staged, about)
         if rows is not None:
             progress("judging", 0.0)

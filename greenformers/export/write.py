@@ -1,5 +1,6 @@
 """Write a trained network in the forms of several runtimes; every file is read again and compared with the model."""
 
+import copy
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,7 +71,6 @@ def write(
     tokenizer: PreTrainedTokenizerBase | None = None,
     calibration: Iterable[Mapping[str, Tensor]] | None = None,
     length: int = 128,
-    checkpoint: PreTrainedModel | None = None,
     progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> Checked:
     """Write the files of formats into a folder, see `FORMATS`, with configuration, tokenizer and pooling beside them.
@@ -80,14 +80,14 @@ def write(
     Runtime with static ranges of their inputs; these files are compared with the same layers in torch.
 
     Args:
-        model: A dense or compressed model in float32 on the CPU; it is left as it is, in evaluation mode.
+        model: A dense or compressed model on the CPU; it is left as it is, in evaluation mode. Of one in half precision
+            the checkpoint is the model as it is, and all other files hold its weights in float32.
         folder: Folder for the files; it is created where it is missing.
         formats: Names of `FORMATS`.
         tokenizer: Tokenizer, saved beside the files.
         calibration: Batches of texts like those that the model is for, without padding, from which int8 layers get
             their ranges.
         length: Longest length that is tried, in tokens; at least 4.
-        checkpoint: The model in half precision, which then is the checkpoint; by default the model.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
@@ -102,15 +102,15 @@ def write(
     check_formats(formats)
     check_calibration(model, formats, calibration is not None)
     check_few_bits(model, formats)
-    if model.dtype != torch.float32:
-        raise ValueError(f"the model must be in float32, got {model.dtype}: give a copy of it in float32")
+    # ONNX Runtime has few operations of half precision for the CPU.
+    checkpoint, model = model, model if model.dtype == torch.float32 else copy.deepcopy(model).float()
     network, folder = Network(model, tokenizer), Path(folder)
     tried = examples(network, length)
     as_it_is = Comparison(network, tried)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_model(checkpoint or model, folder, tokenizer, weights="torch" in formats)
+    _write_model(checkpoint, folder, tokenizer, weights="torch" in formats)
     comparisons = dict.fromkeys(formats, as_it_is)
-    if checkpoint is not None and "torch" in formats:
+    if checkpoint is not model and "torch" in formats:
         comparisons["torch"] = Comparison(Network(checkpoint, tokenizer), tried)
     if "program" in formats:
         save_program(trace(network, network.batch(2, length // 2)), folder / FORMATS["program"])

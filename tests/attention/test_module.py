@@ -175,11 +175,11 @@ def with_dropout():
 def test_with_dropout_the_mean_over_draws_is_the_output_without(row, with_dropout):
     q, k, v = (x[:1] for x in inputs())
     one = (q, k, v + 2)
-    many = [x.expand(4000, -1, -1, -1) for x in one]
+    many = [x.expand(1000, -1, -1, -1) for x in one]
     with torch.no_grad():
         out = with_dropout(row, 0.3).train()(*many)
         assert not torch.equal(out[:1], out[1:2])
-        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*one), rtol=0, atol=0.15)
+        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*one), rtol=0, atol=0.3)
 
 
 @each_kind

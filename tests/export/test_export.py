@@ -243,9 +243,13 @@ def test_refusals(name: str, more: dict[str, Any], message: str, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_precision_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"must be in float32, got torch.bfloat16"):
-        write(network("bert").bfloat16(), tmp_path)
+def test_files_of_half_precision_hold_its_weights_in_float32(tmp_path: Path) -> None:
+    model = network("bert", "BertModel", num_hidden_layers=1).bfloat16()
+    write(model, tmp_path, ["onnx"], length=8)
+    assert {x.dtype for x in model.parameters()} == {torch.bfloat16}
+    batch = Network(model).batch(2, 8)
+    given = reader("onnx", tmp_path, Network(model).inputs, exact=True)(*batch)
+    torch.testing.assert_close(given, said(model.float(), *batch), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript", "openvino"])
