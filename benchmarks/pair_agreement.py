@@ -17,6 +17,7 @@ from statistics import mean
 from _harness import Benchmark, Option, Run, data, yes
 from compress_minilm import LENGTH, minilm, pairs, sentences
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from greenformers import compress
 from greenformers.changes import Int8, Layers, LowRank, Prune
@@ -57,7 +58,7 @@ def main(run: Run) -> bool:
     assert isinstance(unseen, Texts)
     others = Texts("others", [*unseen.segments, *dev.segments], [*(unseen.labels or ()), *(dev.labels or ())])
     calibration = batches(sentences(given.texts, CALIBRATION), tokenizer, "encoder", LENGTH, 64)
-    models = {"dense": dense}
+    models: dict[str, PreTrainedModel] = {"dense": dense}
     for name, changes in list(RECIPES.items())[: 2 if run.quick else None]:
         models[name] = copy.deepcopy(dense)
         compress(models[name], changes, calibration=calibration)
