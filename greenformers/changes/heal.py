@@ -142,9 +142,8 @@ class Heal(Change):
 
     @property
     def label(self) -> str:
-        """The number of steps, as in "healed 300"."""
-        beside = "" if self.adapters is None else f" beside, rank {self.adapters}"
-        return f"healed {self.steps}{beside}"
+        """The number of steps, as in "healed 300" or "adapters 16, 300 steps"."""
+        return f"healed {self.steps}" if self.adapters is None else f"adapters {self.adapters}, {self.steps} steps"
 
     @property
     def needs(self) -> frozenset[Need]:
