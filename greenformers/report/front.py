@@ -70,9 +70,9 @@ def sentence(outcome: Outcome, bound: Bound, runtime: str) -> str:
 
 def _judged(outcome: Outcome) -> str:
     """How trials are judged, in words."""
-    half = "the half of the examples that the search sees"
-    ranked = f"by how it ranks the pairs of {half}, beside the model as it is"
-    return ranked if outcome.search.lab.ranks else f"on {half}"
+    if outcome.search.lab.ranks:
+        return "by how its order of the pairs that the search sees agrees with that of the model as it is"
+    return "on the half of the examples that the search sees"
 
 
 def _unseen(outcome: Outcome) -> str:

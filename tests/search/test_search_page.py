@@ -45,7 +45,7 @@ def test_the_table_is_the_front_with_the_best_marked(outcome: Outcome) -> None:
     out = io.StringIO()
     Console(file=out, width=100).print(table)
     assert "in openvino" in out.getvalue()
-    assert "judged by how it ranks the pairs of the half" in " ".join(out.getvalue().split())
+    assert "judged by how its order of the pairs that the search sees" in " ".join(out.getvalue().split())
 
 
 def test_the_outcome_in_words_says_what_was_seen_and_what_was_not(outcome: Outcome) -> None:
