@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from greenformers.changes._bits_layers import BitsLinear, Packed
-from greenformers.solve.grid import Grid
-from greenformers.solve.low_rank_rest import FACTORS
+from greenformers.solve.low_rank_rest import narrow
 
 
 class Adapter(nn.Module):
@@ -37,23 +36,19 @@ class Adapter(nn.Module):
         return F.linear(F.linear(x, self.right.to(x.dtype)), self.left.to(x.dtype))
 
 
-def adaptable(model: nn.Module, rank: int) -> list[tuple[str, BitsLinear]]:
-    """The linear layers of few bits that share their weight with no other layer, by path.
+def adaptable(model: nn.Module, rank: int) -> list[BitsLinear]:
+    """The linear layers of few bits that share their weight with no other layer.
 
     Raises:
         ValueError: There is none, or all have a product of another rank.
     """
     uses = Counter(id(module.held) for module in model.modules() if isinstance(getattr(module, "held", None), Packed))
-    layers = [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, BitsLinear) and uses[id(module.held)] == 1
-    ]
+    layers = [layer for layer in model.modules() if isinstance(layer, BitsLinear) and uses[id(layer.held)] == 1]
     if not layers:
         raise ValueError(
             f"adapters are learned beside linear layers of few bits, and {type(model).__name__} has none of its own"
         )
-    ranks = {0 if layer.held.left is None else layer.held.left.n for _, layer in layers}
+    ranks = {0 if layer.held.left is None else layer.held.left.n for layer in layers}
     if not ranks & {0, rank}:
         raise ValueError(f"the products beside the layers have rank {min(ranks)}: adapters must be so many, got {rank}")
     return layers
@@ -68,11 +63,10 @@ def adapting(model: nn.Module, rank: int, seed: int) -> Iterator[list[nn.Paramet
     Raises:
         ValueError: There is no layer for them.
     """
-    layers = adaptable(model, rank)
     source = torch.Generator().manual_seed(seed)
     handles: list[Any] = []
     begun: list[tuple[BitsLinear, Adapter, Packed | None, Packed | None]] = []
-    for _, layer in layers:
+    for layer in adaptable(model, rank):
         held = layer.held
         device = held.unit.device
         if held.left is None or held.right is None:
@@ -93,11 +87,5 @@ def adapting(model: nn.Module, rank: int, seed: int) -> Iterator[list[nn.Paramet
         for layer, adapter, left, right in begun:
             del layer.adapter
             if adapter.left.count_nonzero():  # else nothing was learned
-                left, right = (_held(part.detach()) for part in (adapter.left, adapter.right))
+                left, right = (Packed.of(*narrow(part.detach())) for part in (adapter.left, adapter.right))
             layer.held.left, layer.held.right, layer._ready = left, right, None
-
-
-def _held(W: Float[Tensor, "m n"]) -> Packed:
-    """A narrow weight in 8 bits; what is on such a grid already stays as it is."""
-    grid = Grid.of(W, FACTORS)
-    return Packed.of(grid.round(W), grid)

@@ -111,7 +111,7 @@ class Walk:
         self.blocks.learn(batch, first)
         with self.blocks.embedding(self.blocks.read(None)) as embed:
             states, arguments = embed(batch)
-        given = {"hidden_states": states, "arguments": self._of_section(0, arguments)}
+        given = {"hidden_states": states, "arguments": self.blocks.of(0, arguments)}
         mask = _padding(batch)
         calibration = [given if mask is None else {**given, "attention_mask": mask}]
         before: list[type[Change]] = []
@@ -138,7 +138,7 @@ class Walk:
             raise ValueError(f"{memory / 2**30:.1f} GiB of memory are needed, {room / 2**30:.1f} are free")
         each = "" if alone() else f" in each of {processes()} processes"
         return (
-            f"{self._going}: at most {self.stated / 2**30:.2f} GiB of memory{each}, "
+            f"{self.blocks.in_words}: at most {self.stated / 2**30:.2f} GiB of memory{each}, "
             f"{disk / 2**30:.2f} GiB of disk; hidden states in {str(states.dtype).removeprefix('torch.')}"
         )
 
@@ -154,14 +154,6 @@ class Walk:
         for change in self.changes:
             if change.trains or ("calibration" in change.uses and not change.shares):
                 raise ValueError(f"block by block, {change.label} is the work of one process, not of {processes()}")
-
-    @property
-    def _going(self) -> str:
-        blocks = self.blocks
-        return f"{blocks.layers} blocks, {'one' if (most := len(blocks.sections[0])) == 1 else most} at a time"
-
-    def _of_section(self, number: int, by_block: Sequence[Arguments]) -> list[Arguments]:
-        return [by_block[block] for block in self.blocks.sections[number]]
 
     @property
     def _numbers(self) -> list[int | None]:
@@ -253,7 +245,7 @@ class Walk:
 
     def _inputs(self, number: int, *, original: bool = False) -> Inputs:
         states = self.work.states(number, original=original and number > 0)
-        return Inputs(states, [self._of_section(number, by_block) for by_block in self.arguments], self.masks)
+        return Inputs(states, [self.blocks.of(number, by_block) for by_block in self.arguments], self.masks)
 
     def _pass(self, network: nn.Module, inputs: Inputs, states: States) -> None:
         """Write what a section gives."""
@@ -336,7 +328,7 @@ class Walk:
             units = [UnitReport(**unit | {"tied": tuple(unit["tied"])}) for part in parts for unit in part.units[step]]
             before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
             summary = (
-                f"{self._going}, and what is around them: {len(units)} layers, "
+                f"{self.blocks.in_words}, and what is around them: {len(units)} layers, "
                 f"{before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; at most {peak / 2**30:.2f} GiB of memory, "
                 f"{self.stated / 2**30:.2f} were stated"
             )
@@ -360,8 +352,7 @@ class Walk:
         for number in range(self.blocks.count):
             network = self.blocks.network(number, dict(read_tensors(self.work.file(number))))
             settle(network)
-            given = self._of_section(number, arguments)
-            states = call(network, {"hidden_states": states, "arguments": given})
+            states = call(network, {"hidden_states": states, "arguments": self.blocks.of(number, arguments)})
         with self.blocks.around(around, self.blocks.answering(lambda: states)) as model:
             settle(model)
             if not output(call(model, batch), batch).isfinite().all():

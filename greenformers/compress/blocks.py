@@ -120,6 +120,16 @@ class Blocks:
         """Number of sections."""
         return len(self.sections)
 
+    @property
+    def in_words(self) -> str:
+        """How many blocks there are, and how many are changed at a time."""
+        most = len(self.sections[0])
+        return f"{self.layers} blocks, {'one' if most == 1 else most} at a time"
+
+    def of(self, number: int, by_block: Sequence[Arguments]) -> list[Arguments]:
+        """Of what all blocks are called with, that of the blocks of a section."""
+        return [by_block[block] for block in self.sections[number]]
+
     def name(self, number: int) -> str:
         """A section in words, such as "block 3 of 12" or "blocks 3 to 4 of 12"."""
         first, last = self.sections[number][0] + 1, self.sections[number][-1] + 1

@@ -118,7 +118,13 @@ def as_ranked_by(model: PreTrainedModel, pairs: Texts, reader: Reader) -> Texts:
     """The same pairs with a model's own similarities as their scores: what agrees with these ranks them as it does."""
     assert reader.tokenizer is not None
     rows = embed(model, pairs.lines, reader.tokenizer, reader.length)
-    return replace(pairs, labels=(rows[::2] * rows[1::2]).sum(-1).tolist())
+    return replace(pairs, labels=_cosines(rows).tolist())
+
+
+def _cosines(rows: Tensor) -> np.ndarray:
+    """The cosine of each pair, of whose two texts the embeddings stand beside each other."""
+    cosines: np.ndarray = (rows[::2] * rows[1::2]).sum(-1).numpy()
+    return cosines
 
 
 def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
@@ -136,7 +142,7 @@ def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader:
         same = rows.shape == dense.shape
         scores[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)} if same else {}
         if isinstance(examples, Texts) and examples.labels is not None:
-            cosines = (rows[::2] * rows[1::2]).sum(-1).numpy()  # segments of an example stand beside each other
+            cosines = _cosines(rows)
             value = 100 * spearman(cosines, np.asarray(examples.labels))
             interval = None if alike is None else spearman_difference(cosines, alike, np.asarray(examples.labels))
             alike = cosines if alike is None else alike

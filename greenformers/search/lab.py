@@ -120,9 +120,9 @@ class Lab:
         except (ValueError, MemoryError, RuntimeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             return Trial(genes, steps, refused=why[:300])
-        metric, before = self.own_quality[0], self._before
+        metric, (examples, before) = self.own_quality[0], self._judging
         try:
-            _, after = self._quality(tried, self._judging, metric)
+            _, after = self._quality(tried, examples, metric)
         except KeyError:
             return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
         share = before / after if METRICS[metric].less_is_better else after / before
@@ -161,15 +161,12 @@ class Lab:
         return self.own_quality[0] == "spearman"
 
     @cached_property
-    def _judging(self) -> Examples:
+    def _judging(self) -> tuple[Examples, float]:
+        """What recipes are judged by, and the quality of the model as it is by that."""
         if not self.ranks:
-            return self.examples
+            return self.examples, self.own_quality[1]
         assert isinstance(self.examples, Texts)
-        return as_ranked_by(self.original, self.examples, self.reader)
-
-    @property
-    def _before(self) -> float:
-        return 100.0 if self.ranks else self.own_quality[1]
+        return as_ranked_by(self.original, self.examples, self.reader), 100.0
 
     def _quality(self, ready: Ready, examples: Examples, metric: str | None = None) -> tuple[str, float]:
         models = {TRIED: ready.model}

@@ -118,8 +118,9 @@ class Search:
         if not self.trials.done():
             raise ValueError(f"no recipe of the search could be made: {self.trials.seen[0].refused}")
         for _ in range(MANY if self.plan.heals else 0):
-            if not self._over(BY_CHANCE):
-                self._try(self.space.drawn(draw), 0)
+            if self._over(BY_CHANCE):
+                break
+            self._try(self.space.drawn(draw), 0)
         self._rounds(0, self.plan.trying)
         if self.plan.heals:
             self._rounds(HURDLES[0], HEALING)

@@ -45,7 +45,7 @@ def corrected(
         Q = q[1].values(q[0]).to(S.dtype)
         U, z, Vh = torch.linalg.svd((W - Q) @ S, full_matrices=False)
         half = z[:rank].sqrt()
-        L, R = (_held(part.float()) for part in (U[:, :rank] * half, half[:, None] * (Vh[:rank] @ inverse)))
+        L, R = (narrow(part.float()) for part in (U[:, :rank] * half, half[:, None] * (Vh[:rank] @ inverse)))
         left = (L[1].values(L[0]) @ R[1].values(R[0])).to(S.dtype)
         D = W - Q - left
         lost = ((D @ H) * D).sum().item()
@@ -55,6 +55,7 @@ def corrected(
     return best[1:]
 
 
-def _held(W: Tensor) -> Rounded:
+def narrow(W: Float[Tensor, "m n"]) -> Rounded:
+    """Numbers and grid of L or R; what is on such a grid already stays as it is."""
     grid = Grid.of(W, FACTORS)
     return grid.round(W), grid
