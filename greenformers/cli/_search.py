@@ -29,6 +29,7 @@ def searched(
     from greenformers.report.front import front_table, sentence, write
     from greenformers.report.table import tables
     from greenformers.search.run import find
+    from greenformers.train.processes import first_process
 
     bound = bound_of(lose, faster)
     terminal.quiet()
@@ -44,8 +45,11 @@ def searched(
             steps("searching", min(1.0, search.trials.seconds / search.plan.seconds))
 
         outcome = find(
-            model, out, job, bound, runtime=runtime or TORCH, minutes=minutes, about=about, told=told, progress=steps
-        )
+            model, out, job, bound, runtime=runtime or TORCH, minutes=minutes, about=about, told=told,
+            progress=steps if first_process() else lambda *_: None,
+        )  # fmt: skip
+    if not first_process():
+        return
     terminal.show(console, [front_table(outcome, runtime or TORCH)])
     terminal.show(console, tables(outcome.records, console.width))
     console.print("\n".join([*outcome.notes, sentence(outcome, bound, runtime or TORCH)]), markup=False, soft_wrap=True)

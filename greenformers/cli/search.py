@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from greenformers.search.trials import Trial
 
 ORDER = 55
+SEVERAL = True
 GROUP = "Train a model of your own"
 EXAMPLES = (
     "greenformers search settings.toml --faster 2x --minutes 60 --out found",
@@ -60,6 +61,7 @@ def searched(
     from greenformers.report.table import tables
     from greenformers.search.bound import Bound
     from greenformers.search.network_run import NetworkJob, find_network
+    from greenformers.train.processes import first_process
 
     if lose is not None and faster is not None:
         raise ValueError("--lose and --faster exclude each other: use only one of them")
@@ -78,6 +80,8 @@ def searched(
         outcome = find_network(
             base, out, job, about=context(terminal.command(), base.seed), resume=resume, console=console, told=told
         )
+    if not first_process():
+        return
     terminal.show(console, [front_table(outcome)])
     terminal.show(console, tables(outcome.records, console.width))
     console.print(sentence(outcome, bound), markup=False, soft_wrap=True)

@@ -7,9 +7,8 @@ population begins with the network of the settings, children of it, and as many 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 from greenformers.search.bound import STRICT, Bound
@@ -72,24 +71,32 @@ class Hurdles:
     def begin(self) -> None:
         """Train the network of the settings, which others are compared with after each number of steps."""
         for steps in self.plan.rungs:
+            if self.tries.at_once > 1:
+                self.lab.base(steps)  # each process needs it sooner or later, and now all would wait for one
             self.train(self.space.start, steps)
 
     def train(self, genes: Genes, steps: int) -> Trial:
         """A network trained for so many steps, if that was not done."""
-        return self.tries.once(genes, steps, lambda: self.lab.trial(genes, steps))
+        self.train_all([genes], steps)
+        trial = self.tries.trials.of(genes, steps)
+        assert trial is not None
+        return trial
 
-    def up(self, genes: Genes) -> None:
-        """Train a network for the fewest steps, and then whatever is above its hurdle for more."""
-        self.train(genes, self.plan.rungs[0])
+    def train_all(self, rows: Sequence[Genes], steps: int, over: Callable[[], bool] = lambda: False) -> None:
+        """Train networks for so many steps, if that was not done, until it is over."""
+        self.tries.all(rows, steps, lambda genes, turn: self.lab.trial(genes, steps, turn), over)
+
+    def up(self, rows: Sequence[Genes]) -> None:
+        """Train networks for the fewest steps, and then whatever is above its hurdle for more."""
+        self.train_all(rows, self.plan.rungs[0])
         for lower, upper in pairwise(self.plan.rungs):
             recent = self.tries.trials.done(lower)[-POPULATION:]
             merits = {trial.genes: self.merit(trial) for trial in recent}
             if len(merits) < FIRST:
                 return
             hurdle = sum(merits.values()) / len(merits)
-            for row in sorted(merits, key=lambda row: -merits[row]):
-                if merits[row] > hurdle and self.tries.trials.of(row, upper) is None and not self.over:
-                    self.train(row, upper)
+            above = sorted((row for row in merits if merits[row] > hurdle), key=lambda row: -merits[row])
+            self.train_all(above, upper, lambda: self.over)
 
     def merit(self, trial: Trial) -> float:
         """How good a trial is."""
@@ -107,24 +114,38 @@ class Hurdles:
         too_slow = last.refused is not None or last.speed < (self.plan.bound.faster or 0)
         return last.speed - TOO_SLOW if too_slow else self.merit(last)
 
-    def fresh(self, drawn: Callable[[], Genes]) -> Genes | None:
-        """A network that was not tried; None where there hardly is one."""
+    def fresh(self, drawn: Callable[[list[Genes]], Genes]) -> list[Genes]:
+        """As many networks as are trained at once, none of which was tried; fewer where there hardly are any.
+
+        Args:
+            drawn: Function that draws one, beside those that were just drawn.
+        """
         tried = {trial.genes for trial in self.tries.trials.seen}
-        return next((genes for _ in range(TRIES) if (genes := drawn()) not in tried), None)
+        rows: list[Genes] = []
+        for _ in range(self.tries.at_once):
+            genes = next((genes for _ in range(TRIES) if (genes := drawn(rows)) not in tried), None)
+            if genes is None:
+                break
+            tried.add(genes)
+            rows.append(genes)
+        return rows
 
 
 def by_evolution(hurdles: Hurdles) -> None:
     """Try children of the best until the time is over."""
     draw, space = random.Random(hurdles.plan.seed), hurdles.space
     population = [space.start]
+
+    def child(born: list[Genes]) -> Genes:
+        return _child(space, [*population, *born], hurdles.fitness, draw)
+
     while not hurdles.over:
-        child = hurdles.fresh(partial(_child, space, population, hurdles.fitness, draw))
-        if child is None:
+        children = hurdles.fresh(child)
+        if not children:
             return
-        hurdles.up(child)
-        population.append(child)
-        if len(population) > POPULATION:
-            population.pop(0)
+        hurdles.up(children)
+        population += children
+        del population[:-POPULATION]
 
 
 def _child(
@@ -140,7 +161,7 @@ def by_chance(hurdles: Hurdles) -> None:
     """Try networks by chance until the time is over."""
     draw = random.Random(hurdles.plan.seed)
     while not hurdles.over:
-        genes = hurdles.fresh(lambda: hurdles.space.drawn(draw))
-        if genes is None:
+        rows = hurdles.fresh(lambda _: hurdles.space.drawn(draw))
+        if not rows:
             return
-        hurdles.up(genes)
+        hurdles.up(rows)

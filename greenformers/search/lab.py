@@ -38,6 +38,7 @@ from greenformers.measure.record import METRICS
 from greenformers.search.recipes import healed
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial
+from greenformers.search.tries import Turn
 
 ORIGINAL, TRIED = "original", "tried"
 REPEATS, SECONDS = 9, 4.0
@@ -112,8 +113,17 @@ class Lab:
         rows = 64 if self.given.training is None else len(self.given.training) * 19 // 20
         return tuple(change.but(steps=steps) if change.trains else change for change in healed(recipe, rows))
 
-    def trial(self, genes: Genes, steps: int, made: Callable[[], PreTrainedModel]) -> Trial:
-        """A recipe made, judged and timed; one that cannot be, or takes more memory than there is, says so."""
+    def trial(
+        self, genes: Genes, steps: int, made: Callable[[], PreTrainedModel], turn: Turn = lambda work: work()
+    ) -> Trial:
+        """A recipe made, judged and timed; one that cannot be, or takes more memory than there is, says so.
+
+        Args:
+            genes: The recipe.
+            steps: Steps of healing.
+            made: Function that makes it.
+            turn: Function that calls another when nothing else runs.
+        """
         own = self.own
         try:
             tried = self._ready(made(), TRIED)
@@ -126,7 +136,7 @@ class Lab:
         except KeyError:
             return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
         share = before / after if METRICS[metric].less_is_better else after / before
-        return Trial(genes, steps, self.faster(own, tried), 1 - share, own.size / tried.size)
+        return Trial(genes, steps, turn(lambda: self.faster(own, tried)), 1 - share, own.size / tried.size)
 
     def speed(self, model: PreTrainedModel) -> float:
         """How many times as fast a made recipe is.

@@ -14,6 +14,7 @@ from greenformers.measure.parameters import parameters
 from greenformers.search.network_space import NetworkSpace
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial
+from greenformers.search.tries import Turn
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import fit
 from greenformers.train.objective import Objective
@@ -46,8 +47,13 @@ class NetworkLab:
     least: float = 0.0
     _base: dict[int, tuple[PreTrainedModel, float]] = field(default_factory=dict, repr=False)
 
-    def trial(self, genes: Genes, steps: int) -> Trial:
+    def trial(self, genes: Genes, steps: int, turn: Turn = lambda work: work()) -> Trial:
         """A network trained for so many steps, judged and timed; one that cannot be says so.
+
+        Args:
+            genes: The network.
+            steps: Steps of training.
+            turn: Function that calls another when nothing else runs.
 
         Raises:
             Stopped: A signal ended the training early.
@@ -56,7 +62,8 @@ class NetworkLab:
         if genes == self.space.start:
             return Trial(genes, steps, 1.0, 0.0, 1.0)
         try:
-            speed = self.speed_up(base, self.network(genes))
+            network = self.network(genes)
+            speed = turn(lambda: self.speed_up(base, network))
             if speed < self.least:
                 why = f"{speed:.2f}x as fast, of at least {self.least:g}x: not trained"
                 return Trial(genes, steps, speed, refused=why)

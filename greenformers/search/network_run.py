@@ -22,6 +22,8 @@ from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
 from greenformers.train import run
 from greenformers.train.objective import Objective
+from greenformers.train.others import Others, each_alone
+from greenformers.train.processes import first_process
 from greenformers.train.save import check_new
 from greenformers.train.settings import Settings, Training
 
@@ -93,7 +95,8 @@ def find_network(
 ) -> Found:  # fmt: skip
     """Search for a network, and train it and that of the settings as `greenformers train` does.
 
-    The folder then holds both runs, `BASE` and `BEST`, and in `search` what was tried.
+    The folder then holds both runs, `BASE` and `BEST`, and in `search` what was tried. Several processes try a network
+    each at a time, and train the two together.
 
     Args:
         base: Settings of the network that others are compared with, of data and of training.
@@ -102,7 +105,7 @@ def find_network(
         about: Context of the records.
         resume: Go on with a search that was stopped.
         console: Console that shows the final trainings.
-        told: Function that is called with the search and each trial that ended.
+        told: Function that is called, in the first process, with the search and each trial that ended.
 
     Raises:
         ValueError: A setting is out of range, or the time is too short for a few networks.
@@ -117,13 +120,26 @@ def find_network(
         raise ValueError(f"{out.name} holds a search with other settings than these")
     elif (out / BEST / run.SCORES).is_file():
         raise ValueError(f"{out.name} has nothing to resume: its search ran to its end")
-    hurdles, objective = _prepared(base, out, job, told)
-    (out / ABOUT).parent.mkdir(parents=True, exist_ok=True)
-    (out / ABOUT).write_text(json.dumps(same))
+    with each_alone() as others:
+        hurdles, objective = _prepared(base, out, job, told, others)
+        others.gathered(None)  # all have seen what is there
+        best = _searched(hurdles, out, job, same, others, goes_on=goes_on)
+    settings = hurdles.space.settings(best.genes)
+    for name, chosen in {BASE: base, BEST: settings}.items():
+        run.ensure(out / name, chosen, console)
+    records = _records(hurdles, base.data, out, objective, about) if first_process() else []
+    return Found(hurdles, best, settings, records)
+
+
+def _searched(hurdles: Hurdles, out: Path, job: NetworkJob, same: object, others: Others, *, goes_on: bool) -> Trial:
+    """The network that a search finds."""
+    if others.rank == 0:
+        (out / ABOUT).parent.mkdir(parents=True, exist_ok=True)
+        (out / ABOUT).write_text(json.dumps(same))
     first = hurdles.train(hurdles.space.start, hurdles.plan.rungs[0])
     least = least_minutes(first.seconds)
     if least > job.minutes:
-        if not goes_on:  # what an earlier run has tried stays
+        if not goes_on and others.rank == 0:  # what an earlier run has tried stays
             shutil.rmtree(out)
         raise ValueError(
             f"minutes must be at least {least:.1f} for a network that takes {RUNGS[0] * first.seconds:.0f} s to train, "
@@ -134,11 +150,7 @@ def find_network(
         by_one_shot(hurdles, (out / TRIALS).parent)
     else:
         {"evolution": by_evolution, "random": by_chance}[job.strategy](hurdles)
-    best = again(hurdles, out)
-    settings = hurdles.space.settings(best.genes)
-    for name, chosen in {BASE: base, BEST: settings}.items():
-        run.ensure(out / name, chosen, console)
-    return Found(hurdles, best, settings, _records(hurdles, base.data, out, objective, about))
+    return again(hurdles, out, others)
 
 
 def least_minutes(seconds: float) -> float:
@@ -146,7 +158,7 @@ def least_minutes(seconds: float) -> float:
     return 2 * RUNGS[0] * seconds / TRYING / 60
 
 
-def again(hurdles: Hurdles, out: Path) -> Trial:
+def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
     """The best network by the mean of trainings with several seeds, of those that were trained in full."""
     steps, bound = hurdles.plan.rungs[-1], hurdles.plan.bound
     start = hurdles.space.start
@@ -156,10 +168,11 @@ def again(hurdles: Hurdles, out: Path) -> Trial:
     trainings: dict[Genes, list[Trial]] = {trial.genes: [trial] for trial in top}
     for seed in range(1, AGAIN + 1):
         lab = NetworkLab(hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed)
-        tries = Tries(Trials(out / TRIALS.replace("trials", f"trials-{seed}")))
-        for genes, done in trainings.items():
-            trial = tries.once(genes, steps, lambda: lab.trial(genes, steps))  # noqa: B023 - called at once
-            done += [] if trial.refused else [trial]
+        trials = Trials(out / TRIALS.replace("trials", f"trials-{seed}"), 0 if others is None else others.rank)
+        once_more = Hurdles(hurdles.space, lab, hurdles.plan, Tries(trials, others=others))
+        once_more.train_all([*trainings], steps)
+        for trial in trials.done(steps):
+            trainings[trial.genes].append(trial)
     for genes, done in trainings.items():
         figures = {name: mean(getattr(trial, name) for trial in done) for name in ("speed", "lost", "smaller")}
         means.append(Trial(genes, steps, **figures))
@@ -167,7 +180,7 @@ def again(hurdles: Hurdles, out: Path) -> Trial:
 
 
 def _prepared(
-    base: Settings, out: Path, job: NetworkJob, told: Callable[[Hurdles, Trial], None]
+    base: Settings, out: Path, job: NetworkJob, told: Callable[[Hurdles, Trial], None], others: Others
 ) -> tuple[Hurdles, Objective]:
     for name, wanted in {"init": None, "lottery_rounds": 0, "micro_batches": None, "patience": None, "shard": False,
                          "snapshots": None, "decoder_layers": None}.items():  # fmt: skip
@@ -179,12 +192,14 @@ def _prepared(
     space = NetworkSpace.of(base, objective, job.vary, job.attentions)
     if job.strategy == "one-shot":
         parts_of(space)
+        if others.count > 1:
+            raise ValueError("the strategy one-shot trains one network of all: start it without torchrun")
     steps = base.schedule.stream(objective).steps
     rungs = tuple(dict.fromkeys(max(1, steps // part) for part in RUNGS))
     plan = NetworkPlan(job.bound, rungs, TRYING * 60 * job.minutes, base.seed)
     hurdles = Hurdles(
         space, NetworkLab(space, objective, base.seed, job.bound.faster or 1.0), plan,
-        Tries(Trials(out / TRIALS), lambda trial: told(hurdles, trial)),
+        Tries(Trials(out / TRIALS, others.rank), lambda trial: told(hurdles, trial), others=others),
     )  # fmt: skip
     return hurdles, task.objective
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import exp, hypot, log, sqrt
 from statistics import NormalDist
 
-import numpy as np
-
 from greenformers.search.bound import EPSILON, STRICT, Bound
+from greenformers.search.healing import Healing
 from greenformers.search.space import Genes, Space
 from greenformers.search.speeds import Speeds
 from greenformers.search.surrogate import Surrogate
@@ -27,9 +26,6 @@ known well. Less of it where recipes are healed, which takes minutes."""
 RANGE, NEAR = (6.0, 1.5), (0.9, 1.15)
 """Bounds that are aimed at, near the one given: how many times the loss at most, without healing, which may bring much
 back, and with it; and shares of the speed-up."""
-
-SHIFTED = 3
-"""Healed trials from which what healing brings back is learned as a function of the recipe, not as one factor."""
 
 
 @dataclass(frozen=True)
@@ -77,30 +73,25 @@ class Predictions:
         tried = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in every)]
         self._speed = Speeds(tried, [0.0, *(log(trial.speed) for trial in every)])
         self._root = Surrogate(strengths, [0.0, *(sqrt(max(trial.lost, 0.0)) for trial in fresh)])
-        before = {trial.genes: logged(trial.lost) for trial in fresh}
-        both = [(trial, before[trial.genes]) for trial in trials.done(steps) if steps and trial.genes in before]
-        factors = [logged(trial.lost) - was for trial, was in both]
-        self._mean_factor = float(np.mean(factors)) if factors else 0.0
-        self._factor = (
-            Surrogate([space.strengths(trial.genes) for trial, _ in both], factors) if len(both) > SHIFTED else None
-        )
+        self._steps, self._healing = steps, Healing(space, trials)
 
     def of(self, rows: Sequence[Genes]) -> list[Prediction]:
         """What recipes will be."""
         strengths = [self.space.strengths(genes) for genes in rows]
         speed = self._speed.predict(strengths)
         root, spread = self._root.predict(strengths)
-        factors = np.full(len(rows), self._mean_factor) if self._factor is None else self._factor.predict(strengths)[0]
-        figures = zip(speed.tolist(), root.tolist(), spread.tolist(), np.exp(factors / 2).tolist(), strict=True)
+        left = self._healing.left(list(rows), self._steps) if self._steps else [0.0] * len(rows)
+        figures = zip(speed.tolist(), root.tolist(), spread.tolist(), (exp(x / 2) for x in left), strict=True)
         return [
-            Prediction(exp(a), left * max(0.0, b), left * max(1e-3, hypot(c, self._root.noise)))
-            for a, b, c, left in figures
+            Prediction(exp(a), share * max(0.0, b), share * max(1e-3, hypot(c, self._root.noise)))
+            for a, b, c, share in figures
         ]
 
 
 def propose(
-    space: Space, trials: Trials, bound: Bound, draw: random.Random, count: int, *, steps: int = 0
-) -> list[Genes]:
+    space: Space, trials: Trials, bound: Bound, draw: random.Random, count: int, *, steps: int = 0,
+    having: Sequence[int] = (),
+) -> list[Genes]:  # fmt: skip
     """Recipes to try next with so many steps of healing, that were not tried; fewer than `count` where none is left.
 
     Each is the best for a bound of its own, near the one given, by what is predicted.
@@ -112,6 +103,7 @@ def propose(
         draw: Source of draws.
         count: Number of recipes.
         steps: Steps of healing.
+        having: Places of changes of which the first recipes must have one each.
     """
     predictions = Predictions(space, trials, steps)
     tried = {trial.genes for trial in trials.seen if trial.steps == steps}
@@ -122,11 +114,13 @@ def propose(
         hope, aim = hopes[number % len(hopes)], _aimed(bound, draw, RANGE[1] if steps else RANGE[0])
         rows = [trial.genes for trial in front(trials.done(steps) or trials.done(0))]
         rows += [space.drawn(draw) for _ in range(POPULATION - len(rows))]
+        must = having[number] if number < len(having) else None
+        rows = [genes for genes in rows if must is None or genes[must]] or [space.drawn(draw)]
         for _ in range(GENERATIONS):
             children = [
                 space.mutated(space.crossed(draw.choice(rows), draw.choice(rows), draw), draw) for _ in range(CHILDREN)
             ]
-            rows = list(dict.fromkeys([*rows, *children]))
+            rows = list(dict.fromkeys([*rows, *(genes for genes in children if must is None or genes[must])]))
             merits = [one.merit(aim, hope, STRICT if steps else 1.0) for one in predictions.of(rows)]
             rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: -merits[place])[:POPULATION]]
         new = next((genes for genes in rows if genes not in tried), None)
@@ -134,11 +128,6 @@ def propose(
             tried.add(new)
             chosen.append(new)
     return chosen
-
-
-def logged(lost: float) -> float:
-    """The logarithm of a loss, of which none and a gain are a small one."""
-    return log(max(lost, 0) + EPSILON)
 
 
 def _aimed(bound: Bound, draw: random.Random, most: float) -> Bound:

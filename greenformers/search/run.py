@@ -25,11 +25,13 @@ from greenformers.export.deploy import deploy
 from greenformers.measure.record import Record, context
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
+from greenformers.search.healing import HURDLES
 from greenformers.search.lab import Lab
-from greenformers.search.search import HURDLES, SPENT, Plan, Search
+from greenformers.search.search import SPENT, Plan, Search
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
-from greenformers.train.processes import alone
+from greenformers.train.others import Others, each_alone
+from greenformers.train.processes import first_process
 
 DEPLOYED = "deployed"
 """Folder, in that of the result, of its form for the runtime."""
@@ -79,7 +81,8 @@ def find(
     """Search for the best recipe within a bound, and make it.
 
     Half of the examples to judge by judge the search, the other half what came of it. What was tried is kept beside
-    `out` until the end: the same call goes on, also with another bound or for longer.
+    `out` until the end: the same call goes on, also with another bound or for longer. Several processes try a recipe
+    each at a time, timed in turns, and make the best together; the first alone has a report.
 
     Args:
         model: Folder or name of the model.
@@ -89,7 +92,7 @@ def find(
         runtime: Runtime that recipes are timed and judged in.
         minutes: Minutes that the search may take, with making its result.
         about: Context of the records.
-        told: Function that is called with the search and each trial that ended.
+        told: Function that is called, in the first process, with the search and each trial that ended.
         progress: Function that is called as the result is made.
 
     Raises:
@@ -97,22 +100,21 @@ def find(
         OSError: A file cannot be read or written.
         Stopped: A signal ended the search early; the same call continues it.
     """
-    if not alone():
-        raise ValueError("a search runs in one process: start it without torchrun")
     check_place(out)
     check_runtime(runtime)
     if not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
     folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
-    search, unseen = _prepared(model, job, bound, runtime, 60 * minutes, folder, told)
-    search.run()
+    with each_alone() as others:
+        search, unseen = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
+        search.run()
     results: dict[tuple[Genes, int], _Made] = {}
 
     def make(genes: Genes, steps: int) -> None:
         recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
         judged = run(model, recipe, place, fitted(job, recipe), about, progress, judging=unseen)
         results[genes, steps] = _Made(recipe, place, *judged)
-        search.add(genes, steps, pretrained(str(place))[0])
+        search.add(genes, steps, lambda: pretrained(str(place))[0])
 
     for number in range(len(SPENT)):
         genes, steps = search.in_full(number)
@@ -123,6 +125,8 @@ def find(
     if (best.genes, best.steps) not in results:
         make(best.genes, best.steps)
     recipe, place, report, records, notes = results[best.genes, best.steps]
+    if not first_process():
+        return Outcome(best, recipe, search, report, records, notes)
     if runtime != TORCH:
         lab = search.lab
         small, tokenizer = pretrained(str(place))
@@ -159,7 +163,7 @@ def find_recipe(
         faster: Least speed-up, in place of `lose`: the recipe that loses least is looked for.
         runtime: Runtime that recipes are timed and judged in: "torch", "openvino" or "onnx".
         minutes: Minutes that it may take, with making the result.
-        told: Function that is called with the search and each trial that ended.
+        told: Function that is called, in the first process, with the search and each trial that ended.
         progress: Function that is called as the result is made.
         **options: Further options, the fields of `Job`: texts, evaluate, length, seed and others.
 
@@ -189,6 +193,7 @@ def _prepared(
     seconds: float,
     folder: Path,
     told: Callable[[Search, Trial], None],
+    others: Others,
 ) -> tuple[Search, Examples]:
     """The search, before its first trial, and the examples that it does not see."""
     reading = [
@@ -223,8 +228,9 @@ def _prepared(
         original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm",
         runtime=runtime,
     )  # fmt: skip
-    lab = Lab(original, reader, seen, given, folder, runtime, timed)
+    lab = Lab(original, reader, seen, given, folder / f"process-{others.rank}", runtime, timed)
     lab.own_quality  # noqa: B018 - that it can be judged is known before the first trial
     plan = Plan(bound, seconds, heals=True, seed=job.seed)
-    search = Search(space, lab, plan, Trials(folder / "trials.jsonl"), lambda trial: told(search, trial))
+    trials = Trials(folder / "trials.jsonl", others.rank)
+    search = Search(space, lab, plan, trials, lambda trial: told(search, trial), others=others)
     return search, unseen

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import exp, log
+from math import ceil, exp, log
 from time import monotonic
 from typing import Any
 
@@ -19,11 +19,13 @@ import numpy as np
 
 from greenformers.changes import Change
 from greenformers.search.bound import STRICT, Bound
+from greenformers.search.healing import HURDLES, Healing
 from greenformers.search.lab import Lab
-from greenformers.search.propose import Predictions, logged, propose
+from greenformers.search.propose import Predictions, propose
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
-from greenformers.search.tries import Tries
+from greenformers.search.tries import Tries, Turn
+from greenformers.train.others import Others
 
 CHANCE, AT_ONCE = 6, 3
 """Recipes drawn by chance at the beginning at least, and recipes that are proposed at once."""
@@ -33,23 +35,15 @@ BY_CHANCE, MANY = 0.1, 100
 proposed is alike, and says little of other recipes. Of 60 that were not tried the times were foreseen with a median
 error of 16 % by 55 trials, of which 6 were drawn by chance, and of 12 % with 12 more."""
 
-HURDLES = (100, 300)
-"""Steps of healing at which only those above the mean go on. After 50 steps what keeps its layers is worse than before:
-MiniLM-L6 pruned to 0.3, low rank 0.8, 97.3 % of 98.7, at a rate of 1.1e-4 as at 5e-4; after 200 at 2.2e-4 98.3 %."""
-
 FIRST = 4
-"""Recipes that are healed for the same steps before there is a hurdle."""
+"""Recipes that are healed for the same steps before there is a hurdle, at least."""
 
 TRYING, HEALING = 0.2, 0.4
 """Shares of the time after which no more recipes are tried without healing, and after which none are healed but one in
 full, which all else only prepares."""
 
-STEPS, DOUBLING = 1000, -0.2
-"""Steps in full, and the change of the logarithm of the loss by twice the steps, as long as no healing was seen."""
-
-KEPT, AT, BELIEVED = 0.43, 300, 3.0
-"""The share of its loss that a recipe has left after so many steps (docs/studies/heal-sentence-encoder.md), and the
-weight of that beside what is seen: a trial healed for s steps has the weight log2(s / 25)."""
+STEPS = 1000
+"""Steps in full, as long as no healing was seen."""
 
 MUCH = 0.5
 """Greatest loss that is aimed at before healing."""
@@ -90,6 +84,7 @@ class Search:
         trials: What was tried before, if anything; trials are added.
         told: Function that is called with each trial that ended.
         clock: Function that gives the time in seconds.
+        others: The processes that search together; None for this one alone.
     """
 
     def __init__(
@@ -100,9 +95,10 @@ class Search:
         trials: Trials,
         told: Callable[[Trial], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
+        others: Others | None = None,
     ) -> None:
         self.space, self.lab, self.plan, self.trials = space, lab, plan, trials
-        self._tries = Tries(trials, told, clock)
+        self._tries = Tries(trials, told, clock, others)
 
     def run(self) -> None:
         """Try recipes, and heal the best for some steps, until it is time to heal one in full.
@@ -112,15 +108,11 @@ class Search:
         """
         draw = random.Random(self.plan.seed)
         first = [*self.space.singles(), *(self.space.drawn(draw) for _ in range(CHANCE))]
-        for genes in dict.fromkeys(first):
-            if not self._over(self.plan.trying) or not self.trials.done():
-                self._try(genes, 0)
+        self._try(first, 0, lambda: self._over(self.plan.trying) and bool(self.trials.done()))
         if not self.trials.done():
             raise ValueError(f"no recipe of the search could be made: {self.trials.seen[0].refused}")
-        for _ in range(MANY if self.plan.heals else 0):
-            if self._over(BY_CHANCE):
-                break
-            self._try(self.space.drawn(draw), 0)
+        if self.plan.heals:
+            self._try([self.space.drawn(draw) for _ in range(MANY)], 0, lambda: self._over(BY_CHANCE))
         self._rounds(0, self.plan.trying)
         if self.plan.heals:
             self._rounds(HURDLES[0], HEALING)
@@ -162,16 +154,16 @@ class Search:
     def expected(self, trial: Trial, number: int = 0) -> Trial:
         """What a trial will be where it is healed for as many steps as there is time for.
 
-        Its loss goes down with each doubling of the steps by the same factor, that of the trials between two hurdles;
-        half of which is its own, where it passed both: what is narrower learns for longer.
+        That of one that was healed goes down with each doubling of the steps, see `Healing.fall`.
         """
         steps = max(trial.steps, self._affordable(trial.genes, number))
         if steps <= HURDLES[-1] or steps == trial.steps:
             return trial
+        healing = Healing(self.space, self.trials)
         if not trial.steps:
-            lost = max(trial.lost, 0.0) * exp(self._level() + self._a_doubling() * log(steps / AT, 2))
-            return replace(trial, steps=steps, lost=min(trial.lost, lost))
-        fall = self._a_doubling(trial.genes) * log(steps / trial.steps, 2)
+            (left,) = healing.left([trial.genes], steps)
+            return replace(trial, steps=steps, lost=min(trial.lost, max(trial.lost, 0.0) * exp(left)))
+        fall = healing.fall(trial.genes) * log(steps / trial.steps, 2)
         return replace(trial, steps=steps, lost=trial.lost * exp(fall))
 
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
@@ -179,20 +171,34 @@ class Search:
         recipe = self.space.recipe(genes)
         return self.lab.healed(recipe, steps) if steps else recipe
 
-    def add(self, genes: Genes, steps: int, model: Any) -> Trial:
-        """Judge and time a recipe that was made elsewhere."""
-        known = self.trials.on_disk(genes, steps)
-        return self._tries.ended(known or self.lab.trial(genes, steps, lambda: model))
+    def add(self, genes: Genes, steps: int, model: Callable[[], Any]) -> Trial:
+        """Judge and time a recipe that was made elsewhere.
+
+        Args:
+            genes: The recipe.
+            steps: Steps of healing.
+            model: Function that reads what was made.
+        """
+        self._tries.all([genes], steps, lambda _, turn: self.lab.trial(genes, steps, model, turn))
+        trial = self.trials.of(genes, steps)
+        assert trial is not None
+        return trial
 
     def _rounds(self, steps: int, share: float) -> None:
         number = 0
         while not self._over(share):
             draw = random.Random(f"{self.plan.seed} {steps} {number}")
             count = AT_ONCE if number or not steps else FIRST
-            new = propose(self.space, self.trials, self._aim(steps), draw, count, steps=steps)
-            for genes in new:
-                if not self._over(share):
-                    self._try(genes, steps)
+            count = ceil(count / self._tries.at_once) * self._tries.at_once  # none of them waits
+            # What healing brings back differs by change: at first one of each is healed.
+            each = [place for place, slot in enumerate(self.space.slots) if not slot[0].freezes]
+            having = each if steps and not number else []
+            new = propose(
+                self.space, self.trials, self._aim(steps), draw, max(count, len(having)), steps=steps, having=having
+            )
+            if steps:
+                self._try(new, 0, lambda: self._over(share))
+            self._try(new, steps, lambda: self._over(share))
             if steps:
                 self._hurdles(share)
             if not new:
@@ -207,15 +213,16 @@ class Search:
             if len(merits) < FIRST:
                 return
             hurdle = sum(merits.values()) / len(merits)
-            for genes in sorted(merits, key=lambda genes: -merits[genes]):
-                if merits[genes] >= hurdle and self.trials.of(genes, upper) is None and not self._over(share):
-                    self._try(genes, upper)
+            above = sorted((genes for genes in merits if merits[genes] >= hurdle), key=lambda genes: -merits[genes])
+            self._try(above, upper, lambda: self._over(share))
 
-    def _try(self, genes: Genes, steps: int) -> None:
-        """Make, judge and time a recipe, if that was not done."""
-        self._tries.once(
-            genes, steps, lambda: self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)))
-        )
+    def _try(self, rows: Sequence[Genes], steps: int, over: Callable[[], bool]) -> None:
+        """Make, judge and time recipes, if that was not done, until it is over."""
+
+        def make(genes: Genes, turn: Turn) -> Trial:
+            return self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)), turn)
+
+        self._tries.all(rows, steps, make, over)
 
     def _over(self, share: float) -> bool:
         return self.trials.seconds > share * self.plan.seconds
@@ -227,35 +234,7 @@ class Search:
             return self.plan.bound
         healed = [trial for trial in self.trials.done() if trial.steps]
         longer = max(steps, self._affordable(healed[-1].genes)) if healed else STEPS
-        return Bound(lose=min(MUCH, lose * exp(-self._a_doubling() * log(longer / steps, 2))))
-
-    def _level(self) -> float:
-        """The logarithm of the share of its loss that a recipe has left after `AT` steps."""
-        weights, levels = [BELIEVED], [log(KEPT)]
-        for trial in self.trials.done():
-            before = self.trials.of(trial.genes, 0)
-            if trial.steps and before is not None:
-                weights.append(max(0.0, log(trial.steps / 25, 2)))
-                levels.append(logged(trial.lost) - logged(before.lost) - self._a_doubling() * log(trial.steps / AT, 2))
-        return float(np.average(levels, weights=weights))
-
-    def _a_doubling(self, genes: Genes | None = None) -> float:
-        """The change of the logarithm of the loss by twice the steps; at most 0. Half of it that of the recipe itself.
-
-        Args:
-            genes: The recipe; None for any.
-        """
-        lower, upper = HURDLES
-        falls: dict[Genes, float] = {}
-        for trial in self.trials.done(upper):
-            early = self.trials.of(trial.genes, lower)
-            if early is not None:
-                falls[trial.genes] = (logged(trial.lost) - logged(early.lost)) / log(upper / lower, 2)
-        if not falls:
-            return DOUBLING
-        usual = float(np.median(list(falls.values())))
-        own = usual if genes is None else falls.get(genes, usual)
-        return min(0.0, (usual + own) / 2)
+        return Bound(lose=min(MUCH, lose * exp(-Healing(self.space, self.trials).fall() * log(longer / steps, 2))))
 
     def _affordable(self, genes: Genes, number: int = 0) -> int:
         """Steps of healing that are paid for by the time left, in whole hundreds."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from greenformers.search.space import Genes
 
@@ -30,31 +31,37 @@ class Trial:
     seconds: float = 0.0
     refused: str | None = None
 
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Trial":
+        """A trial as JSON has it; what else stands in the row is left out."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in row.items() if name in names} | {"genes": tuple(row["genes"])})
+
 
 class Trials:
     """The trials of one search, of which those that an earlier run left on disk are not made again.
 
     Args:
         path: File of the trials; it is made with the first one.
+        rank: The number of this process, of several that search together: the first writes.
 
     Attributes:
         seen: The trials of this run, in the order in which the search asked for them.
     """
 
     MOST = 2
-    """Times that a recipe may end the process, which then has no chance to say why, before it is given up."""
+    """Times that a recipe may end the process, which then has no chance to say why, before it is given up. Of several
+    processes, what the others were trying meanwhile is given up as well."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self.path, self._writes = path, rank == 0
         self.seen: list[Trial] = []
         self._on_disk: dict[tuple[Genes, int], Trial] = {}
         if path.is_file():
-            names = {field.name for field in fields(Trial)}
             for line in path.read_text().splitlines():
-                row = {name: value for name, value in json.loads(line).items() if name in names}
-                trial = Trial(**row | {"genes": tuple(row["genes"])})
+                trial = Trial.of(json.loads(line))
                 self._on_disk[trial.genes, trial.steps] = trial
-        self._begun = path.with_suffix(".begun")
+        self._begun = path.with_suffix(f".begun-{rank}" if rank else ".begun")
 
     def begin(self, genes: Genes, steps: int) -> Trial | None:
         """Note that a trial begins; where it has ended the process before, as often as is allowed, its end.
@@ -88,6 +95,8 @@ class Trials:
         self.seen.append(trial)
         if (trial.genes, trial.steps) not in self._on_disk:
             self._on_disk[trial.genes, trial.steps] = trial
+            if not self._writes:
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")

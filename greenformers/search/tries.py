@@ -1,11 +1,19 @@
-"""Trials one after the other: each is made once, kept on disk, and counted with the time that it took."""
+"""Trials one after the other: each is made once, kept on disk, and counted with the time that it took.
 
-from collections.abc import Callable
-from dataclasses import replace
+Several processes make one each at a time, and all of them then know of all trials.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from time import monotonic
+from typing import Any
 
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial, Trials
+from greenformers.train.others import Others
+
+Turn = Callable[[Callable[[], Any]], Any]
+"""A function that calls another, as soon as this process has the machine to itself."""
 
 
 class Tries:
@@ -13,38 +21,66 @@ class Tries:
 
     Args:
         trials: What was tried before, if anything; trials are added.
-        told: Function that is called with each trial that ended.
+        told: Function that is called, in the first process, with each trial that ended.
         clock: Function that gives the time in seconds.
+        others: The processes that make them, which must ask for the same trials; None for this one alone.
     """
 
     def __init__(
-        self, trials: Trials, told: Callable[[Trial], None] = lambda _: None, clock: Callable[[], float] = monotonic
-    ) -> None:
+        self, trials: Trials, told: Callable[[Trial], None] = lambda _: None, clock: Callable[[], float] = monotonic,
+        others: Others | None = None,
+    ) -> None:  # fmt: skip
         self.trials, self._told, self._clock = trials, told, clock
+        self._others = Others() if others is None else others
         self._since = clock()
 
-    def once(self, genes: Genes, steps: int, make: Callable[[], Trial]) -> Trial:
-        """The trial of a row of numbers with so many steps; made if that was not done."""
-        seen = self.trials.of(genes, steps)
-        if seen is not None:
-            return seen
-        trial = self.trials.on_disk(genes, steps) or self.trials.begin(genes, steps)
-        try:
-            trial = trial or make()
-        finally:
-            self.trials.end()
-        return self.ended(trial)
+    @property
+    def at_once(self) -> int:
+        """Trials that are made at once."""
+        return self._others.count
 
     @property
     def seconds(self) -> float:
         """Seconds of the trials, and those since the last one ended."""
         return self.trials.seconds + self._clock() - self._since
 
-    def ended(self, trial: Trial) -> Trial:
-        """Count a trial that ended, with the time since the one before it."""
-        if self.trials.on_disk(trial.genes, trial.steps) is None:
-            trial = replace(trial, seconds=self._clock() - self._since)
+    def all(
+        self, rows: Sequence[Genes], steps: int, make: Callable[[Genes, Turn], Trial],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """Make the trials of these rows of numbers with so many steps that were not made.
+
+        Args:
+            rows: The rows.
+            steps: The steps.
+            make: Function that makes the trial of a row, and times it in a turn.
+            over: Function that says whether no more are to be made; it is asked before each, or before as many as are
+                made at once.
+        """
+        new = [genes for genes in dict.fromkeys(rows) if self.trials.of(genes, steps) is None]
+        for at in range(0, len(new), self.at_once):
+            if over():
+                return
+            self._together(new[at : at + self.at_once], steps, make)
+
+    def _together(self, rows: Sequence[Genes], steps: int, make: Callable[[Genes, Turn], Trial]) -> None:
+        """Make up to one trial in each process."""
+        own = None
+        if self._others.rank < len(rows):
+            genes = rows[self._others.rank]
+            own = self.trials.on_disk(genes, steps) or self.trials.begin(genes, steps)
+            try:
+                own = own or make(genes, self._others.turn)
+            finally:
+                self.trials.end()
+        self._others.ended()
+        ended = [Trial.of(row) for row in self._others.gathered(None if own is None else asdict(own)) if row]
+        seconds, *_ = self._others.gathered(self._clock() - self._since)
+        new = sum(self.trials.on_disk(trial.genes, steps) is None for trial in ended)
+        for trial in ended:
+            if self.trials.on_disk(trial.genes, steps) is None:
+                trial = replace(trial, seconds=seconds / new)
+            self.trials.add(trial)
+            if self._others.rank == 0:
+                self._told(trial)
         self._since = self._clock()
-        self.trials.add(trial)
-        self._told(trial)
-        return trial

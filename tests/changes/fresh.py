@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import printed
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from zoo import ZOO, inputs, outputs
@@ -21,8 +22,16 @@ def chosen(request: pytest.FixtureRequest, function: str) -> list[dict[str, Any]
     return [item.callspec.params for item in items]
 
 
-def read_again(root: Path, models: Iterable[tuple[str, str, PreTrainedModel]]) -> dict[str, dict[str, Any]]:
-    """Of models (folder's name, name in the zoo, model): folder, model and what `reloading.py` says of it, `after`."""
+def read_again(
+    root: Path, models: Iterable[tuple[str, str, PreTrainedModel]], *, python: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Of models (folder's name, name in the zoo, model): folder, model and what `reloading.py` says of it, `after`.
+
+    Args:
+        root: Folder for them.
+        models: The models.
+        python: Whether a Python of its own reads them, from the first import on, or a fork of one that has imported.
+    """
     found: dict[str, dict[str, Any]] = {}
     for what, name, model in models:
         folder, batch = root / what, inputs(name)
@@ -31,8 +40,12 @@ def read_again(root: Path, models: Iterable[tuple[str, str, PreTrainedModel]]) -
         save_file(expected | {f"in.{key}": value for key, value in batch.items()}, folder / "expected.safetensors")
         (folder / "auto.txt").write_text(ZOO[name][1])
         found[what] = {"folder": folder, "model": model}
-    shown = subprocess.run([sys.executable, str(FRESH), str(root)], capture_output=True, text=True, timeout=280)
-    assert shown.returncode == 0, shown.stderr
-    assert "newly initialized" not in shown.stderr
-    after = json.loads(shown.stdout.splitlines()[-1])
+    if python:
+        shown = subprocess.run([sys.executable, str(FRESH), str(root)], capture_output=True, text=True, timeout=280)
+        assert shown.returncode == 0, shown.stderr
+        said = shown.stderr + shown.stdout
+    else:
+        said = printed(FRESH.read_text(), root)
+    assert "newly initialized" not in said
+    after = json.loads(said.splitlines()[-1])
     return {what: each | {"after": after[what]} for what, each in found.items()}

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 import torch
 from changes.rows import ROWS, Row
 from contract import BY_NAME, applies, apply, check_inverse, check_same, check_shown, made, snapshot
+from forked import printed
 from fresh import chosen, read_again
 from models import sentences, tokenizer
 from safetensors.torch import save_file
@@ -180,11 +178,7 @@ def test_plain_networks_are_read_in_a_fresh_process(tmp_path: Path) -> None:
             with torch.no_grad():
                 save_file({"x": x, "y": model(x).contiguous()}, folder / "expected.safetensors")
     here = str(Path(__file__).parent)
-    shown = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path), here], capture_output=True, text=True, timeout=200,
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
-    assert shown.stdout.strip().endswith("all read"), shown.stderr
+    assert printed(READ, tmp_path, here).endswith("all read\n")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.plain], ids=lambda row: row.name)

@@ -69,7 +69,7 @@ def parameters(model: torch.nn.Module) -> int:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the networks did before they were saved, and in a process that knows nothing but their folders."""
     models = ((what, what.split()[0], changed(what)) for what in RECIPES)
-    return read_again(tmp_path_factory.mktemp("saved"), models)
+    return read_again(tmp_path_factory.mktemp("saved"), models, python=True)
 
 
 @pytest.mark.parametrize("what", RECIPES)

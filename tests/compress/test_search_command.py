@@ -12,6 +12,7 @@ from greenformers.compress.job import Job
 from greenformers.search import run as running
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
+from greenformers.train.others import Others
 from greenformers.train.run import Stopped
 
 Captured = pytest.CaptureFixture[str]
@@ -110,17 +111,10 @@ def test_refused_before_any_work(
     assert said in refused_unchanged(monkeypatch, capsys, home, tmp_path, "compress", "BertModel", *words, *out)
 
 
-def test_several_processes_are_refused(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
-    monkeypatch.setattr(running, "alone", lambda: False)
-    words = ["compress", "BertModel", *EVALUATED, "--lose", "1%", "--out", str(tmp_path / "small")]
-    said = refused_unchanged(monkeypatch, capsys, home, tmp_path, *words)
-    assert "a search runs in one process: start it without torchrun" in said
-
-
 def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
     job = Job(texts=home / "texts.txt", evaluate=home / "pairs.tsv", length=16, lengths=(16,))
     search, unseen = running._prepared(
-        str(home / "BertModel"), job, Bound(lose=0.1), "torch", 10.0, tmp_path, lambda *_: None
+        str(home / "BertModel"), job, Bound(lose=0.1), "torch", 10.0, tmp_path, lambda *_: None, Others()
     )
     seen = search.lab.examples
     assert len(seen) == len(unseen) == 15

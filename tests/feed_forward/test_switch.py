@@ -1,12 +1,11 @@
 """Mixtures of experts, held to the paper by loops over positions; and faults that published code has."""
 
-import subprocess
-import sys
 from math import ceil
 from pathlib import Path
 
 import pytest
 import torch
+from forked import printed
 from torch import nn
 from transformers import DynamicCache
 
@@ -529,5 +528,4 @@ def test_reloaded_in_a_fresh_process(tmp_path: Path):
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         save_file({"ids": tokens(), "logits": model(tokens()).logits}, tmp_path / "expected.safetensors")
-    done = subprocess.run([sys.executable, "-c", FRESH, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "Switch (1.0, 1.5)\n", done.stderr
+    assert printed(FRESH, tmp_path).endswith("Switch (1.0, 1.5)\n")

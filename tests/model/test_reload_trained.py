@@ -3,12 +3,9 @@
 Mechanisms with statistics of their own move them as the training does, and the fresh process must see what they moved.
 """
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
+from forked import told
 from safetensors.torch import save_file
 
 import greenformers.model
@@ -118,9 +115,7 @@ def differences(tmp_path_factory):
         save_file({**given, "out": out.contiguous()}, folder / "expected.safetensors")
         (folder / "auto.txt").write_text(AUTO.get(head, f"AutoModelFor{head}"))
     torch.set_num_threads(threads)
-    shown = subprocess.run([sys.executable, "-c", READ, str(root)], capture_output=True, text=True, timeout=250)
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout.splitlines()[-1])
+    return told(READ, root)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

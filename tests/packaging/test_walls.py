@@ -31,9 +31,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 PACKAGE = Path(__file__).parents[2] / "greenformers"
-WALLS = {PACKAGE / "_torch.py", PACKAGE / "model" / "_transformers.py", PACKAGE / "measure" / "_codecarbon.py"}
+WALLS = {
+    PACKAGE / name for name in ("_torch.py", "model/_transformers.py", "measure/_codecarbon.py", "train/_accelerate.py")
+}
 
-LIBRARIES = {"torch", "transformers", "codecarbon"}
+LIBRARIES = {"torch", "transformers", "codecarbon", "accelerate"}
 INTERNAL = {
     "transformers.integrations", "transformers.masking_utils", "transformers.pytorch_utils",
     "transformers.trainer_pt_utils", "transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING", "codecarbon.input",
@@ -129,6 +131,10 @@ CODECARBON = {
     "Tracker._scheduler": "start_sampling, stop_sampling: energy of calls over minutes",
     "Tracker._hardware": "cpu_readings: whether energy is measured or estimated",
     "Processor._mode": "cpu_readings: whether energy is measured or estimated",
+}
+ACCELERATE = {
+    "accelerate.state.AcceleratorState._reset_state": "forget_group: a search in several processes heals its last "
+    "recipe in each of them alone",
 }
 OVERRIDES = {
     "PreTrainedModel.get_expanded_tied_weights_keys": "what mechanisms share over layers is saved once a layer",
@@ -281,9 +287,12 @@ def there(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", [*TORCH, *TRANSFORMERS, *CODECARBON])
+@pytest.mark.parametrize("name", [*TORCH, *TRANSFORMERS, *CODECARBON, *ACCELERATE])
 def test_a_name_behind_a_wall_is_there(name: str) -> None:
-    walls = ((TORCH, "_torch.py"), (TRANSFORMERS, "model/_transformers.py"), (CODECARBON, "measure/_codecarbon.py"))
+    walls = (
+        (TORCH, "_torch.py"), (TRANSFORMERS, "model/_transformers.py"), (CODECARBON, "measure/_codecarbon.py"),
+        (ACCELERATE, "train/_accelerate.py"),
+    )  # fmt: skip
     breaks, wall = next((names[name], wall) for names, wall in walls if name in names)
     assert there(name), f"{name} is gone. In greenformers/{wall} this breaks {breaks}"
 
@@ -460,7 +469,9 @@ def test_our_subclasses_define_what_is_listed_and_nothing_else_of_a_library() ->
 
 def test_every_name_behind_a_wall_has_a_canary() -> None:
     canaries = {
-        part.rstrip(")") for name in (*TORCH, *TRANSFORMERS, *CODECARBON) for part in name.replace("(", ".").split(".")
+        part.rstrip(")")
+        for name in (*TORCH, *TRANSFORMERS, *CODECARBON, *ACCELERATE)
+        for part in name.replace("(", ".").split(".")
     }
     assert [(path.name, name) for path, name in walled() if name.rpartition(".")[2] not in canaries] == []
 

@@ -8,6 +8,7 @@ from math import exp
 
 import pytest
 import torch
+from side_by_side import each
 
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import FIRST, Hurdles, NetworkPlan, by_chance, by_evolution
@@ -100,10 +101,14 @@ class KnownLab:
 
     refused = (1, 0, 0, 0, 0, 0)
 
-    def trial(self, genes, steps):
+    def trial(self, genes, steps, turn):
         if genes == self.refused:
             return Trial(genes, steps, refused="refused")
-        return Trial(genes, steps, *self.figures(genes, steps), smaller=1.0)
+        speed, lost = self.figures(genes, steps)
+        return Trial(genes, steps, turn(lambda: speed), lost, smaller=1.0)
+
+    def base(self, steps):
+        """What is compared with needs no training here."""
 
     @staticmethod
     def figures(genes, steps=RUNGS[-1]):
@@ -114,9 +119,10 @@ class KnownLab:
         return speed, lost + wrong * (1 - steps / RUNGS[-1])
 
 
-def hurdles(folder, bound, seed=0, told=lambda _: None, seconds=120.0):
+def hurdles(folder, bound, seed=0, told=lambda _: None, seconds=120.0, others=None):
     clock = itertools.count()
-    tries = Tries(Trials(folder / "trials.jsonl"), told, clock=lambda: float(next(clock)))
+    trials = Trials(folder / "trials.jsonl", 0 if others is None else others.rank)
+    tries = Tries(trials, told, clock=lambda: float(next(clock)), others=others)
     made = Hurdles(KNOWN, KnownLab(), NetworkPlan(bound, RUNGS, seconds, seed), tries)
     made.begin()
     return made
@@ -166,6 +172,21 @@ def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path):
         except Stopped:
             continue
     assert list(map(str, again.tries.trials.seen)) == list(map(str, whole.tries.trials.seen))
+
+
+@pytest.mark.parametrize("strategy", [by_evolution, by_chance])
+def test_processes_try_networks_together(strategy, tmp_path):
+    def work(others):
+        search = hurdles(tmp_path, Bound(faster=1.5), others=others)
+        strategy(search)
+        return list(map(str, search.tries.trials.seen))
+
+    one, two = each(work, 2)
+    assert one == two
+    alone = hurdles(tmp_path / "alone", Bound(faster=1.5))
+    strategy(alone)
+    assert len(one) > 1.5 * len(alone.tries.trials.seen)
+    assert each(work, 2) == [one, one], "what is on disk is not made again"
 
 
 @pytest.mark.parametrize(("metric", "greater", "score", "quality"), [("accuracy", True, 90.0, 90.0),

@@ -6,10 +6,12 @@ from math import log
 from statistics import mean
 
 import pytest
+from side_by_side import each
 
 from greenformers.changes import Heal, Int8, Layers, LowRank, Prune
 from greenformers.search.bound import STRICT, Bound
-from greenformers.search.search import HURDLES, Plan, Search
+from greenformers.search.healing import HURDLES
+from greenformers.search.search import FIRST, Plan, Search
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials, front
 from greenformers.train.run import Stopped
@@ -29,10 +31,11 @@ class KnownLab:
 
     refuses = ((0, 0, 3, 0),)
 
-    def trial(self, genes, steps, made):
+    def trial(self, genes, steps, made, turn):
         if genes in self.refuses:
             return Trial(genes, steps, refused="refused")
-        return Trial(genes, steps, *self.figures(genes, steps), smaller=1.0)
+        speed, lost = self.figures(genes, steps)
+        return Trial(genes, steps, turn(lambda: speed), lost, smaller=1.0)
 
     @staticmethod
     def figures(genes, steps):
@@ -45,11 +48,12 @@ class KnownLab:
         return (*recipe, Heal(steps))
 
 
-def searched(folder, bound, seed=0, told=lambda _: None, seconds=SECONDS, heals=True):
+def searched(folder, bound, seed=0, told=lambda _: None, seconds=SECONDS, heals=True, others=None):
     clock = itertools.count()
+    trials = Trials(folder / "trials.jsonl", 0 if others is None else others.rank)
     search = Search(
-        SPACE, KnownLab(), Plan(bound, seconds, heals, seed), Trials(folder / "trials.jsonl"), told,
-        clock=lambda: float(next(clock)),
+        SPACE, KnownLab(), Plan(bound, seconds, heals, seed), trials, told, clock=lambda: float(next(clock)),
+        others=others,
     )  # fmt: skip
     search.run()
     return search
@@ -87,6 +91,9 @@ def test_healing_goes_by_hurdles_and_ends_with_one_in_full(tmp_path):
     search = searched(tmp_path, bound)
     lower, upper = (search.trials.done(steps) for steps in HURDLES)
     assert len(lower) > len(upper) >= 2
+    first = [trial.genes for trial in lower[:FIRST]]
+    assert all(any(genes[place] for genes in first) for place in range(3)), "of what changes the network, one each"
+    assert all(search.trials.of(trial.genes, 0) for trial in lower)
     passed = {trial.genes for trial in upper}
     hoped = map(search.expected, lower)  # of what is left to each
     merits = {trial.genes: bound.merit(trial.speed, trial.lost, STRICT) for trial in hoped}
@@ -129,15 +136,33 @@ def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
         assert front(again.trials.done()) == front(whole.trials.done())
 
 
+def test_processes_that_search_together_know_the_same_and_one_writes(tmp_path):
+    told = [[], [], []]
+
+    def work(others):
+        return searched(tmp_path, Bound(lose=0.02), told=told[others.rank].append, seconds=150, others=others)
+
+    one, *rest = each(work, 3)
+    assert all(list(map(str, other.trials.seen)) == list(map(str, one.trials.seen)) for other in rest)
+    assert (tmp_path / "trials.jsonl").read_text().count("\n") == len(one.trials.seen) == len(told[0])
+    assert told[1:] == [[], []]
+    assert [path.name for path in tmp_path.iterdir()] == ["trials.jsonl"]
+    assert Bound(lose=0.02).met_by(one.best())
+    alone = searched(tmp_path / "alone", Bound(lose=0.02), seconds=150)
+    assert len(one.trials.seen) > 2 * len(alone.trials.seen), "three at once"
+    again, *_ = each(work, 3)
+    assert list(map(str, again.trials.seen)) == list(map(str, one.trials.seen)), "what is on disk is not made again"
+
+
 def test_what_ends_the_process_twice_is_skipped_and_said(tmp_path):
     class Killed(BaseException):
         pass
 
     class Deadly(KnownLab):
-        def trial(self, genes, steps, made):
+        def trial(self, genes, steps, made, turn):
             if genes == (2, 0, 0, 0):
                 raise Killed
-            return super().trial(genes, steps, made)
+            return super().trial(genes, steps, made, turn)
 
     def run(file):
         search = Search(SPACE, Deadly(), Plan(Bound(lose=0.02), SECONDS, False), Trials(file), clock=lambda: 0.0)

@@ -1,22 +1,19 @@
 """Small real runs in processes of their own, for tests that kill them or start several.
 
-A run is forked from a server, a process that has done nothing but import, once, what costs seconds to import; or, where
-it is the command itself that is tested, it is a fresh Python.
+A run is forked, see `forked.py`; or, where it is the command itself that is tested, it is a fresh Python.
 """
 
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
-import pytest
+from forked import ENVIRONMENT, SERVER, into, ready
 
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 40
 
@@ -26,15 +23,6 @@ FLAGS = {
     "rank": 3, "hidden": 16, "heads": 2, "feed_forward": 24, "layers": 2, "steps": 40, "batch": 8, "accumulate": 2,
     "learning_rate": 0.01, "evaluate_every": 10, "log_every": 4, "save_every": 3, "dropout": 0.1,
 }  # fmt: skip
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        "greenformers.cli", "greenformers.train.run", "greenformers.report.curves", "transformers.trainer",
-        "accelerate", "matplotlib.backends.backend_agg",
-    ]
-)  # fmt: skip
 
 
 class Forked:
@@ -44,10 +32,7 @@ class Forked:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        with pytest.MonkeyPatch.context() as patch:  # the environment of a server is that of its first start
-            for name, value in ENVIRONMENT.items():
-                patch.setenv(name, value)
-            forkserver.ensure_running()
+        ready()
         self._printed, self.returncode, self.members = printed, None, []
         for rank in range(processes):
             environment = {  # as torchrun would
@@ -90,9 +75,7 @@ def _command(words: list[str], printed: str, environment: dict[str, object]) -> 
 
     plot.DPI = 20  # nobody looks at the curves of these runs
     os.environ |= {name: str(value) for name, value in environment.items()}
-    with open(printed, "ab") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+    into(printed)
     sys.argv = ["greenformers", *words]
     cli.main()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from processes import SERVER
+from forked import SERVER
 from torch import nn
 
 from greenformers import depth

@@ -89,7 +89,6 @@ def test_block_by_block_too(home: Path, tmp_path: Path, recipe: str) -> None:
         (["--from-disk", "--keep", "0.5", "--heal", "5"], "block by block, healed 5 is the work of one process"),
         (["--from-disk", "--change", "neurons"], "is the work of one process, not of 2"),
         (["--limit", "1", "--keep", "0.5"], "2 processes need a batch of examples each, got 1"),
-        (["--lose", "1%"], "a search runs in one process"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(home: Path, tmp_path: Path, words: list[str], said: str) -> None:
@@ -146,6 +145,29 @@ def test_processes_share_out_the_cells_of_a_grid(tmp_path: Path) -> None:
         settings = json.loads((cell / "training/run.json").read_text())
         assert settings["steps"] == 4
         assert (cell / "result.json").is_file()
+
+
+def test_two_search_for_a_recipe(home: Path, tmp_path: Path) -> None:
+    words = ["compress", str(home / "BertModel"), "--texts", str(home / "texts.txt"), "--length", "16", "--lengths", ""]
+    words += ["--lose", "20%", "--minutes", "0.1", "--out", str(tmp_path / "small")]
+    printed = finish(Forked(words, tmp_path / "printed.txt", 2))
+    assert printed.count("report: ") == printed.count("The front of") == 1
+    numbers = [int(line.split()[0]) for line in printed.splitlines() if " as fast, keeps " in line]
+    assert numbers[:2] == [1, 2]
+    assert numbers == sorted(set(numbers)), "each was told once"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["printed.txt", "small"]
+    assert outputs(tmp_path / "small").isfinite().all()
+
+
+@pytest.mark.slow
+def test_two_search_for_a_network(tmp_path: Path) -> None:
+    words = ["search", "--data", "digits", "--limit", "200", "--steps", "9", "--batch", "16", "--layers", "1", "--vary"]
+    words += ["rank,heads", "--lose", "20%", "--minutes", "1", "--out", str(tmp_path / "found")]
+    printed = finish(Forked(words, tmp_path / "printed.txt", 2))
+    assert printed.count("report: ") == 1
+    assert printed.count(" as fast, keeps 100.00%") >= 3, "the network of the settings, after each hurdle"
+    for name in ("base", "best"):
+        assert json.loads((tmp_path / "found" / name / "scores.json").read_text())["accuracy"] >= 0
 
 
 def test_alone_a_share_is_all() -> None:

@@ -1,0 +1,81 @@
+"""What healing brings back of a recipe's loss, learned from trials.
+
+    log lost(s, n) = log lost(s, 0) + level(s) + fall(s) log2(n / AT)
+
+for a recipe of strengths s after n steps. What keeps its width and loses layers, say, comes back sooner than what was
+pruned, so that the level is a function of the recipe as soon as a few were healed.
+"""
+
+from math import log
+
+import numpy as np
+
+from greenformers.search.bound import EPSILON
+from greenformers.search.space import Genes, Space
+from greenformers.search.surrogate import Surrogate
+from greenformers.search.trials import Trials
+
+HURDLES = (100, 300)
+"""Steps of healing at which only those above the mean go on. After 50 steps what keeps its layers is worse than before:
+MiniLM-L6 pruned to 0.3, low rank 0.8, 97.3 % of 98.7, at a rate of 1.1e-4 as at 5e-4; after 200 at 2.2e-4 98.3 %."""
+
+FALL = -0.2
+"""The change of the logarithm of the loss by twice the steps, as long as no healing was seen."""
+
+KEPT, AT, BELIEVED = 0.43, 300, 3.0
+"""The share of its loss that a recipe has left after so many steps (docs/studies/heal-sentence-encoder.md), and the
+weight of that beside what is seen: a trial healed for n steps has the weight log2(n / 25)."""
+
+SHIFTED = 3
+"""Healed recipes from which the level is learned as a function of the recipe, not as one number."""
+
+
+class Healing:
+    """What healing brings back.
+
+    Args:
+        space: The space of the recipes.
+        trials: Trials, of which those count that were tried without healing too.
+    """
+
+    def __init__(self, space: Space, trials: Trials) -> None:
+        self._space = space
+        lower, upper = HURDLES
+        self._falls: dict[Genes, float] = {}
+        for trial in trials.done(upper):
+            early = trials.of(trial.genes, lower)
+            if early is not None:
+                self._falls[trial.genes] = (logged(trial.lost) - logged(early.lost)) / log(upper / lower, 2)
+        self._usual = float(np.median(list(self._falls.values()))) if self._falls else FALL
+        rows, levels, weights = list[Genes](), [log(KEPT)], [BELIEVED]
+        for trial in trials.done():
+            before = trials.of(trial.genes, 0)
+            if trial.steps and before is not None and before.refused is None:
+                rows.append(trial.genes)
+                levels.append(logged(trial.lost) - logged(before.lost) - self.fall() * log(trial.steps / AT, 2))
+                weights.append(max(0.0, log(trial.steps / 25, 2)))
+        self._level = float(np.average(levels, weights=weights))
+        self._shift = None
+        if len(set(rows)) > SHIFTED:
+            self._shift = Surrogate([space.strengths(row) for row in rows], [x - self._level for x in levels[1:]])
+
+    def fall(self, genes: Genes | None = None) -> float:
+        """The change of the logarithm of the loss by twice the steps; at most 0. Half of it that of the recipe itself.
+
+        Args:
+            genes: The recipe; None for any.
+        """
+        own = self._usual if genes is None else self._falls.get(genes, self._usual)
+        return min(0.0, (self._usual + own) / 2)
+
+    def left(self, rows: list[Genes], steps: int) -> list[float]:
+        """The logarithm of the share of its loss that each of some recipes has left after so many steps."""
+        shifts = [0.0] * len(rows)
+        if self._shift is not None:
+            shifts = self._shift.predict([self._space.strengths(row) for row in rows])[0].tolist()
+        return [self._level + shift + self.fall() * log(steps / AT, 2) for shift in shifts]
+
+
+def logged(lost: float) -> float:
+    """The logarithm of a loss, of which none and a gain are a small one."""
+    return log(max(lost, 0) + EPSILON)

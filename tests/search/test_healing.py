@@ -1,0 +1,56 @@
+"""What healing brings back of each recipe, learned from trials that follow its formula."""
+
+from math import exp, log
+
+import pytest
+
+from greenformers.changes import Int8, Layers, Prune
+from greenformers.search.healing import AT, FALL, HURDLES, KEPT, Healing
+from greenformers.search.space import Space
+from greenformers.search.trials import Trial, Trials
+
+SPACE = Space((tuple(Layers(keep) for keep in (5, 4, 3)), tuple(Prune(keep) for keep in (0.8, 0.6, 0.4)), (Int8(),)),
+              lambda _: True)  # fmt: skip
+
+
+def trials(tmp_path, recipes, *, left, fall):
+    seen = Trials(tmp_path / "trials.jsonl")
+    for genes in recipes:
+        lost = 0.02 * sum(genes)
+        seen.add(Trial(genes, 0, 2.0, lost, 1.0))
+        for steps in HURDLES:
+            share = left(genes) * exp(fall * log(steps / AT, 2))
+            seen.add(Trial(genes, steps, 2.0, lost * share, 1.0))
+    return seen
+
+
+def test_before_any_was_seen_it_is_what_is_known_of_an_encoder(tmp_path):
+    healing = Healing(SPACE, Trials(tmp_path / "trials.jsonl"))
+    few, many = (healing.left([(1, 1, 0)], steps)[0] for steps in (AT, 4 * AT))
+    assert exp(few) == pytest.approx(KEPT)
+    assert many == pytest.approx(few + 2 * FALL)
+
+
+def test_one_that_was_seen_moves_it(tmp_path):
+    seen = trials(tmp_path, [(0, 2, 0)], left=lambda _: 0.9, fall=-0.1)
+    healing = Healing(SPACE, seen)
+    assert healing.fall() == healing.fall((0, 2, 0)) == pytest.approx(-0.1, abs=0.02)
+    assert KEPT < exp(healing.left([(1, 0, 0)], AT)[0]) < 0.9
+
+
+def test_what_comes_back_sooner_is_learned_by_recipe(tmp_path):
+    recipes = [(1, 0, 0), (2, 0, 1), (3, 0, 0), (0, 1, 0), (0, 2, 1), (0, 3, 0)]
+    seen = trials(tmp_path, recipes, left=lambda genes: 0.2 if genes[0] else 0.9, fall=-0.3)
+    layers, pruned = map(exp, Healing(SPACE, seen).left([(2, 0, 0), (0, 2, 0)], AT))
+    assert layers < 0.3
+    assert pruned > 0.6
+
+
+def test_what_was_refused_or_gains_teaches_nothing_wrong(tmp_path):
+    seen = Trials(tmp_path / "trials.jsonl")
+    seen.add(Trial((1, 0, 0), 0, refused="no memory"))
+    seen.add(Trial((1, 0, 0), 100, 2.0, 0.01, 1.0))
+    seen.add(Trial((0, 0, 1), 0, 2.0, -0.001, 1.0))
+    seen.add(Trial((0, 0, 1), 100, 2.0, -0.002, 1.0))
+    (left,) = Healing(SPACE, seen).left([(1, 0, 0)], AT)
+    assert KEPT <= exp(left) <= 1.0
