@@ -325,11 +325,17 @@ class Change:
         return None
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Self]":
-        """Settings that a search may try on a network and texts of `length` tokens, the mildest first.
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Self]":
+        """Settings that a search may try, the mildest first.
 
         They say what is left of a network before any training. None by default: what is not faster, or is one part of
         what another change does, need not be tried.
+
+        Args:
+            model: The network.
+            length: Tokens of its texts.
+            causal: Whether it is a decoder.
+            heals: Whether what was changed will be healed.
         """
         return []
 

@@ -150,7 +150,7 @@ class Attention(Change):
             use(model)
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> Sequence[Self]:
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> Sequence[Self]:
         """For long texts, mechanisms in which a query sees a quarter of the text at most."""
         if length < LONG:
             return []

@@ -83,7 +83,7 @@ class Bfloat16(Change):
         return Report(as_dict(self), f"{before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB", units)
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Bfloat16]":
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Bfloat16]":
         """Its one setting, where this machine multiplies in it."""
         from greenformers.train.bf16 import quickest
 

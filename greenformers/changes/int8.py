@@ -113,7 +113,7 @@ class Int8(Change):
         raise ValueError("int8 weights cannot become dense again: merge the network before it is quantised")
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Int8]":
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Int8]":
         """Its one setting."""
         return [cls()]
 

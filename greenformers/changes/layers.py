@@ -149,15 +149,20 @@ class Layers(Change):
         return []
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Layers]":
-        """One layer less, and so on down to a third of them, without those that change hidden states least."""
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Layers]":
+        """One layer less, and so on down to a third of them.
+
+        Those that change hidden states least are left out. Where an encoder will be healed, the others are evenly
+        spread: MiniLM-L6 with 4 layers keeps less so before it is healed, and more behind it (docs/studies/search.md).
+        """
         from greenformers.changes._stacks import stacks
 
         try:
             most = max(map(len, stacks(model).values()))
         except ValueError:  # there is no stack of which some could be left out
             return []
-        return [cls(keep, by="influence") for keep in range(most - 1, max(1, most // 3) - 1, -1)]
+        by = "even" if heals and not causal else "influence"
+        return [cls(keep, by=by) for keep in range(most - 1, max(1, most // 3) - 1, -1)]
 
 
 def _is_places(given: object) -> bool:

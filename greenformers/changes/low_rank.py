@@ -240,7 +240,7 @@ class LowRank(Change):
         return merged(model)
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> Sequence[Self]:
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> Sequence[Self]:
         """Nine tenths of the weights, and so on down to three tenths."""
         return [cls(keep=tenths / 10) for tenths in range(9, 2, -1)]
 

@@ -258,7 +258,7 @@ class Narrow(Change):
         return Report(as_dict(self), summary, units)
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Narrow]":
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Narrow]":
         """Three quarters of the hidden coordinates, and half of them."""
         from greenformers.changes._class_sizes import HIDDEN
         from greenformers.changes._student_sizes import MULTIPLE

@@ -39,7 +39,7 @@ class Prune(Removal):
         return super().label + ("" if self.of == "flops" else f" of {self.of}")
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Prune]":
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Prune]":
         """Nine tenths of the cost of heads and neurons, and so on down to two tenths."""
         return [cls(keep=tenths / 10) for tenths in range(9, 1, -1)]
 

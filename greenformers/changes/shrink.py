@@ -106,6 +106,6 @@ class Shrink(Prune):
         )  # fmt: skip
 
     @classmethod
-    def searched(cls, model: "nn.Module", *, length: int, causal: bool) -> "Sequence[Shrink]":
+    def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Shrink]":
         """None: fewer units and lower ranks are changes of their own, which a search combines."""
         return []

@@ -57,7 +57,8 @@ class Space:
         for kind in sorted(kinds(), key=lambda kind: kind.order):
             if (kind.needs_healing and not heals) or (kind.in_torch and runtime != TORCH):
                 continue
-            settings = [change.fitted(model, length) for change in kind.searched(model, length=length, causal=causal)]
+            settings = kind.searched(model, length=length, causal=causal, heals=heals)
+            settings = [change.fitted(model, length) for change in settings]
             reasons = [_unfit(model, [change], given) for change in settings]
             if fit := [change for change, why in zip(settings, reasons, strict=True) if why is None]:
                 slots.append(tuple(fit))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from zoo import inputs, network, outputs
 
-from greenformers.changes import Given, Narrow, kinds
+from greenformers.changes import Given, Layers, Narrow, kinds
 from greenformers.compress.apply import apply
 from greenformers.search.space import Space
 
@@ -56,7 +56,7 @@ def test_recipes_go_in_the_order_of_changes_and_draws_are_legal_and_seeded():
 def test_settings_of_every_change_are_the_mildest_first():
     model, _, space = space_of("bert")
     for kind in kinds():
-        settings = kind.searched(model, length=8, causal=False)
+        settings = kind.searched(model, length=8, causal=False, heals=True)
         shares = [setting.keep for setting in settings if getattr(setting, "keep", None) is not None]
         assert shares == sorted(shares, reverse=True)
         assert len(set(settings)) == len(settings)
@@ -68,5 +68,13 @@ def test_what_needs_healing_is_left_out_without_it():
     students = next(slot for slot in space.slots if isinstance(slot[0], Narrow))
     assert students == (Narrow(24), Narrow(16))
     quick = Space.of(model, given, length=8, causal=False, heals=False)
-    assert quick.slots == tuple(slot for slot in space.slots if not slot[0].needs_healing)
+    left = [type(slot[0]) for slot in space.slots if not slot[0].needs_healing]
+    assert [type(slot[0]) for slot in quick.slots] == left
     assert len(quick.slots) == len(space.slots) - 1
+
+
+def test_layers_that_stay_are_spread_where_an_encoder_will_be_healed():
+    model = network("bert", "BertModel")
+    for heals, causal, by in ((True, False, "even"), (False, False, "influence"), (True, True, "influence")):
+        settings = Layers.searched(model, length=8, causal=causal, heals=heals)
+        assert [setting.by for setting in settings] == [by] * len(settings) != []
