@@ -48,8 +48,9 @@ STEPS = 1000
 MUCH = 0.5
 """Greatest loss that is aimed at before healing."""
 
-MOST, SPENT = 20_000, (0.45, 0.6, 0.9)
-"""Most steps of healing in full, and the shares of the time left that they are to take, one after the other."""
+MOST, SPENT = 20_000, (0.45, 0.9)
+"""Most steps of healing in full, and the shares of the time left that they are to take, one after the other: the second has
+no fewer steps than the first, and begins with what came of it."""
 
 
 @dataclass(frozen=True)
