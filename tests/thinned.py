@@ -54,7 +54,7 @@ EVERY = {
     "train/test_resume.py::test_to_the_bit": 2,
     "train/test_work_together.py::test_what_two_calibrate_is_what_one_does": 4,
     "train/test_work_together.py::test_block_by_block_too": 2,
-    "train/test_work_together.py::test_what_cannot_be_shared_is_refused": 3,
+    "train/test_work_together.py::test_what_cannot_be_shared_is_refused": 2,
 }
 
 LONG = {

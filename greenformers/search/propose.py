@@ -89,9 +89,8 @@ class Predictions:
 
 
 def propose(
-    space: Space, trials: Trials, bound: Bound, draw: random.Random, count: int, *, steps: int = 0,
-    having: Sequence[int] = (),
-) -> list[Genes]:  # fmt: skip
+    space: Space, trials: Trials, bound: Bound, draw: random.Random, count: int, *, steps: int = 0
+) -> list[Genes]:
     """Recipes to try next with so many steps of healing, that were not tried; fewer than `count` where none is left.
 
     Each is the best for a bound of its own, near the one given, by what is predicted.
@@ -103,7 +102,6 @@ def propose(
         draw: Source of draws.
         count: Number of recipes.
         steps: Steps of healing.
-        having: Places of changes of which the first recipes must have one each.
     """
     predictions = Predictions(space, trials, steps)
     tried = {trial.genes for trial in trials.seen if trial.steps == steps}
@@ -114,13 +112,11 @@ def propose(
         hope, aim = hopes[number % len(hopes)], _aimed(bound, draw, RANGE[1] if steps else RANGE[0])
         rows = [trial.genes for trial in front(trials.done(steps) or trials.done(0))]
         rows += [space.drawn(draw) for _ in range(POPULATION - len(rows))]
-        must = having[number] if number < len(having) else None
-        rows = [genes for genes in rows if must is None or genes[must]] or [space.drawn(draw)]
         for _ in range(GENERATIONS):
             children = [
                 space.mutated(space.crossed(draw.choice(rows), draw.choice(rows), draw), draw) for _ in range(CHILDREN)
             ]
-            rows = list(dict.fromkeys([*rows, *(genes for genes in children if must is None or genes[must])]))
+            rows = list(dict.fromkeys([*rows, *children]))
             merits = [one.merit(aim, hope, STRICT if steps else 1.0) for one in predictions.of(rows)]
             rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: -merits[place])[:POPULATION]]
         new = next((genes for genes in rows if genes not in tried), None)

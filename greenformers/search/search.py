@@ -49,8 +49,8 @@ MUCH = 0.5
 """Greatest loss that is aimed at before healing."""
 
 MOST, SPENT = 20_000, (0.45, 0.9)
-"""Most steps of healing in full, and the shares of the time left that they are to take, one after the other: the second has
-no fewer steps than the first, and begins with what came of it."""
+"""Most steps of healing in full, and the shares of the time left that they are to take, one after the other: the second
+has no fewer steps than the first."""
 
 
 @dataclass(frozen=True)
@@ -189,18 +189,14 @@ class Search:
         number = 0
         while not self._over(share):
             draw = random.Random(f"{self.plan.seed} {steps} {number}")
-            count = AT_ONCE if number or not steps else FIRST
-            count = ceil(count / self._tries.at_once) * self._tries.at_once  # none of them waits
-            # What healing brings back differs by change: at first one of each is healed.
-            each = [place for place, slot in enumerate(self.space.slots) if not slot[0].freezes]
-            having = each if steps and not number else []
-            new = propose(
-                self.space, self.trials, self._aim(steps), draw, max(count, len(having)), steps=steps, having=having
-            )
+            count = ceil(AT_ONCE / self._tries.at_once) * self._tries.at_once  # none of them waits
+            # What healing brings back differs by change: at first each is healed alone.
+            new = self.space.alone() if steps and not number else []
+            new = new or propose(self.space, self.trials, self._aim(steps), draw, count, steps=steps)
             if steps:
                 self._try(new, 0, lambda: self._over(share))
             self._try(new, steps, lambda: self._over(share))
-            if steps:
+            if steps and self._over((self.plan.trying + share) / 2):  # before, others teach more than more of the same
                 self._hurdles(share)
             if not new:
                 return

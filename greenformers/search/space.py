@@ -97,6 +97,16 @@ class Space:
         ]
         return [row for row in dict.fromkeys(rows) if self.legal(row)]
 
+    def alone(self) -> list[Genes]:
+        """Each change that takes something away, alone, at its middle setting."""
+        nothing = self.nothing
+        rows = [
+            (*nothing[:place], (len(slot) + 1) // 2, *nothing[place + 1 :])
+            for place, slot in enumerate(self.slots)
+            if not slot[0].freezes
+        ]
+        return [row for row in rows if self.legal(row)]
+
     def drawn(self, draw: random.Random) -> Genes:
         """A legal recipe by chance: each change is in it half of the time."""
         for _ in range(TRIES):

@@ -12,11 +12,11 @@ from scipy.stats import spearmanr
 from transformers import PreTrainedModel
 from zoo import network
 
-from greenformers.changes import Given
+from greenformers.changes import Given, Int8, Layers
 from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
-from greenformers.search.lab import Lab
+from greenformers.search.lab import Lab, Ready
 
 
 def encoder() -> PreTrainedModel:
@@ -57,3 +57,27 @@ def test_pairs_judge_by_their_order_and_scores_only_whether_they_can(tmp_path: P
     turned = Texts("pairs", segments, labels=(-own).tolist())
     with pytest.raises(ValueError, match=r"pairs cannot judge changes: the model as it is has a spearman of -100 on"):
         Lab(model, reader, turned, Given(), tmp_path).own_quality  # noqa: B018
+
+
+def test_what_rounds_is_timed_beside_the_model_rounded_alike(tmp_path: Path) -> None:
+    model = encoder()
+    reader = Reader.of(model, tokenizer("bert"), 16)
+    batches = [tokenizer("bert")(sentences(8), padding=True, return_tensors="pt")]
+    own_speeds = iter([2.0, 4.0, 3.0])
+    asked: list[str] = []
+
+    def faster(slow: Ready, quick: Ready) -> float:
+        asked.append(f"{names.get(id(slow), 'another')}")
+        if slow is lab.own and quick.model is not small:
+            return next(own_speeds)
+        return 1.5
+
+    lab = Lab(model, reader, Texts("texts", sentences(8)), Given(calibration=batches), tmp_path, faster=faster)
+    names = {id(lab.own): "the model as it is"}
+    small = lab.made((Layers(1),))
+    assert lab.speed(small) == 1.5
+    assert asked == ["the model as it is"]
+    asked.clear()
+    rounded = [lab.speed(lab.made((Layers(1), Int8()))) for _ in range(4)]
+    assert rounded == [1.5 * 2, 1.5 * 3, 1.5 * 3, 1.5 * 3], "of 2; 2 and 4; 2, 4 and 3 the median"
+    assert asked == ["the model as it is", "another"] * 2 + ["another", "the model as it is", "another"]
