@@ -1,6 +1,6 @@
 """What a little healing brings back of a sentence encoder, by what was changed: layers, neurons, rank.
 
-    python benchmarks/healed_for_short.py [--recipes "4 layers;prune 0.6"] [--json results/healed_for_short.jsonl]
+    python benchmarks/healed_for_short.py [--quick] [--json results/healed_for_short.jsonl]
 
 Recipes of MiniLM-L6 as they are made, and healed for 100 and 300 steps, the hurdles of a search, on sentences of five
 data sets without labels. Each is judged by its agreement with the model as it is, as a search judges: the correlation
@@ -43,7 +43,7 @@ BENCHMARK = Benchmark(
     options=(
         data("--pairs", "stsb_open", "STS-B"),
         *SOURCES,
-        Option("--recipes", "these alone, with semicolons", default=""),
+        Option("--recipes", 'these alone, with semicolons: "4 layers;prune 0.6", say', default=""),
     ),
     threads=2,
 )

@@ -130,7 +130,7 @@ class Search:
         """
         done = sorted(self.trials.done(), key=lambda trial: trial.steps)
         longest = {trial.genes: trial for trial in done}.values()  # which says most of what healing does to a recipe
-        expected = [self.expected(trial, number) for trial in longest]
+        expected = self.expected([*longest], number)
         chosen = self.plan.bound.nearest([*done, *expected, *self._rounded(expected, number)])
         return chosen.genes, chosen.steps
 
@@ -152,15 +152,24 @@ class Search:
                     rows.append(replace(trial, genes=genes, steps=steps, speed=speed, lost=lost))
         return rows
 
-    def expected(self, trial: Trial, number: int = 0) -> Trial:
-        """What a trial will be where it is healed for as many steps as there is time for.
+    def expected(self, trials: Sequence[Trial], number: int = 0) -> list[Trial]:
+        """What trials will be where they are healed for as many steps as there is time for.
 
-        That of one that was healed goes down with each doubling of the steps, see `Healing.fall`.
+        The loss of one that was healed goes down with each doubling of the steps, see `Healing.fall`.
+
+        Args:
+            trials: The trials.
+            number: How many were healed in full before.
         """
-        steps = max(trial.steps, self._affordable(trial.genes, number))
+        healing = Healing(self.space, self.trials)
+        return [
+            self._healed(trial, max(trial.steps, self._affordable(trial.genes, number)), healing) for trial in trials
+        ]
+
+    @staticmethod
+    def _healed(trial: Trial, steps: int, healing: Healing) -> Trial:
         if steps <= HURDLES[-1] or steps == trial.steps:
             return trial
-        healing = Healing(self.space, self.trials)
         if not trial.steps:
             (left,) = healing.left([trial.genes], steps)
             return replace(trial, steps=steps, lost=min(trial.lost, max(trial.lost, 0.0) * exp(left)))
@@ -205,7 +214,7 @@ class Search:
     def _hurdles(self, share: float) -> None:
         """Heal for more steps what is above the mean of its equals, by what is expected of it."""
         for lower, upper in pairwise(HURDLES):
-            done = [self.expected(trial) for trial in self.trials.done(lower)]
+            done = self.expected(self.trials.done(lower))
             merits = {trial.genes: self.plan.bound.merit(trial.speed, trial.lost, STRICT) for trial in done}
             if len(merits) < FIRST:
                 return

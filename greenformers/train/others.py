@@ -17,7 +17,8 @@ from greenformers.train.processes import LAUNCHED, WAIT, processes, rank
 T = TypeVar("T")
 
 LOOK = 0.02
-"""Seconds between two looks for what others tell, in which a process takes no part of the machine and obeys signals."""
+"""Seconds between two looks for what others tell, at most: a process that waits takes no part of the machine, and obeys
+signals."""
 
 _USES = count()
 
@@ -42,8 +43,10 @@ class Others:
         self._told += 1
         keys = [f"{self._told}/{number}" for number in range(self.count)]
         self._store.set(keys[self.rank], json.dumps(value))
+        look = LOOK / 100
         while not self._store.check(keys):
-            sleep(LOOK)
+            sleep(look)
+            look = min(LOOK, 2 * look)
         return [json.loads(self._store.get(key)) for key in keys]
 
     def turn(self, work: Callable[[], T]) -> T:
