@@ -82,6 +82,7 @@ LONG = {
     "search/test_space.py::test_every_change_alone_is_made": "test_settings_of_every_change_are_the_mildest_first",
     "train/test_killed.py::test_a_truncated_checkpoint_is_named_and_skipped": "train/test_checkpoints_on_disk.py",
     "train/test_several_processes.py::test_a_student_learns_the_same": "the curve is that of one process",
+    "train/test_work_together.py::test_two_search_for_a_recipe": "search/test_searching.py, train/test_others.py",
 }
 """Long tests, and what shows nearly the same and does run."""
 
