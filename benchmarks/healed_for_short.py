@@ -14,16 +14,14 @@ import copy
 
 from _corpus import SOURCES, corpus
 from _harness import Benchmark, Option, Run, data, yes
-from compress_minilm import LENGTH, minilm, pairs
+from compress_minilm import LENGTH, minilm
+from pair_agreement import judged_by
 from rich.table import Table
 
 from greenformers import compress
 from greenformers.changes import Change, Heal, Layers, LowRank, Prune
-from greenformers.compress.parts import split
 from greenformers.compress.quality import as_ranked_by, judge
-from greenformers.data._examples import halves
 from greenformers.data._reader import Reader
-from greenformers.data._texts import Texts
 from greenformers.search.healing import HURDLES
 
 RECIPES: dict[str, list[Change]] = {
@@ -34,7 +32,7 @@ RECIPES: dict[str, list[Change]] = {
     "4 layers, prune 0.6": [Layers(4), Prune(0.6)],
     "4 layers by influence, prune 0.6": [Layers(4, by="influence"), Prune(0.6)],
 }  # fmt: skip
-CALIBRATION, SENTENCES = 256, 20_000
+SENTENCES = 20_000
 
 BENCHMARK = Benchmark(
     __file__,
@@ -53,10 +51,7 @@ def main(run: Run) -> bool:
     given = run.given
     names = list(RECIPES)[2:4] if run.quick else [*filter(None, given.recipes.split(";"))] or list(RECIPES)
     dense, tokenizer = minilm(run)
-    judging = split(pairs(given.pairs, "train"), ["judging", "calibration"], 0, CALIBRATION)["judging"]
-    seen, _ = halves(judging, len(judging))
-    assert isinstance(seen, Texts)
-    ranked = as_ranked_by(dense, seen, Reader.of(dense, tokenizer, LENGTH))
+    ranked = as_ranked_by(dense, judged_by(given.pairs)[0], Reader.of(dense, tokenizer, LENGTH))
     texts = corpus(given.pairs, given.wikitext, given.reviews, given.phrases, given.captions)[:SENTENCES]
     table = Table("recipe", *("as made" if not steps else f"{steps} steps, %" for steps in (0, *HURDLES)))
     records, agreement = [], dict[tuple[str, int], float]()

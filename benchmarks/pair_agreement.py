@@ -51,11 +51,7 @@ def main(run: Run) -> bool:
     given = run.given
     dense, tokenizer = minilm(run)
     reader = Reader.of(dense, tokenizer, LENGTH)
-    train, dev = pairs(given.pairs, "train"), pairs(given.pairs, "valid")
-    judging = split(train, ["judging", "calibration"], 0, CALIBRATION)["judging"]
-    seen, unseen = halves(judging, len(judging))
-    assert isinstance(seen, Texts)
-    assert isinstance(unseen, Texts)
+    (seen, unseen), dev = judged_by(given.pairs), pairs(given.pairs, "valid")
     others = Texts("others", [*unseen.segments, *dev.segments], [*(unseen.labels or ()), *(dev.labels or ())])
     calibration = batches(sentences(given.texts, CALIBRATION), tokenizer, "encoder", LENGTH, 64)
     models: dict[str, PreTrainedModel] = {"dense": dense}
@@ -87,6 +83,15 @@ def main(run: Run) -> bool:
     print(f"away in the mean: agreement {agreement:.2f}, the scores of as many pairs {scores_of_as_many:.2f} points")
     print(f"agreement is nearer: {yes(met)}")
     return run.quick or met
+
+
+def judged_by(folder: Path) -> tuple[Texts, Texts]:
+    """The training pairs that a search judges by, and those that judge what came of it."""
+    judging = split(pairs(folder, "train"), ["judging", "calibration"], 0, CALIBRATION)["judging"]
+    seen, unseen = halves(judging, len(judging))
+    assert isinstance(seen, Texts)
+    assert isinstance(unseen, Texts)
+    return seen, unseen
 
 
 if __name__ == "__main__":

@@ -57,8 +57,7 @@ def arena(
     from greenformers.arena.records import records_of
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write
-    from greenformers.train.others import each_alone
-    from greenformers.train.processes import first_process
+    from greenformers.train.processes import apart, first_process
 
     terminal.quiet()
     console = terminal.console()
@@ -72,7 +71,7 @@ def arena(
         console.print(line, markup=False, soft_wrap=True)
 
     first = first_process()
-    with terminal.resumable("the same command goes on"), each_alone():
+    with terminal.resumable("the same command goes on"), apart():
         # One after the other: what the first has counted and timed, the others read.
         with nullcontext() if show else locked(out):
             plan = planned(grid, out, stored=not show)

@@ -161,6 +161,7 @@ def least_minutes(seconds: float) -> float:
 def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
     """The best network by the mean of trainings with several seeds, of those that were trained in full."""
     steps, bound = hurdles.plan.rungs[-1], hurdles.plan.bound
+    others = Others() if others is None else others
     start = hurdles.space.start
     top = sorted(hurdles.tries.trials.done(steps), key=lambda trial: -hurdles.merit(trial))
     top = [trial for trial in top if trial.genes != start][:TOP]
@@ -168,7 +169,7 @@ def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
     trainings: dict[Genes, list[Trial]] = {trial.genes: [trial] for trial in top}
     for seed in range(1, AGAIN + 1):
         lab = NetworkLab(hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed)
-        trials = Trials(out / TRIALS.replace("trials", f"trials-{seed}"), 0 if others is None else others.rank)
+        trials = Trials(out / TRIALS.replace("trials", f"trials-{seed}"), others.rank)
         once_more = Hurdles(hurdles.space, lab, hurdles.plan, Tries(trials, others=others))
         once_more.train_all([*trainings], steps)
         for trial in trials.done(steps):

@@ -91,7 +91,7 @@ class Space:
         """
         levels = [((len(slot) + 1) // 2, 1, len(slot)) for slot in self.slots]
         rows = [
-            tuple(gene if at == place else 0 for at in range(len(self.slots)))
+            self._one(place, gene)
             for genes in zip(*levels, strict=True)
             for place, gene in sorted(enumerate(genes), key=lambda row: not self.slots[row[0]][0].freezes)
         ]
@@ -99,13 +99,13 @@ class Space:
 
     def alone(self) -> list[Genes]:
         """Each change that takes something away, alone, at its middle setting."""
-        nothing = self.nothing
-        rows = [
-            (*nothing[:place], (len(slot) + 1) // 2, *nothing[place + 1 :])
-            for place, slot in enumerate(self.slots)
-            if not slot[0].freezes
-        ]
+        slots = [(place, slot) for place, slot in enumerate(self.slots) if not slot[0].freezes]
+        rows = [self._one(place, (len(slot) + 1) // 2) for place, slot in slots]
         return [row for row in rows if self.legal(row)]
+
+    def _one(self, place: int, gene: int) -> Genes:
+        """One change and no other."""
+        return tuple(gene if at == place else 0 for at in range(len(self.slots)))
 
     def drawn(self, draw: random.Random) -> Genes:
         """A legal recipe by chance: each change is in it half of the time."""

@@ -4,7 +4,6 @@ They do so through the store of their launcher: a process group would be taken b
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -12,7 +11,7 @@ from time import sleep
 from typing import Any, TypeVar
 
 from greenformers.train._accelerate import forget_group
-from greenformers.train.processes import LAUNCHED, WAIT, processes, rank
+from greenformers.train.processes import WAIT, apart, processes, rank
 
 T = TypeVar("T")
 
@@ -89,13 +88,12 @@ class Others:
 
 @contextmanager
 def each_alone() -> Iterator[Others]:
-    """A `with` block in which each of several processes works as if it were alone, on things of its own."""
+    """A `with` block as `apart`, in which processes can tell each other things, and may train."""
     others = _others()
-    before = {name: os.environ.pop(name) for name in LAUNCHED if name in os.environ}
     try:
-        yield others
+        with apart():
+            yield others
     finally:
-        os.environ |= before
         forget_group()
 
 

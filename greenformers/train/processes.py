@@ -44,6 +44,16 @@ def first_process() -> bool:
 
 
 @contextmanager
+def apart() -> Iterator[None]:
+    """A `with` block in which each of several processes works as if it were alone, on things of its own."""
+    before = {name: os.environ.pop(name) for name in LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= before
+
+
+@contextmanager
 def first_before_others() -> Iterator[None]:
     """A `with` block that the first process leaves before the others enter it, to read what it has written."""
     if alone():
