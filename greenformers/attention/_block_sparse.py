@@ -14,7 +14,6 @@ front of them are moved to a start of the pattern, and their outputs are moved b
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
@@ -22,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from greenformers._torch import block_mask, in_transform
 from greenformers.attention._aligned import finite, left_padding, moved, moved_back, text_of
 from greenformers.attention._contract import Attention, Shape, check_fit
-from greenformers.attention._dense import dense_attention
+from greenformers.attention._dense import dense_attention, of_groups
 from greenformers.attention._flex import flex
 from greenformers.attention._tiled_op import Columns, tiled_attention
 from greenformers.attention._tiles import Tiling, bias_of, groups
@@ -135,7 +134,7 @@ class BlockSparse(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        self.check(q, k, v, key_mask)
+        self.check(q, k, v, key_mask, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         shift = None if self.period == 1 else left_padding(text_of(key_mask, query_mask), self.period)
         few = q.shape[2] < k.shape[2] and q.shape[2] <= _FEW
@@ -159,7 +158,7 @@ class BlockSparse(Attention):
         seen = self.seen_by_last(k.shape[2]) if key_mask is None else None
         if seen is None:
             return self.forward(q, k, v, key_mask)
-        return F.scaled_dot_product_attention(q, k[:, :, -seen:], v[:, :, -seen:])
+        return of_groups(q, k[:, :, -seen:], v[:, :, -seen:])
 
     def from_the_front(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Attention of texts that begin where the pattern begins."""
@@ -189,9 +188,9 @@ class BlockSparse(Attention):
         visible = self.sees(i, j, heads, self.is_global(keys, q.device), keys)
         return dense_attention(q, k, v, key_mask, visible=visible, dropout=self.drop())
 
-    def check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+    def check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None = None) -> None:
         """Raise ValueError where the inputs do not fit each other or the shape."""
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         if not self.shape.causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"{self.name} needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
 
@@ -347,7 +346,9 @@ def _own_columns(
     inside = positions.clamp(max=keys - 1)
     at = inside[None, :, :, None].expand(batch, -1, -1, dim)
     bias = bias_of((positions < keys)[None], k)
-    other_bias = bias_of(~(torch.arange(keys, device=k.device) == positions[..., None]).any(1)[None], k)
+    own = torch.zeros(len(positions), keys + 1, dtype=torch.bool, device=k.device)
+    own = own.scatter(1, positions.clamp(max=keys), torch.ones_like(positions, dtype=torch.bool))[:, :keys]
+    other_bias = bias_of(~own[None], k)
     if key_bias is not None:
         bias = bias + key_bias.expand(-1, heads, -1).gather(2, inside.expand(batch, -1, -1))
         other_bias = other_bias + key_bias

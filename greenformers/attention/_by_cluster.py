@@ -38,7 +38,7 @@ def of_one_cluster(
         rows = chosen.nonzero()[:, 0]
         cluster, tiles = cluster[rows], 0
     if not len(rows):
-        return q.new_zeros(R, D)
+        return values.new_zeros(R, D)
     cluster, order = cluster.sort(stable=True)
     rows, place = rows[order], torch.arange(len(order), device=device)
     first = F.pad(cluster[1:] != cluster[:-1], (1, 0), value=True)
@@ -61,4 +61,5 @@ def of_one_cluster(
         mixed = mixed.masked_fill(none, 0.0)
     # Slots without a query, and in a traced call those that were not chosen, go to a row that is dropped.
     slots = slots.masked_fill((slots == R) | ~F.pad(chosen, (0, 1))[slots], R)
-    return q.new_zeros(R + 1, D).index_copy(0, slots, mixed.reshape(-1, D))[:R]
+    # Under autocast `mixed` may be narrower than q.
+    return mixed.new_zeros(R + 1, D).index_copy(0, slots, mixed.reshape(-1, D))[:R]

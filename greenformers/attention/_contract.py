@@ -126,6 +126,18 @@ class Attention(nn.Module):
     compress_multiple: int = 1
     """Factor of the number of positions that `compress` takes."""
 
+    last_shares_keys: bool = False
+    """Whether `last` takes keys that several heads share as they are."""
+
+    mixes_queries: ClassVar[bool] = False
+    """Whether the output of a query depends on all others, also later ones: not for cross-attention of a decoder."""
+
+    continues: bool = True
+    """Whether the outputs of further positions on top of a cache are those of the whole sequence."""
+
+    summed: ClassVar[tuple[str, ...]] = ()
+    """Names of buffers that hold sums over the examples of a step, for `update_`."""
+
     shared_parameters: tuple[str, ...] = ()
     """Names of the parameters that `shared` took from layer 0: one tensor under several names in a checkpoint."""
 
@@ -259,7 +271,10 @@ class Attention(nn.Module):
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B H 1 D"]:
-        """`forward` of the last position alone, without checks and outside training."""
+        """`forward` of the last position alone, without checks and outside training.
+
+        With `last_shares_keys`, and without a mask, keys and values may have fewer heads, which queries share in order.
+        """
         return self.forward(q, k, v, key_mask)
 
     @property
@@ -314,7 +329,10 @@ class Attention(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no memory to compress")
 
     def update_(self) -> None:
-        """Change statistics that are no parameters (none here); to be called once a training step."""
+        """Change statistics that are no parameters (none here); to be called once a training step.
+
+        Where several processes have examples of a step, `summed` is to be added up over them before.
+        """
 
     def shared(self, first: "Attention") -> None:
         """Take from `first`, the same mechanism in layer 0, the parameters all layers share (none here)."""
@@ -323,16 +341,20 @@ class Attention(nn.Module):
         """Draw the mechanism's own parameters anew (none here)."""
 
 
-def check_lengths(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
+def check_lengths(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape, query_mask: Tensor | None = None
+) -> None:
     """Raise ValueError as `check_fit`, and where there are more keys than `max_len`: for `bounded` mechanisms."""
-    check_fit(q, k, v, key_mask, shape)
+    check_fit(q, k, v, key_mask, shape, query_mask)
     if k.shape[2] > shape.max_len:
         raise ValueError(f"the number of keys must be in 1..{shape.max_len}, got {k.shape[2]}")
 
 
-def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape) -> None:
-    """Raise ValueError where q, k, v and the mask do not fit each other or the shape."""
-    batch, heads, _, dim = q.shape
+def check_fit(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: Shape, query_mask: Tensor | None = None
+) -> None:
+    """Raise ValueError where q, k, v and the masks do not fit each other or the shape."""
+    batch, heads, queries, dim = q.shape
     keys = k.shape[2]
     if (heads, dim) != (shape.heads, shape.head_dim):
         raise ValueError(f"q must have {shape.heads} heads of {shape.head_dim}, got {heads} of {dim}")
@@ -340,12 +362,11 @@ def check_fit(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, shape: S
         raise ValueError(f"k and v must be ({batch}, {heads}, M, {dim}), got {tuple(k.shape)} and {tuple(v.shape)}")
     if keys < 1:
         raise ValueError(f"the number of keys must be at least 1, got {keys}")
-    if key_mask is not None and (key_mask.shape != (batch, keys) or key_mask.dtype != torch.bool):
-        raise ValueError(
-            f"key_mask must be a bool tensor ({batch}, {keys}), got {key_mask.dtype} {tuple(key_mask.shape)}"
-        )
-    if shape.causal and keys < q.shape[2]:
-        raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {q.shape[2]}")
+    for name, mask, length in (("key_mask", key_mask, keys), ("query_mask", query_mask, queries)):
+        if mask is not None and (mask.shape != (batch, length) or mask.dtype != torch.bool):
+            raise ValueError(f"{name} must be a bool tensor ({batch}, {length}), got {mask.dtype} {tuple(mask.shape)}")
+    if shape.causal and keys < queries:
+        raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {queries}")
 
 
 def set_(tensor: Tensor, values: Tensor) -> None:

@@ -11,6 +11,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from greenformers._torch import in_transform
 
 
+def of_groups(
+    q: Float[Tensor, "B H N D"], k: Float[Tensor, "B h M D"], v: Float[Tensor, "B h M D"]
+) -> Float[Tensor, "B H N D"]:
+    """softmax(q k^T / sqrt(D)) v for few queries, where each of the h heads of keys is that of H / h heads of queries.
+
+    Queries of such heads are queries of one, so that keys and values are not copied.
+    """
+    return F.scaled_dot_product_attention(q.reshape(len(q), k.shape[1], -1, q.shape[3]), k, v).view(q.shape)
+
+
 def dense_attention(
     q: Float[Tensor, "B H N E"],
     k: Float[Tensor, "B H M E"],

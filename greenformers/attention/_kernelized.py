@@ -82,7 +82,7 @@ class Kernelized(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         q = finite_queries(q, key_mask, query_mask, cross=self.shape.cross)
         function = _Causal if self.shape.causal else _Bidirectional
         phi = self.phi

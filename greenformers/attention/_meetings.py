@@ -235,7 +235,7 @@ class Layout:
             most = N // c + min(buckets, N)
             tiles, first = sequences * most, most * torch.arange(sequences, device=rows.device)
         else:
-            tiles, first = int(counts.sum()), counts.cumsum(0) - counts
+            tiles, first = max(1, int(counts.sum())), counts.cumsum(0) - counts
         tile = tile + first[:, None]
         place = torch.arange(N, device=rows.device).expand_as(rows)
         within = place - place.masked_fill(~fresh, 0).cummax(1).values

@@ -20,6 +20,9 @@ from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, HIDDEN, How, RelativeTiled, without_keys
 
+AHEAD = 256
+"""Distances are kept for a multiple of so many keys, so that a growing cache does not need new ones each time."""
+
 
 def reference(
     mechanism: "Relative",
@@ -83,7 +86,7 @@ class Relative(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         N, M = q.shape[2], k.shape[2]
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
@@ -108,7 +111,8 @@ class Relative(Attention):
     def _by_flex(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
         """By FlexAttention, whose biases are the products with distances."""
         qu, qv = ((q + y.to(q.dtype)[:, None]) * q.shape[3] ** -0.5 for y in (self.u, self.v))
-        F = self._of_distances(exact(q[:, :, :1]), q.shape[2], k.shape[2]).to(q.dtype)
+        with full_precision(q):
+            F = self._of_distances(exact(q[:, :, :1]), q.shape[2], k.shape[2]).to(q.dtype)
         return flex_by_distance(
             qu, k, v, key_mask, lambda rows, some: qv[:, :, rows] @ F[:, some].mT, causal=self.shape.causal
         )
@@ -138,14 +142,20 @@ class Relative(Attention):
         """F = R W_R^T; kept for the next call where it has no gradient."""
         if torch.is_grad_enabled() or is_traced(like):
             return self._waves(N, M, like) @ exact(self.W_R).mT
-        known = M, None if self.shape.causal else N, like.dtype, like.device
+        # Causal, the farthest distance comes first and 0 last: those of a few more keys hold those of fewer.
+        size = -(-M // AHEAD) * AHEAD if self.shape.causal else M
+        known = size, None if self.shape.causal else N, like.dtype, like.device
         if self._kept is None or self._kept[0] != known or not self._kept[1].equal(self.W_R):
-            self._kept = known, self.W_R.detach().clone(), self._waves(N, M, like) @ exact(self.W_R).mT
-        return self._kept[2]
+            self._kept = known, self.W_R.detach().clone(), self._waves(N, size, like) @ exact(self.W_R).mT
+        return self._kept[2][:, size - M :]
 
     def _distances(self, q: Float[Tensor, "B H N D"], M: int) -> Float[Tensor, "B H N t"]:
         """Q W_R R_t for all distances."""
         N, (H, D) = q.shape[2], self.u.shape
+        if not torch.is_grad_enabled() and not is_traced(q):
+            with full_precision(q):
+                F = self._of_distances(q, N, M)
+            return q @ F.to(q.dtype).mT
         R, W_R = self._waves(N, M, q).to(q.dtype), self.W_R.to(q.dtype)
         # The cheaper of two orders: with few queries their products with W_R are fewer than those of the distances.
         if N * D * H * D + N * len(R) * H * D < len(R) * H * D * D + N * len(R) * D:

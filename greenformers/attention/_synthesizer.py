@@ -67,6 +67,7 @@ class Synthesizer(Attention):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.mixed, self.dropout = mixed, dropout
+        self.continues = not shape.cross  # a single query is taken for the first of its sequence
         self.projections = ("q", "k", "v", *adds) if mixed else uses
         if mixed:
             self.mix = nn.Parameter(torch.zeros(2))

@@ -102,6 +102,8 @@ class AdaptiveSpan(Attention):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= init <= 1:
             raise ValueError(f"init must be in 0..1, got {init}")
+        if dynamic and init:
+            raise ValueError(f"init must be 0 with dynamic, whose spans come from the input, got {init}")
         if not penalty >= 0:
             raise ValueError(f"penalty must be at least 0, got {penalty}")
         if not 0 <= dropout < 1:
@@ -188,7 +190,7 @@ class AdaptiveSpan(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, inputs: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The outputs, z (1, H, 1) or (B, H, N), and the mask of kept queries."""
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         N, M = q.shape[2], k.shape[2]
         if not self.shape.causal and N != M:

@@ -100,7 +100,7 @@ class Bigbird(BlockSparse):
         Raises:
             ValueError: The inputs do not fit each other; or the call is traced with a mask and `padding` is "own".
         """
-        self.check(q, k, v, key_mask)
+        self.check(q, k, v, key_mask, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         text = text_of(key_mask, query_mask)
         traced = torch.compiler.is_compiling() or in_transform()

@@ -65,7 +65,7 @@ class Blockwise(BlockSparse):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        self.check(q, k, v, key_mask)
+        self.check(q, k, v, key_mask, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         text = text_of(key_mask, query_mask)
         if key_mask is None or text is None or (not is_traced(text) and bool(text.all())):

@@ -11,6 +11,9 @@ from greenformers.attention._contract import Shape
 from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import Tiling, band
 
+FARTHEST = 2**31
+"""Windows beyond any text are not counted."""
+
 
 def formula(mechanism: "Cascade", i: int, j: int, head: int, length: int) -> bool:
     """Whether i sees j, before the causal mask: abs(i - j) < b m^l."""
@@ -34,6 +37,7 @@ class Cascade(BlockSparse):
     """
 
     rank_option = "base"
+    last_shares_keys = True
 
     def __init__(self, shape: Shape, *, base: int = 64, cardinal: int = 2, dropout: float = 0.0) -> None:
         super().__init__(shape, dropout=dropout)
@@ -45,12 +49,15 @@ class Cascade(BlockSparse):
     @property
     def window(self) -> int:
         """Number of neighbours seen on either side."""
-        return min(self.base * self.cardinal**self.shape.layer, self.shape.max_len) - 1
+        return min(self.base * self.cardinal**self.shape.layer, FARTHEST) - 1
 
     def visible(  # noqa: D102
         self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int
     ) -> Tensor:
         return (i - j).abs() <= self.window
 
+    def seen_by_last(self, keys: int) -> int | None:  # noqa: D102
+        return min(keys, self.window + 1)
+
     def tilings(self, length: int) -> tuple[Tiling, ...]:  # noqa: D102
-        return (band(self.window, causal=self.shape.causal),)
+        return (band(min(self.window, length - 1), causal=self.shape.causal),)

@@ -90,7 +90,7 @@ class Dacs(Attention):
         self.threshold, self.synchronous, self.look_ahead = threshold, synchronous, look_ahead
         self.limit, self.dropout = limit, dropout
         if look_ahead is not None:  # a query depends on those before it
-            self.queries_apart = False
+            self.queries_apart = self.continues = False
 
     @property
     def limited(self) -> int | None:
@@ -123,7 +123,7 @@ class Dacs(Attention):
     def _read(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Float[Tensor, "B H N D"], Int[Tensor, "B H N"]]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         N, M = q.shape[2], k.shape[2]
         limit = torch.arange(1, N + 1, device=q.device) + M - N if self.shape.causal else q.new_full((N,), M).long()

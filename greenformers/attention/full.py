@@ -11,7 +11,7 @@ from torch import Tensor
 
 from greenformers.attention._aligned import finite, in_one_piece
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
-from greenformers.attention._dense import attention_weights, dense_attention
+from greenformers.attention._dense import attention_weights, dense_attention, of_groups
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, by_distance, without_keys
@@ -50,6 +50,8 @@ class Full(Attention):
     takes_rotation = True
     adds_to_scores = "all"
 
+    last_shares_keys = True
+
     def __init__(self, shape: Shape, *, dropout: float = 0.0, shared_qk: bool = False) -> None:
         super().__init__(shape)
         if not 0 <= dropout < 1:
@@ -71,7 +73,7 @@ class Full(Attention):
         relative: Position | None = None,
         pairs: Tensor | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         if self.shares_qk and q.shape == k.shape:  # with a cache there are more keys than queries
             k = q
@@ -131,4 +133,4 @@ class Full(Attention):
     ) -> Float[Tensor, "B H 1 D"]:
         if key_mask is not None:
             return self.forward(q, k, v, key_mask)
-        return F.scaled_dot_product_attention(q, k, v)
+        return of_groups(q, k, v)

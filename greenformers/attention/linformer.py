@@ -203,7 +203,7 @@ class Linformer(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_lengths(q, k, v, key_mask, self.shape, query_mask)
         q = finite_queries(q, key_mask, query_mask, cross=self.shape.cross)
         shift = left_padding(text_of(key_mask, query_mask, cross=self.shape.cross))
         if key_mask is not None and shift is not None:

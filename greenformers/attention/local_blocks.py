@@ -34,6 +34,7 @@ class LocalBlocks(BlockSparse):
     """
 
     rank_option = "block"
+    last_shares_keys = True
 
     def __init__(self, shape: Shape, *, block: int = 256, dropout: float = 0.0) -> None:
         super().__init__(shape, dropout=dropout)

@@ -131,7 +131,7 @@ class Longformer(BlockSparse):
         Raises:
             ValueError: The shapes of the inputs do not fit each other.
         """
-        self.check(q, k, v, key_mask)
+        self.check(q, k, v, key_mask, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask)
         rows = (
             q if q_global is None else q_global,

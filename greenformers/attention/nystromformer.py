@@ -86,6 +86,7 @@ class Nystromformer(Attention):
     """
 
     rank_option = "landmarks"
+    mixes_queries = True
 
     def __init__(
         self, shape: Shape, *, landmarks: int | None = None, iterations: int = 6, convolution: int | None = None
@@ -121,7 +122,7 @@ class Nystromformer(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         if self.convolution is not None and q.shape[2] != k.shape[2]:
             raise ValueError(f"convolution needs a value for every query, got {k.shape[2]} and {q.shape[2]}")
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
@@ -155,12 +156,13 @@ def segment_means(
     Args:
         x: Vectors to average (B, H, N, D).
         mask: True = keep.
-        text: True = in the text (B, N): segments divide the text from its first such position to its last.
+        text: True = in the text (B, N): segments divide the text from its first such position to its last; None: all.
         segments: Number m of segments; N where that is less.
     """
     segments = min(segments, x.shape[2])
-    if mask is None or text is None:
+    if mask is None:
         return _means(x, segments), None
+    text = torch.ones_like(mask) if text is None else text
     batch, heads, length, dim = x.shape
     rows = _segments(text, segments) + segments * torch.arange(batch, device=x.device)[:, None]
     flat = exact(x.masked_fill(~mask[:, None, :, None], 0.0)).transpose(1, 2).reshape(batch * length, -1)

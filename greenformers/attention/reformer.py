@@ -32,6 +32,10 @@ MOST_BUCKETS = 128
 """Largest default number of buckets: hashing to more costs more than the attention."""
 
 
+LARGEST = 2**24
+"""Whole numbers that float32, in which chunks are told apart, does not hold begin here."""
+
+
 def reference(
     mechanism: "Reformer",
     q: Float[Tensor, "B H N D"],
@@ -212,7 +216,7 @@ class Reformer(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
         choice: Int[Tensor, "B H R M"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         N, M = q.shape[2], k.shape[2]
         if M != N and not self.shape.causal:
             raise ValueError(f"reformer needs as many keys as queries, got {M} and {N}")
@@ -240,6 +244,9 @@ class Reformer(Attention):
     @torch.no_grad()
     def _meetings(self, x: Tensor, keep: Tensor | None, buckets: Tensor | None) -> Meetings:
         """Who sees whom; in one round where nothing is hashed."""
+        numbers = self.n_buckets * (-(-x.shape[2] // self.chunk) + 1)
+        if x.dtype != torch.float64 and numbers >= LARGEST:
+            raise ValueError(f"n_buckets times chunks must be below 2^24 for {x.shape[2]} positions, got {numbers}")
         if self.n_buckets == 1 or (self.across_buckets and x.shape[2] <= 2 * self.chunk):
             hashes = torch.zeros(*x.shape[:2], 1, x.shape[2], dtype=torch.long, device=x.device)
         else:

@@ -13,6 +13,7 @@ depend on later positions.
 
 import math
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._by_cluster import of_one_cluster
-from greenformers.attention._contract import Attention, Shape, check_fit, drawn_by, exact, set_
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, drawn_by, exact, set_
 from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import in_the_past
 from greenformers.attention._reference import dot_products, text_by_text
@@ -112,6 +113,7 @@ class Routing(Attention):
 
     has_loss = True
     chooses = True
+    summed = ("sums", "counts")
 
     def __init__(
         self,
@@ -145,10 +147,11 @@ class Routing(Attention):
         self.chunk = -(-shape.max_len // clusters) if window is None else window
         if shape.causal:
             self.projections, self.shares_qk = ("q", "v"), True
-        self.register_buffer("centroids", torch.empty(shape.heads, clusters, shape.head_dim))
-        # Of the current step: sums and numbers of the vectors assigned to each centroid.
-        self.register_buffer("sums", torch.zeros(shape.heads, clusters, shape.head_dim), persistent=False)
-        self.register_buffer("counts", torch.zeros(shape.heads, clusters), persistent=False)
+        wide = accurate(torch.empty(0))
+        self.register_buffer("centroids", torch.empty(shape.heads, clusters, shape.head_dim, dtype=wide))
+        # Of the current step, see `summed`: sums and numbers of the vectors assigned to each centroid.
+        self.register_buffer("sums", torch.zeros(shape.heads, clusters, shape.head_dim, dtype=wide), persistent=False)
+        self.register_buffer("counts", torch.zeros(shape.heads, clusters, dtype=wide), persistent=False)
         self.centroids: Tensor
         self.sums: Tensor
         self.counts: Tensor
@@ -162,12 +165,20 @@ class Routing(Attention):
             nn.init.zeros_(self.sums)
             nn.init.zeros_(self.counts)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Sums and moving averages of many vectors stay in float32 at least, whatever the dtype of the module."""
+        super()._apply(fn, recurse)
+        for name in (*self.summed, "centroids"):
+            held = getattr(self, name)
+            setattr(self, name, held.to(accurate(held)))
+        return self
+
     @torch.no_grad()
     def update_(self) -> None:
         """Move each centroid towards the mean of the vectors assigned to it; one without any stays."""
         means = self.sums / self.counts.clamp(min=1)[..., None]
-        moved = self.decay * self.centroids + (1 - self.decay) * means.to(self.centroids.dtype)
-        self.centroids.copy_(torch.where(self.counts[..., None] > 0, moved, self.centroids))
+        moved = self.decay * self.centroids + (1 - self.decay) * means
+        self.centroids.copy_(torch.where(self.counts[..., None] > 0, moved, self.centroids.to(moved.dtype)))
         self.sums.zero_()
         self.counts.zero_()
 
@@ -233,7 +244,7 @@ class Routing(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Check the inputs, and return normalised queries and keys, and the values."""
-        check_fit(q, k, v, key_mask, self.shape)
+        check_fit(q, k, v, key_mask, self.shape, query_mask)
         if q.shape[2] != k.shape[2] and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
         q, k, v = finite(q, k, v, key_mask, query_mask)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite_queries, first_of, left_padding, moved, taken, text_of
-from greenformers.attention._contract import Attention, Shape, check_fit, check_lengths, exact
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, check_lengths, exact
 from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 from greenformers.attention._sorted_blocks import attend_sorted
 
@@ -189,7 +189,8 @@ class Sinkhorn(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape) if self.bounded else check_fit(q, k, v, key_mask, self.shape)
+        check = check_lengths if self.bounded else check_fit
+        check(q, k, v, key_mask, self.shape, query_mask)
         N, M = q.shape[2], k.shape[2]
         if N != M and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
@@ -280,8 +281,9 @@ class Sinkhorn(Attention):
         self, q: Tensor, k: Tensor, asks: Tensor, keep: Tensor, whole: bool, first: Tensor | None
     ) -> Float[Tensor, "B H n n"]:
         """Gumbel-Sinkhorn in logarithms, without blocks that hold only padding."""
-        keys = k.sum(3)
-        L = self._scores(keys if self.sort == NETWORK else q.sum(3), keys, asks.sum(2), keep.sum(2), first)
+        keys = k.sum(3, dtype=accurate(k))
+        of_rows = keys if self.sort == NETWORK else q.sum(3, dtype=accurate(q))
+        L = self._scores(of_rows, keys, asks.sum(2), keep.sum(2), first)
         gone = None if whole else ~(asks.any(2)[:, None, :, None] & keep.any(2)[:, None, None, :])
         # Finite, as the log-sum-exp of an empty row or column is not.
         least = torch.finfo(L.dtype).min / 4
@@ -293,7 +295,7 @@ class Sinkhorn(Attention):
 
     def _past(self, k: Tensor, keep: Tensor, first: Tensor | None) -> Float[Tensor, "B H n n"]:
         """Row i: softmax over the blocks before i, by the keys before block i."""
-        sums, counts = k.sum(3), keep.sum(2)
+        sums, counts = k.sum(3, dtype=accurate(k)), keep.sum(2)  # of long texts beyond the range of float16
         before = sums.cumsum(2).roll(1, 2)
         before[:, :, 0] = 0
         earlier = counts.cumsum(1).roll(1, 1)

@@ -43,6 +43,7 @@ class SlidingWindow(BlockSparse):
     ) -> None:
         super().__init__(shape, dropout=dropout)
         self.window, self.dilation = window, check_bands(window, dilation, shape.heads)
+        self.last_shares_keys = set(self.dilation) == {1}
 
     def visible(  # noqa: D102
         self, i: Tensor, j: Tensor, head: int | Tensor, is_global: Tensor, length: int

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, zeroed
+from greenformers.attention._aligned import finite, finite_queries
 from greenformers.attention._contract import Shape, check_lengths
 from greenformers.attention._reference import text_by_text
 from greenformers.attention._synthesizer import Synthesizer, rows_at, synthesized
@@ -65,10 +65,12 @@ class SynthesizerDense(Synthesizer):
         query_mask: Bool[Tensor, "B N"] | None = None,
         hidden: Float[Tensor, "B H N D"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_lengths(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         _, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
-        x = (q if hidden is None else zeroed(hidden, key_mask if query_mask is None else query_mask)).relu()
+        if hidden is not None:
+            hidden = finite_queries(hidden, key_mask, query_mask, cross=self.shape.cross)
+        x = (q if hidden is None else hidden).relu()
         # The bias is one more column of W2, of an input of 1.
-        keys = rows_at(torch.cat([self.W2, self.b2[..., None]], 2), columns)
+        keys = torch.cat([rows_at(self.W2, columns), rows_at(self.b2[..., None], columns)], 3)
         return self.by_products(q, k, v, key_mask, torch.cat([x, torch.ones_like(x[..., :1])], 3), keys)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, zeroed
+from greenformers.attention._aligned import finite, finite_queries
 from greenformers.attention._contract import Shape, check_lengths
 from greenformers.attention._reference import text_by_text
 from greenformers.attention._synthesizer import Synthesizer, synthesized
@@ -74,11 +74,14 @@ class SynthesizerFactorizedDense(Synthesizer):
         query_mask: Bool[Tensor, "B N"] | None = None,
         hidden: Float[Tensor, "B H N D"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_lengths(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         _, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
-        x = (q if hidden is None else zeroed(hidden, key_mask if query_mask is None else query_mask)).relu()
-        A, B = x @ self.W_A + self.b_A, x @ self.W_B + self.b_B
+        if hidden is not None:
+            hidden = finite_queries(hidden, key_mask, query_mask, cross=self.shape.cross)
+        x = (q if hidden is None else hidden).relu()
+        rows = -(-k.shape[2] // self.W_A.shape[2])  # of b, as many as hold the positions of these keys
+        A, B = x @ self.W_A + self.b_A, x @ self.W_B[..., :rows] + self.b_B[..., :rows]
         scores = (B[..., :, None] * A[..., None, :]).flatten(3)  # (B, H, N, b a), position j at (j // a, j mod a)
         if isinstance(columns, slice):
             scores = scores[..., columns]

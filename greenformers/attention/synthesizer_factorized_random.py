@@ -81,7 +81,7 @@ class SynthesizerFactorizedRandom(Synthesizer):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_lengths(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         rows, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
         return self.by_products(q, k, v, key_mask, rows_at(self.R1, rows), rows_at(self.R2, columns))

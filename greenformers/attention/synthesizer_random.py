@@ -66,7 +66,7 @@ class SynthesizerRandom(Synthesizer):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B H N D"]:
-        check_lengths(q, k, v, key_mask, self.shape)
+        check_lengths(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
         rows, columns = self.places(q.shape[2], k.shape[2], key_mask, query_mask)
         if isinstance(rows, slice) and isinstance(columns, slice):

@@ -4,6 +4,8 @@ import pytest
 import torch
 from cases import draw, each_kind_form, holes, kept
 
+from greenformers.attention import Shape, build
+
 # float32 without a mask is what most tests run in; float16 is checked on CUDA alone.
 ON_CUDA = [(torch.float16, "cuda", masked) for masked in (False, True)] if torch.cuda.is_available() else []
 each_dtype = pytest.mark.parametrize(
@@ -60,3 +62,17 @@ def test_autocast_to_bfloat16(row, causal):
         for y in (out, expected)
     )
     torch.testing.assert_close(grads, expected_grads, **TOLERANCE[torch.bfloat16])
+
+
+def test_routing_counts_all_vectors_in_bfloat16():
+    module = build("routing", Shape(1, 16, 4096), clusters=1, window=64).bfloat16().train()
+    x = torch.randn(1, 1, 4096, 16).bfloat16()
+    module(x, x, x)
+    assert module.counts.dtype == torch.float32
+    assert module.counts.sum() == 2 * 4096
+    module.update_()
+
+
+def test_causal_sinkhorn_sums_many_keys_of_float16():
+    module, x = build("sinkhorn", Shape(1, 4, 16384, causal=True), noise=False).eval(), torch.randn(1, 1, 16384, 4) + 8
+    assert module.half()(*[x.half()] * 3).isfinite().all()

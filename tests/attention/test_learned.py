@@ -446,3 +446,16 @@ def test_who_sees_whom_depends_on_the_future(name, options):
     other = [torch.cat([x[:, :, :-1], torch.randn(1, 1, 1, 24)], 2) for x in (q, k)]
     seen = [module(*given, torch.eye(24)[None, None])[..., :-1, :-1] > 0 for given in ((q, k), other)]
     assert not torch.equal(*seen)
+
+
+def test_spans_that_come_from_the_input_take_no_first_span():
+    with pytest.raises(ValueError, match="init must be 0 with dynamic"):
+        build("adaptive_span", Shape(2, 8, 64), dynamic=True, init=1.0)
+
+
+def test_dense_synthesizers_of_short_texts_do_not_make_scores_of_long_ones():
+    x = torch.randn(2, 2, 16, 8)
+    costs = [
+        flops(partial(build("synthesizer_factorized_dense", Shape(2, 8, length)), x, x, x)) for length in (64, 4096)
+    ]
+    assert costs[1] < 4 * costs[0]

@@ -115,3 +115,15 @@ def test_equals_the_one_of_transformers():
     x = torch.randn(2, 12, 15)
     q, k, v = (each(x).unflatten(2, (3, 5)).transpose(1, 2) for each in (peer.query, peer.key, peer.value))
     torch.testing.assert_close(module(q, k, v).transpose(1, 2).flatten(2), peer(x)[0], **CLOSE)
+
+
+def test_a_mask_of_queries_alone_is_obeyed():
+    module = build("nystromformer", Shape(2, 5, 13), landmarks=5).double()
+    q, k, v = torch.randn(3, 1, 2, 13, 5, dtype=torch.float64).unbind()
+    mask = torch.ones(1, 13, dtype=torch.bool)
+    mask[:, 3] = False
+    other = q.clone()
+    other[:, :, 3] += 10
+    given = module(q, k, v, query_mask=mask)[:, :, mask[0]]
+    torch.testing.assert_close(module(other, k, v, query_mask=mask)[:, :, mask[0]], given)
+    torch.testing.assert_close(module(q, k, v, torch.ones_like(mask), query_mask=mask)[:, :, mask[0]], given)

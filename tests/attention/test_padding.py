@@ -5,6 +5,7 @@ import torch
 from cases import FIRST, draw, each_form, form, kept, noise
 from rows import MAX_LEN, ROWS
 
+from greenformers.attention import Shape, build
 from greenformers.attention._aligned import text_of
 
 TEXTS = [slice(4, MAX_LEN), slice(0, 7), slice(3, 8), slice(0, MAX_LEN), slice(12, MAX_LEN)]
@@ -122,3 +123,10 @@ def test_positions_of_a_sequence_are_kept_by_either_mask():
     assert text_of(keys, queries).tolist() == [[True, True, False]]
     assert text_of(keys, None) is text_of(keys, queries, cross=True) is text_of(keys, queries[:, 1:]) is keys
     assert text_of(None, queries) is None
+
+
+@pytest.mark.parametrize("name", ["reformer", "routing"])
+def test_a_batch_of_padding_alone_is_zeros(name):
+    module, x = build(name, Shape(1, 4, 8, causal=True)), torch.randn(1, 1, 8, 4)
+    out = module(x, x, x, torch.zeros(1, 8, dtype=torch.bool))
+    assert out.equal(torch.zeros_like(out))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import CAUSAL, PATTERNS, dense, each_pattern, met, met_if, runs, seen, tiles
 
+from greenformers.attention import Shape, build, cascade
 from greenformers.attention._reference import pairs
 
 f64 = torch.float64
@@ -88,3 +89,9 @@ def test_each_visible_pair_is_met_once(name, causal, data):
         found = met(module, run.queries, run.keys)
     expected = met_if(seen(module, run.queries, run.keys))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_window_of_a_cascade_does_not_end_with_the_usual_length():
+    module = build("cascade", Shape(1, 4, 8), base=64).double()
+    q, k, v = torch.randn(3, 1, 1, 32, 4, dtype=torch.float64).unbind()
+    torch.testing.assert_close(module(q, k, v), cascade.reference(module, q, k, v))

@@ -386,3 +386,12 @@ def test_the_one_of_transformers_counts_a_pair_as_often_as_it_meets(monkeypatch)
     x = torch.randn(2, 24, 15)
     with_rotations(monkeypatch, module)
     assert (ours(x)[0] - peer(x).hidden_states).abs().max() > 1e-2
+
+
+def test_chunks_that_float32_would_mix_up_are_refused():
+    module, x = (
+        build("reformer", Shape(1, 4, 16384, causal=True), chunk=2, n_buckets=4096, rounds=1),
+        torch.randn(1, 1, 16384, 4),
+    )
+    with pytest.raises(ValueError, match=r"n_buckets times chunks must be below 2\^24"):
+        module(x, x, x)

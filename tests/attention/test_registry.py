@@ -121,6 +121,14 @@ def test_inputs_that_do_not_fit_are_refused(row):
 
 
 @each_mechanism
+def test_masks_of_queries_that_do_not_fit_are_refused(row):
+    module, inputs = row.build(), draw(11, 11, dtype=torch.float32)
+    for mask in (torch.ones(2, 10, dtype=torch.bool), torch.ones(2, 11)):
+        with pytest.raises(ValueError, match=r"query_mask must be a bool tensor \(2, 11\)"):
+            module(*inputs, None, query_mask=mask)
+
+
+@each_mechanism
 def test_only_what_is_learned_by_position_ends_a_text(row):
     module, given = row.build().double().eval(), draw(14, 14)
     if not module.bounded:

@@ -85,3 +85,17 @@ def test_distances_are_computed_once_and_again_after_a_step():
         torch.testing.assert_close(module(q, k[:, :, :40], v), module(q, k, v))
         module(q[:, :, :20], k, v)
         torch.testing.assert_close(module(q[:, :, 20:], k, v), _relative.reference(module, q[:, :, 20:], k, v))
+
+
+def test_distances_are_kept_while_a_cache_grows(monkeypatch):
+    module, x = build("transformer_xl", Shape(2, 4, 64, causal=True)).eval(), torch.randn(1, 2, 40, 4)
+    made = []
+    plain = type(module)._waves
+    monkeypatch.setattr(type(module), "_waves", lambda *given: made.append(given) or plain(*given))
+    with torch.no_grad():
+        for n in range(30, 41):
+            one = module(x[:, :, n - 1 : n], x[:, :, :n], x[:, :, :n])
+            with torch.enable_grad():
+                whole = module(x[:, :, :n], x[:, :, :n], x[:, :, :n])
+            torch.testing.assert_close(one[:, :, 0], whole[:, :, -1].detach())
+    assert len([given for given in made if given[1] == 1]) == 1

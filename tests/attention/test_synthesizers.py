@@ -149,3 +149,13 @@ def test_a_rank_out_of_range_is_refused(rank):
 def test_more_queries_than_positions_are_refused(name):
     with pytest.raises(ValueError, match=r"number of queries must be in 1\.\.13, got 14"):
         make(name)(*draw(14, 11))
+
+
+@pytest.mark.parametrize("name", ["synthesizer_dense", "synthesizer_factorized_dense"])
+def test_a_hidden_state_of_one_query_on_top_of_masked_keys(name):
+    """A number that is not finite takes the way of a GPU."""
+    module = build(name, Shape(2, 4, 8, causal=True), mixed=True)
+    (k, v), q = torch.randn(2, 1, 2, 6, 4), torch.randn(1, 2, 1, 4)
+    hidden = q.clone()
+    hidden[..., 0] = float("inf")
+    assert module(q, k, v, torch.ones(1, 6, dtype=torch.bool), hidden=hidden).shape == q.shape

@@ -137,6 +137,7 @@ ACCELERATE = {
     "recipe in each of them alone",
 }
 OVERRIDES = {
+    "Module._apply": "the centroids of routing lose what they learn in bfloat16",
     "PreTrainedModel.get_expanded_tied_weights_keys": "what mechanisms share over layers is saved once a layer",
     "PreTrainedModel._can_record_outputs": "output_hidden_states of our models gives none",
     "PreTrainedModel._init_weights": "our models start with other weights",
