@@ -34,6 +34,7 @@ class Size:
             (`Block.attends`), see `make_attention`.
         cross_attention: Function that makes an attention to the encoder output; None: there is no encoder.
         norm: Function that makes the norm over a number of channels; by default layer norm.
+        bias: Whether linear layers have a bias.
 
     Raises:
         ValueError: A number is out of range.
@@ -53,6 +54,7 @@ class Size:
     attention: Callable[[int, int], nn.Module] | None = None
     cross_attention: Callable[[], nn.Module] | None = None
     norm: Callable[[int], nn.Module] | None = None
+    bias: bool = True
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "hidden", "max_len", "layers"):
@@ -67,7 +69,7 @@ class Size:
 
     def linear_layer(self, name: str, inputs: int | None = None, outputs: int | None = None) -> LinearLayer:
         """A linear layer from d to d, or between other widths, dense or of the rank under its name."""
-        return linear_layer(inputs or self.width, outputs or self.width, self.ranks.get(name))
+        return linear_layer(inputs or self.width, outputs or self.width, self.ranks.get(name), bias=self.bias)
 
     def make_norm(self, width: int | None = None) -> nn.Module:
         """A norm over d channels, or `width`."""

@@ -25,8 +25,8 @@ class MAB(nn.Module):
         super().__init__()
         self.heads, self.scale = size.heads, size.width**-0.5
         self.q, self.k, self.v, self.output = (size.linear_layer(name) for name in ("q", "k", "v", "output"))
-        self.attention_norm = nn.LayerNorm(size.width, eps=size.eps)
-        self.feed_forward_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.attention_norm = size.make_norm()
+        self.feed_forward_norm = size.make_norm()
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(

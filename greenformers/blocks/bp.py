@@ -64,8 +64,8 @@ class Bp(Block):
         self.places, self.clip, self.dropout = k, clip, dropout
         self.q, self.k, self.v, self.output = (size.linear_layer(name) for name in ("q", "k", "v", "output"))
         self.feed_forward = size.make_feed_forward()
-        self.attention_norm = nn.LayerNorm(size.width, eps=size.eps)
-        self.feed_forward_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.attention_norm = size.make_norm()
+        self.feed_forward_norm = size.make_norm()
         self.drop = nn.Dropout(size.dropout)
         self.labels = nn.Parameter(torch.empty((clip + 1) * (2 * k + 1), size.width // size.heads))
         self.reset_parameters()

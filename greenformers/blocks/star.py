@@ -45,8 +45,8 @@ class Star(Block):
         if size.causal:
             raise ValueError("star has no causal form: the relay sees all positions")
         self.satellites, self.relay = _MultiAtt(size), _MultiAtt(size)
-        self.satellites_norm = nn.LayerNorm(size.width, eps=size.eps)
-        self.relay_norm = nn.LayerNorm(size.width, eps=size.eps)
+        self.satellites_norm = size.make_norm()
+        self.relay_norm = size.make_norm()
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(

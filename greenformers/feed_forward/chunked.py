@@ -41,5 +41,7 @@ class Chunked(UpDown):
             return sliced_feed_forward(x, self.up, self.down, self.activation.forward, self.chunk)
         if torch.compiler.is_compiling():
             return self.whole(x)
-        pieces = x.flatten(0, -2).split(self.chunk or slice_length(self.inner_width))
+        rows = x.flatten(0, -2)
+        most = slice_length(self.inner_width) if x.device.type == "cpu" else max(1, len(rows))
+        pieces = rows.split(self.chunk or most)
         return torch.cat([checkpoint(self.whole, piece, use_reentrant=False) for piece in pieces]).view(x.shape)

@@ -46,6 +46,7 @@ class Extras(NamedTuple):
         turn: Rotary positions and their angles for this sequence, in networks that have them.
         attentions: List that attention weights are appended to; None: they are not computed.
         inputs: Inputs of the layer at the queries (B, N, d), for mechanisms that take them.
+        new: Number of new positions of the sequence, of which some may have no query.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
@@ -55,6 +56,7 @@ class Extras(NamedTuple):
     pairs: Tensor | None = None
     attentions: list[Tensor] | None = None
     inputs: Float[Tensor, "B N d"] | None = None
+    new: int = 0
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
@@ -117,7 +119,7 @@ def remembering(
     given = _inputs(block, codes, extras)
     held = RecentLayer.of(cache, block.place, limit)
     mask = None if key_mask is None else key_mask[:, -given["k"].shape[2] :]
-    given["k"], given["v"], mask = held.add(given["k"], given["v"], mask, given["q"].shape[2])
+    given["k"], given["v"], mask = held.add(given["k"], given["v"], mask, extras.new)
     return _call(block, given, mask, extras)
 
 
@@ -182,7 +184,7 @@ def _inputs(block: Projected, codes: Codes, extras: Extras) -> dict[str, Tensor]
     projected = {name: block.project(name, code) for name, code in codes.items()}
     if extras.turn is not None:
         position, angles = extras.turn
-        for name in {"q", "k"} & set(projected):
+        for name in {"q", "k", "q_global", "k_global"} & set(projected):
             turned = projected[name]
             own = Rotation(
                 *(part[:, :, -turned.shape[2] :] for part in angles)

@@ -121,7 +121,7 @@ class SelfAttention(Projected):
             raise ValueError("rotation must be given to a layer whose positions are rotary")
         turn = (position, rotation) if turns and position is not None and rotation is not None else None
         queries = x[:, -last:] if "q" in codes and codes["q"].shape[1] < x.shape[1] else x
-        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions, queries)
+        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions, queries, x.shape[1])
         if cache is None:
             without_cache = self.without_cache if attentions is None else plain
             out, loss = without_cache(self, codes, key_mask, extras)
@@ -188,7 +188,13 @@ class SelfAttention(Projected):
 
         def project(y: Tensor, names: Sequence[str]) -> list[Tensor]:
             y = norm(y)
-            return [self.split_heads(constant(self.projections[name], y)) for name in names]
+            return [one(y, name) for name in names]
+
+        def one(y: Tensor, name: str) -> Tensor:
+            x = self.split_heads(constant(self.projections[name], y))
+            if self.normalised is not None and name in self.normalised:
+                x = constant(self.normalised[name], x)
+            return self.for_every_head(x)
 
         return self.mechanism.compress(x, old, mask, project, query_mask=query_mask)
 
@@ -214,6 +220,11 @@ class CrossAttention(Projected):
 
     def __init__(self, config: GreenformerConfig, layer: int) -> None:
         mechanism = attention_of(config, "cross_attention", layer, cross=True)
+        if mechanism.mixes_queries:
+            raise ValueError(
+                f"cross_attention of a decoder cannot be {type(mechanism).__name__}: what a position is given would "
+                "depend on later ones"
+            )
         bias = config.resolved("bias")
         super().__init__(config, layer + config.num_hidden_layers, mechanism, bias=bias, prefix="cross_")
 

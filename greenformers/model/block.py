@@ -27,7 +27,13 @@ from greenformers.position import Rotation
 
 
 class Layer(GradientCheckpointingLayer):
-    """A layer of a stack; `output_hidden_states` returns its input."""
+    """A layer of a stack; `output_hidden_states` returns its input.
+
+    Attributes:
+        index: Number of the layer in its stack.
+    """
+
+    index: int
 
 
 class EncoderLayer(Layer):
@@ -245,6 +251,7 @@ def size_of(config: GreenformerConfig, layer: int, *, causal: bool = False, deco
         attention=partial(_attention_of, config, layer, causal=causal, decoder=decoder),
         cross_attention=partial(CrossAttention, config, layer) if decoder else None,
         norm=partial(norm_of, config),
+        bias=config.resolved("bias", causal=causal),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
 from greenformers.attention import Attention
@@ -56,6 +56,10 @@ def make_room(cache: Cache, own: int, cross: int) -> None:
     if isinstance(cache, EncoderDecoderCache):
         parts = [(cache.self_attention_cache, own), (cache.cross_attention_cache, cross)]
     for part, count in parts:
+        if isinstance(part, StaticCache) and len(part.layers) < count:
+            raise ValueError(
+                f"a static cache has a place a layer, this network needs {count} for {len(part.layers)}: let it grow"
+            )
         if type(part) is DynamicCache and part.layer_class_to_replicate is None and not part.offloading:
             part.layers += [DynamicLayer() for _ in range(count - len(part.layers))]
 

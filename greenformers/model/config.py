@@ -346,6 +346,10 @@ class GreenformerConfig(PreTrainedConfig):
         for slot in SLOTS:
             if getattr(self, slot) is not None or slot not in ("position", "residual"):
                 _check_choice(slot, getattr(self, slot))
+        for slot in ("decoder_attention", "cross_attention") if self.decoder_layers is None else ():
+            for name in (slot, f"{slot}_options"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ValueError(f"{name} needs decoder_layers, which is None; got {getattr(self, name)!r}")
         if self.memory_length < 0:
             raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
         if self.memory_length and not (self.own_positions and self.decoder_layers is None):
@@ -359,6 +363,10 @@ class GreenformerConfig(PreTrainedConfig):
             raise ValueError("residual reversible is for a single stack, without decoder_layers")
         if self.block != "standard":
             self._check_block()
+        elif self.block_options:
+            raise ValueError(f"block_options need a block, which is standard; got {', '.join(self.block_options)}")
+        if self.shared != type(self).shared and not self.shares_layers:
+            raise ValueError(f"shared needs layers that share, as with depth shared; got {self.shared!r}")
         self._check_depth()
         for slot in ("attention", "decoder_attention", "cross_attention", "feed_forward"):
             for name in dict.fromkeys(self.per_layer(slot)):
@@ -378,9 +386,14 @@ class GreenformerConfig(PreTrainedConfig):
     def _check_block(self) -> None:
         """Raise ValueError for slots that a block of its own kind does not use."""
         kind = blocks.block_class(self.block)
-        required = {"residual": "post"}
-        required |= {} if kind.attends else {"attention": "full"}
-        required |= {} if kind.has_feed_forward else {"feed_forward": "dense"}
+        required: dict[str, Any] = {"residual": "post"}
+        if not kind.attends:
+            required |= {"attention": "full", "attention_options": None}
+        if not kind.attends and self.decoder_layers is None:  # whose layers are standard ones
+            required |= {"attention_dropout": 0.0, "qk_norm": False, "num_key_value_heads": None,
+                         "rank_per_head": False}  # fmt: skip
+        if not kind.has_feed_forward and self.decoder_layers is None:
+            required |= {"feed_forward": "dense"}
         if self.memory_length:
             raise ValueError(f"memory_length must be 0 where block is {self.block}, got {self.memory_length}")
         for slot, value in required.items():
@@ -457,7 +470,7 @@ class GreenformerConfig(PreTrainedConfig):
             causal: Whether the stack is causal; alone, None stands for rotary positions where attention takes them.
             decoder: Whether the stack is the decoder of an encoder-decoder.
         """
-        name = self.position_of(causal=causal and not decoder)
+        name = self.position_of(causal=causal and not decoder, decoder=causal and self.decoder_layers is not None)
         if name == "none" or (positions.position_class(name).acts == "embedding") != (where == "embedding"):
             return None
         place = positions.Place(
@@ -469,9 +482,11 @@ class GreenformerConfig(PreTrainedConfig):
         )
         return positions.build(name, place, **self.position_options or {})
 
-    def position_of(self, *, causal: bool = False) -> str:
+    def position_of(self, *, causal: bool = False, decoder: bool = False) -> str:
         """Name of the kind of position of a stack, with None resolved, see `make_position`."""
-        if self.own_positions or self.placed_in_depth:
+        apart = decoder and self.block != "standard" and not self.crosses_by_block
+        own = self._own_positions(["decoder_attention"]) if apart else self.own_positions
+        if own or self.placed_in_depth:
             return "none"
         if self.position is not None:
             return self.position
@@ -521,9 +536,12 @@ class GreenformerConfig(PreTrainedConfig):
         """Whether the attention of all layers, or the block, has positions of its own."""
         if self.block != "standard" and not blocks.block_class(self.block).attends:
             return blocks.block_class(self.block).positions == "own"
+        return self._own_positions(self._self_slots())
+
+    def _own_positions(self, slots: list[str]) -> bool:
         return all(
             attention_class(name).positions_with(**options or {}) == "own"
-            for slot in self._self_slots()
+            for slot in slots
             for name, options in zip(self.per_layer(slot), self.per_layer(f"{slot}_options"), strict=True)
         )
 
@@ -532,6 +550,13 @@ class GreenformerConfig(PreTrainedConfig):
         """Whether positions are encoded by the kind of depth, and nowhere else."""
         kind = None if self.depth in SLOTS["depth"] else depths.depth_class(self.depth)
         return kind is not None and kind.positions == "own" and self.position is None and not self.own_positions
+
+    @property
+    def coded_by_depth(self) -> bool:
+        """Whether the kind of depth adds codes of positions and steps before each step."""
+        if self.depth in SLOTS["depth"] or depths.depth_class(self.depth).positions != "own":
+            return False
+        return (self.depth_options or {}).get("codes") != "none"
 
     @property
     def shares_layers(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import capture_outputs
 
+from greenformers.attention import Attention
 from greenformers.attention._aligned import is_traced
 from greenformers.depth import Running
 from greenformers.feed_forward import FeedForward
@@ -22,7 +23,7 @@ from greenformers.model.encoder import GreenformerPreTrainedModel, share
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
-from greenformers.model.packed import Lengths, packing
+from greenformers.model.packed import Lengths, is_one_text, packing
 from greenformers.model.stack import Ran, mean_of, of_keys, rotation_of, run, through
 from greenformers.position import Rotation
 
@@ -189,8 +190,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
     @property
     def keeps_cache(self) -> bool:
         """Whether keys and values can stand for earlier positions; else each pass reads the whole sequence."""
-        blocks = [module for module in self.layers.modules() if isinstance(module, FeedForward)]
-        return self.config.keeps_cache and all(block.continues for block in blocks)
+        parts = [module for module in self.layers.modules() if isinstance(module, FeedForward | Attention)]
+        return self.config.keeps_cache and all(part.continues for part in parts)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -259,6 +260,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         crossed = self.config.is_encoder_decoder
         if crossed != (encoder_hidden_states is not None):
             raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
+        if encoder_hidden_states is not None:
+            self._check_rows(input_ids if inputs_embeds is None else inputs_embeds, encoder_hidden_states)
         if past_key_values is not None and not self.config.keeps_cache:
             raise ValueError(f"a network of {self.config.block} keeps no cache: use_cache must be False")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -277,12 +280,14 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             input_ids, inputs_embeds, token_type_ids = packs.all_unpacked(input_ids, inputs_embeds, token_type_ids)
             tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
             attention_mask, position_ids = packs.mask(tokens.device), None
+        elif past_key_values is None and is_one_text(tokens.shape[:2], attention_mask, position_ids):
+            position_ids = None  # as an incomplete batch of packed texts has them, for any kind of position
         if past_key_values is None and use_cache and self.config.keeps_cache:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
         if past_key_values is not None and not self.keeps_cache:
             raise ValueError(
-                "feed_forward reads whole sequences here, as a switch with a capacity does, and keeps no cache: "
-                "use_cache must be False"
+                "feed_forward or attention reads whole sequences here, as a switch with a capacity and dacs with "
+                "look_ahead do, and keeps no cache: use_cache must be False"
             )
         if past_key_values is not None:
             make_room(past_key_values, *self._places_in_cache)
@@ -298,8 +303,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             positions = self.positions(position_ids, tokens)
         encoder_mask = self._encoder_mask(encoder_attention_mask, encoder_hidden_states)
         x = self.embedding(input_ids, positions=positions, inputs_embeds=inputs_embeds, types=token_type_ids)
-        if output_hidden_states and self.config.residual == "reversible":
-            raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
+        self.check_hidden_states(output_hidden_states)
         last = 0 if self.config.output_hidden_states or output_hidden_states else logits_to_keep
         if memory is not None:
             memory = self._checked(memory, x, past)
@@ -320,6 +324,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if packs is not None:
             out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
             out.steps = None if out.steps is None else packs.packed(out.steps)
+            if out.exits is not None:
+                out.exits = out.exits._replace(states=tuple(map(packs.packed, out.exits.states)))
         out.memory = ran.memory if past_key_values is None else None
         return out
 
@@ -375,6 +381,13 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             )
         return None if past else memory
 
+    @staticmethod
+    def _check_rows(tokens: Tensor | None, encoder_output: Tensor) -> None:
+        if tokens is not None and len(tokens) % len(encoder_output):
+            raise ValueError(
+                f"the decoder must have a multiple of the encoder's {len(encoder_output)} sequences, got {len(tokens)}"
+            )
+
     def _encoder_mask(self, mask: Tensor | None, encoder_output: Tensor | None) -> Tensor | None:
         if mask is None or encoder_output is None:
             return None
@@ -395,6 +408,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if mask.shape != (batch, total):
             raise ValueError(f"attention_mask must be {(batch, total)}, got {tuple(mask.shape)}")
         key_mask = mask.bool()
-        if mask.device.type == "cpu" and not is_traced(mask) and bool(key_mask.all()):
+        # Without a mask kernels are faster; on a GPU it takes a wait to know, which one further token is not worth.
+        if (mask.device.type == "cpu" or length > 1) and not is_traced(mask) and bool(key_mask.all()):
             return self._places(None, tokens, past)
         return key_mask, (key_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]

@@ -33,7 +33,7 @@ class Placed(nn.Module):
     @property
     def scales_tokens(self) -> bool:
         """Whether positions require content to be multiplied by the root of its width."""
-        if self.config.placed_in_depth:
+        if self.config.placed_in_depth or (self.position is None and self.config.coded_by_depth):
             return True
         return self.position is not None and self.position.scales_tokens
 

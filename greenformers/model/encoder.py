@@ -23,7 +23,7 @@ from greenformers.model.config import SHARED, GreenformerConfig
 from greenformers.model.embedding import Embedding, checked, counted, draw_embeddings
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
-from greenformers.model.packed import Lengths, packing
+from greenformers.model.packed import Lengths, is_one_text, packing
 from greenformers.model.stack import of_keys, run
 from greenformers.position import Position
 
@@ -37,7 +37,7 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
         ValueError: Layers that share have parameters of different names or sizes.
     """
     tied = _tied_mechanisms(layers) | _tied_positions(layers)
-    shared = ("block",) if config.block != "standard" else SHARED[config.shared]
+    shared = ("block",) if hasattr(layers[0], "block") else SHARED[config.shared]
     for block in shared if config.shares_layers else ():
         for part in (block, f"{block}_norm"):
             if not hasattr(layers[0], part):
@@ -105,8 +105,29 @@ class GreenformerPreTrainedModel(PreTrainedModel):
         return super().get_expanded_tied_weights_keys(all_submodels) | ({} if all_submodels else self._shared)
 
     def kernels(self) -> AbstractContextManager[object]:
-        """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels."""
-        return sdpa_kernel(SDPBackend.MATH) if attention_of(self.config) == "eager" else nullcontext()
+        """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels.
+
+        Raises:
+            ValueError: Layers are computed again in the backward pass, outside of the block.
+        """
+        if attention_of(self.config) != "eager":
+            return nullcontext()
+        if self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self._layers()):
+            raise ValueError(
+                "attn_implementation must be sdpa with activation checkpointing, whose layers choose kernels twice"
+            )
+        return sdpa_kernel(SDPBackend.MATH)
+
+    def check_hidden_states(self, wanted: bool | None) -> None:
+        """Raise ValueError where the inputs of layers are asked for that a network does not have in full."""
+        if not (self.config.output_hidden_states if wanted is None else wanted):
+            return
+        if self.config.residual == "reversible":
+            raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
+        if self.depth is not None:
+            raise ValueError(
+                f"output_hidden_states must be False: with depth {self.config.depth} layers see some positions only"
+            )
 
     def attention_list(self, output_attentions: bool | None) -> list[Tensor] | None:
         """An empty list for attention weights, where a call or the configuration asks for them, else None."""
@@ -251,6 +272,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
                 input_ids, inputs_embeds, token_type_ids, global_attention_mask
             )
             attention_mask, position_ids = packs.mask(self.device), None
+        elif tokens is not None and is_one_text(tokens.shape[:2], attention_mask, position_ids):
+            position_ids = None  # as an incomplete batch of packed texts has them, for any kind of position
         given = next((x for x in (input_values, inputs_embeds, input_ids) if x is not None), None)
         attention_mask, pairs = of_keys(attention_mask)
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
@@ -261,8 +284,7 @@ class GreenformerModel(GreenformerPreTrainedModel):
             positions = self.positions(position_ids, given, has_cls=input_values is not None)
         x = self.embedding(input_ids, input_values, positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         global_mask = self.key_mask("global_attention_mask", global_attention_mask, given, input_values is not None)
-        if output_hidden_states and self.config.residual == "reversible":
-            raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
+        self.check_hidden_states(output_hidden_states)
         with self.kernels():
             ran = run(
                 self.layers, x, key_mask, global_mask=global_mask, positions=positions, pairs=pairs,

@@ -48,6 +48,7 @@ def _built(layer: Any, mixture: Callable[..., Tensor]) -> Way | None:
     attention, position = layer.attention, layer.attention.position
     turns = position is not None and position.acts == "rotation"
     is_plain = attention.mechanism.projections == _PROJECTIONS and attention.normalised is None
+    is_plain = is_plain and not attention.mechanism.takes_inputs
     if not (is_plain and layer.pre_norm and (turns or position is None)):
         return None
     if any(is_watched(module) for module in layer.modules() if module is not layer):
@@ -72,7 +73,7 @@ def _on_top_of_keys(
     attention: Any, held: GrowingLayer, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> Tensor:
     k, v = held.update(k, v)
-    if attention.shares_keys:
+    if attention.shares_keys and (key_mask is not None or not attention.mechanism.last_shares_keys):
         k, v = attention.for_every_head(k), attention.for_every_head(v)
     out: Tensor = attention.mechanism.last(q, k, v, key_mask)
     return out

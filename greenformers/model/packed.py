@@ -94,5 +94,12 @@ def packing(
     return Packing(tuple(end - start for start, end in pairwise(starts)))
 
 
+def is_one_text(shape: Sequence[int], attention_mask: Tensor | None, position_ids: Int[Tensor, "1 N"] | None) -> bool:
+    """Whether positions of a batch of one text, without a mask, are 0, 1, 2 and so on, as they are without any."""
+    if position_ids is None or attention_mask is not None or shape[0] != 1 or is_traced(position_ids):
+        return False
+    return torch.equal(position_ids, torch.arange(shape[1], device=position_ids.device)[None])
+
+
 def _counted(starts: Sequence[int], device: torch.device) -> Tensor:
     return torch.cat([torch.arange(e - s, device=device) for s, e in pairwise(starts)])

@@ -36,19 +36,20 @@ class Half(NamedTuple):
 
 
 def reversible(
-    x: Float[Tensor, "B N d"], halves: Sequence[Half]
+    x: Float[Tensor, "B N d"], halves: Sequence[Half], *, twice: bool = True
 ) -> tuple[Float[Tensor, "B N d"], Float[Tensor, ""] | None]:
     """The mean of both streams after the layers.
 
     Args:
         x: Input of both streams (B, N, d).
         halves: The halves f and g of each layer, in order.
+        twice: Whether they may be called again in the backward pass, which changes nothing but bytes of memory.
 
     Returns:
         Mean of the two streams (B, N, d), and the sum of the losses, or None.
     """
     learnt = {id(parameter): parameter for half in halves for parameter in half.parameters if parameter.requires_grad}
-    if torch.is_grad_enabled() and not in_transform() and (learnt or x.requires_grad):
+    if twice and torch.is_grad_enabled() and not in_transform() and (learnt or x.requires_grad):
         first, second, loss = _Reversible.apply(x, halves, *learnt.values())
         return (first + second) / 2, loss
     streams, total = [x, x], None

@@ -10,6 +10,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils.generic import can_return_tuple
 
+from greenformers.feed_forward import FeedForward
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
@@ -45,6 +46,12 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
         shifted = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
         return shifted.masked_fill(shifted == IGNORED, padding)
 
+    @property
+    def _counts_positions(self) -> bool:
+        """Whether padding behind the labels would count: in a loss of the decoder, or in how deep it goes."""
+        blocks = (module for module in self.decoder.layers.modules() if isinstance(module, FeedForward))
+        return self.decoder.depth is not None or any(block.has_loss for block in blocks)
+
     def scores(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B V"]:
         """Scores of tokens, of states behind the last norm of the decoder."""
         logits: Tensor = self.score(self.narrow(x))
@@ -65,10 +72,12 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: Neither `decoder_input_ids` nor `labels` are given.
         """
-        if decoder_input_ids is None:
+        if decoder_input_ids is None and kwargs.get("inputs_embeds") is None:
             if labels is None:
                 raise ValueError("decoder_input_ids or labels must be given, got neither")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if labels is not None and decoder_attention_mask is None and self._counts_positions:
+            decoder_attention_mask = _of_labels(labels)
         encoder_output = encoder_outputs[0]
         kwargs["score"] = self.scores
         out = self.decoder(
@@ -92,6 +101,16 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
+
+
+def _of_labels(labels: Tensor) -> Tensor | None:
+    """Mask of the positions up to the last label of each row; None where that is all."""
+    kept = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0
+    return None if bool(kept.all()) else kept
+
+
+SOURCE = ("position_ids", "inputs_embeds")
+"""Further arguments of an encoder-decoder that are of the source alone."""
 
 
 class GreenformerForSeq2SeqLM(EncoderDecoder):
@@ -118,6 +137,8 @@ class GreenformerForSeq2SeqLM(EncoderDecoder):
         past_key_values: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Int[Tensor, "B M"] | None = None,
+        global_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Score the token that follows each of the decoder's positions.
@@ -132,7 +153,10 @@ class GreenformerForSeq2SeqLM(EncoderDecoder):
             past_key_values: Keys and values of earlier positions of the target, and of the source.
             use_cache: Whether keys and values are returned for later positions.
             num_items_in_batch: Divisor of the loss; by default the number of labels of this batch.
-            **kwargs: Further arguments of encoder and decoder.
+            token_type_ids: Types of the tokens of the source (B, M).
+            global_attention_mask: 1 = global (B, M), of the source, for mechanisms that take it.
+            **kwargs: Further arguments: those of `SOURCE` of the encoder, those whose names begin with "decoder_" of
+                the decoder, without that beginning, and others of both.
 
         Returns:
             loss in nats per token, if labels are given, and logits (B, N, vocabulary); with `sparse_prediction` and
@@ -141,8 +165,12 @@ class GreenformerForSeq2SeqLM(EncoderDecoder):
         Raises:
             ValueError: Neither `decoder_input_ids` nor `labels` are given.
         """
+        source = {name: kwargs.pop(name) for name in SOURCE if name in kwargs}
+        source |= {"token_type_ids": token_type_ids, "global_attention_mask": global_attention_mask}
+        target = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith("decoder_")}
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, return_dict=True, **kwargs)
+            encoder_outputs = self.encoder(input_ids, attention_mask, return_dict=True, **source, **kwargs)
+        kwargs |= {name.removeprefix("decoder_"): value for name, value in target.items()}
         kwargs |= {"past_key_values": past_key_values, "use_cache": use_cache}
         return self.decode(
             encoder_outputs, attention_mask, decoder_input_ids, decoder_attention_mask, labels, num_items_in_batch,

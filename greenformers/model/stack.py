@@ -82,7 +82,7 @@ def run(
         if memory is not None:
             raise ValueError("a reversible stack takes no memory: it keeps no inputs of its layers")
         halves = [half for layer in whole for half in _halves(layer, key_mask, past_key_values, global_mask, rotation)]
-        return Ran(*reversible(x, halves))
+        return Ran(*reversible(x, halves, twice=past_key_values is None))  # a cache would hold its keys twice
     if isinstance(whole[0], BlockLayer):
         if any(argument is not None for argument in (global_mask, memory)):
             raise ValueError("blocks of their own kind take no global mask and no memory of segments")
@@ -91,6 +91,8 @@ def run(
             x, carried = layer(x, key_mask, carried, past_key_values=past_key_values)
         return Ran(x)
     if depth is not None:
+        if memory is not None:
+            raise ValueError("a kind of depth takes no memory of segments: some positions have no state in some layers")
 
         def layer_at(n: int, u: Tensor, running: Running | None) -> Any:
             return whole[n](u, key_mask, **options, attentions=attentions, running=running)

@@ -378,10 +378,12 @@ def test_packed_texts_have_their_steps():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_weights_and_hidden_states(kind):
+def test_attention_weights_and_no_hidden_states(kind):
     model, ids = network(*KINDS[kind][:1], **KINDS[kind][1]), tokens()
     given = {"decoder_input_ids": ids} if kind == "pair" else {}
-    out = model(ids, output_attentions=True, output_hidden_states=True, **given)
+    with pytest.raises(ValueError, match="output_hidden_states must be False: with depth universal"):
+        model(ids, output_hidden_states=True, **given)
+    out = model(ids, output_attentions=True, **given)
     plain = model(ids, **given)
     torch.testing.assert_close(out[0], plain[0], **CLOSE)
     attentions = out.decoder_attentions if kind == "pair" else out.attentions

@@ -496,7 +496,9 @@ def test_a_capacity_takes_no_cache():
     assert not model.generation_config.use_cache
     assert model.generate(tokens(5), max_new_tokens=3, do_sample=False).shape == (2, 8)
     for kind in ({"use_cache": True}, {"past_key_values": DynamicCache()}):
-        with pytest.raises(ValueError, match=r"feed_forward reads whole sequences here, .*: use_cache must be False"):
+        with pytest.raises(
+            ValueError, match=r"feed_forward or attention reads whole sequences here, .*: use_cache must be False"
+        ):
             model(tokens(), **kind)
     both = GreenformerForSeq2SeqLM(config(**given, **SEQ2SEQ)).eval()
     assert not both.generation_config.use_cache

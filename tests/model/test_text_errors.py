@@ -52,7 +52,7 @@ UNKNOWN = f"must be one of {', '.join(names())}; got"
         (seq2seq, {"attention": ["full"] * 3}, "attention must have one entry a layer, 2, got 3"),
         (seq2seq, {"rank": [7, 7, 7]}, "rank must have one entry a layer, 5, got 3"),
         (causal_lm, {"rank": [7] * 3}, "rank must have one entry a layer, 2, got 3"),
-        (causal_lm, {"cross_attention": ["full"]}, "cross_attention must have one entry a layer, 0, got 1"),
+        (causal_lm, {"cross_attention": ["full"]}, "cross_attention needs decoder_layers, which is None; got ['full']"),
         (seq2seq, {"rank": {"cross_q": 16}}, "rank must be in 1..15 for a 15 x 15 linear layer, got 16"),
     ],
 )

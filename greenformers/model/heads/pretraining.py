@@ -35,6 +35,7 @@ class GreenformerForPreTraining(TokenPrediction):
         token_type_ids: Int[Tensor, "B N"] | None = None,
         position_ids: Int[Tensor, "b N"] | None = None,
         inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        global_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> PreTrainingOutput:
         """Score every token at every position, and whether the second text follows the first.
@@ -49,6 +50,7 @@ class GreenformerForPreTraining(TokenPrediction):
             token_type_ids: Passed to the encoder, as all arguments that follow. 0 for the first text, 1 for the second.
             position_ids: Positions of the tokens, from 0.
             inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            global_attention_mask: 1 = global, for mechanisms that take it.
             **kwargs: Further arguments of the encoder.
 
         Returns:
@@ -57,6 +59,7 @@ class GreenformerForPreTraining(TokenPrediction):
             (B, 2).
         """
         given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        given["global_attention_mask"] = global_attention_mask
         out = self.encoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
         return self.head(out, labels, next_sentence_label, num_items_in_batch)
 

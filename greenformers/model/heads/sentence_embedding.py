@@ -39,6 +39,7 @@ class GreenformerForSentenceEmbedding(GreenformerPreTrainedModel):
         token_type_ids: Int[Tensor, "B ... N"] | None = None,
         position_ids: Int[Tensor, "b ... N"] | None = None,
         inputs_embeds: Float[Tensor, "B ... N e"] | None = None,
+        global_attention_mask: Tensor | None = None,
         return_loss: bool = True,
         **kwargs: Any,
     ) -> SentenceEmbeddingOutput:
@@ -51,6 +52,7 @@ class GreenformerForSentenceEmbedding(GreenformerPreTrainedModel):
             token_type_ids: Passed to the encoder, as all arguments that follow.
             position_ids: Positions of the tokens, from 0.
             inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            global_attention_mask: 1 = global, for mechanisms that take it.
             return_loss: Whether the loss of pairs is computed; by this name the Trainer knows of a loss without labels.
             **kwargs: Further arguments of the encoder.
 
@@ -68,6 +70,7 @@ class GreenformerForSentenceEmbedding(GreenformerPreTrainedModel):
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": position_ids, "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
         }  # fmt: skip
         out = self.encoder(return_dict=True, **(given if texts is None else one_by_one(given)), **kwargs)
         embeddings = F.normalize(out.pooler_output, dim=-1)

@@ -24,6 +24,7 @@ class GreenformerForSequenceClassification(Classifier):
         token_type_ids: Int[Tensor, "B N"] | None = None,
         position_ids: Int[Tensor, "b N"] | None = None,
         inputs_embeds: Float[Tensor, "B N e"] | None = None,
+        global_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Score every label.
@@ -37,11 +38,13 @@ class GreenformerForSequenceClassification(Classifier):
             token_type_ids: Passed to the encoder, as all arguments that follow.
             position_ids: Positions of the tokens, from 0.
             inputs_embeds: Embeddings of the tokens, in place of `input_ids`.
+            global_attention_mask: 1 = global, for mechanisms that take it.
             **kwargs: Further arguments of the encoder.
 
         Returns:
             loss (cross-entropy in nats, or squared error for numbers), if labels are given, and logits (B, labels).
         """
         given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        given["global_attention_mask"] = global_attention_mask
         out = self.encoder(input_ids, attention_mask, input_values, return_dict=True, **given, **kwargs)
         return self.head(out, labels, num_items_in_batch)

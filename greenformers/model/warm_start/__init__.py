@@ -157,6 +157,8 @@ def warm_start_pair(
         base.config, attention=attention, attention_options=attention_options,
         max_position_embeddings=len(vectors) if length is None else length, **slots, **tokens,
     )  # fmt: skip
+    dropout = {"dropout": base.config.attention_probs_dropout_prob}
+    config.decoder_attention_options = config.cross_attention_options = dropout
     ours = cast(Any, GreenformerForSeq2SeqLM(config))
     ours.to(model.device, model.dtype)
     copy(bert.bert_pairs(base, ours.encoder))

@@ -1,10 +1,14 @@
 """Pairs of corresponding parameters of two networks, copied in either direction."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from greenformers._registry import options_of
+from greenformers.attention import attention_class
+from greenformers.model.config import GreenformerConfig
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
 """Pairs of a parameter of theirs and of ours, or of views of these, of the same shape."""
@@ -37,3 +41,18 @@ def only(config: Any, **required: Any) -> None:
     for name, value in required.items():
         if (given := getattr(config, name, value)) != value:
             raise ValueError(f"{name} must be {value!r}, the only one a warm start can take over; got {given!r}")
+
+
+def dropping(config: GreenformerConfig, rate: float, own: Callable[[int, str], dict[str, Any]] = lambda *_: {}) -> None:
+    """Give the mechanisms of a configuration that drop attention weights a rate, and some further options.
+
+    Args:
+        config: The configuration, whose own options come first.
+        rate: The rate.
+        own: Function from a layer and the name of its mechanism to its further options.
+    """
+    merged: list[dict[str, Any] | None] = []
+    for layer, name in enumerate(config.per_layer("attention")):
+        options = {"dropout": rate} if "dropout" in options_of(attention_class(name)) else {}
+        merged.append(options | own(layer, name) | (config.per_layer("attention_options")[layer] or {}))
+    config.attention_options = merged[0] if all(entry == merged[0] for entry in merged) else merged

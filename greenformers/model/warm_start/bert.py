@@ -5,14 +5,12 @@ count positions from behind the padding token.
 """
 
 from collections.abc import Iterator
-from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
-from greenformers.attention import attention_class
 from greenformers.model.config import GreenformerConfig
-from greenformers.model.warm_start._pairs import of_modules, only
+from greenformers.model.warm_start._pairs import dropping, of_modules, only
 
 BERT = (
     "BertModel", "BertForMaskedLM", "RobertaModel", "RobertaForMaskedLM",
@@ -51,13 +49,7 @@ def ours_of(theirs: Any, *, attention: Any = None, attention_options: Any = None
         attention=own if attention is None else attention,
         attention_options=attention_options,
     )
-    dropout = {"dropout": theirs.attention_probs_dropout_prob}
-    merged: list[dict[str, Any] | None] = []
-    for layer, name in enumerate(config.per_layer("attention")):
-        options = dropout if "dropout" in signature(attention_class(name)).parameters else {}
-        options = options | (own_options[layer] if name == own else {})
-        merged.append(options | (config.per_layer("attention_options")[layer] or {}))
-    config.attention_options = merged[0] if all(entry == merged[0] for entry in merged) else merged
+    dropping(config, theirs.attention_probs_dropout_prob, lambda layer, name: own_options[layer] if name == own else {})
     return config
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from greenformers.model.config import GreenformerConfig
-from greenformers.model.warm_start._pairs import of_modules, only
+from greenformers.model.warm_start._pairs import dropping, of_modules, only
 
 GPT2 = ("GPT2Model", "GPT2LMHeadModel")
 LLAMA = ("LlamaModel", "LlamaForCausalLM", "MistralModel", "MistralForCausalLM", "Qwen3Model", "Qwen3ForCausalLM")
@@ -41,7 +41,13 @@ def ours_of(theirs: Any, **slots: Any) -> GreenformerConfig:
     options = (_gpt2_options if gpt2 else _llama_options)(theirs)
     options |= {name: getattr(theirs, name) for name in _SAME}
     options["max_position_embeddings"] = theirs.max_position_embeddings
-    return GreenformerConfig.shaped("gpt2" if gpt2 else "llama", **options | slots)
+    dropout = options.pop("attention_dropout")
+    config = GreenformerConfig.shaped("gpt2" if gpt2 else "llama", **options | slots)
+    if "attention" in slots:
+        dropping(config, dropout)
+    else:
+        config.attention_dropout = dropout
+    return config
 
 
 def _gpt2_options(theirs: Any) -> dict[str, Any]:
